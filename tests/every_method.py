@@ -142,7 +142,7 @@ def main() -> None:
     for name, config in cases().items():
         # Slots of the tiny models are large, too: they are added as they come, or shared out.
         real = any(net in name for net in ("alexnet", "vgg", "resnet"))
-        linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = (chunk, block, on_gpu) if real else (64, 2, 64)
+        linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = (chunk, block, on_gpu) if real else (64, 128, 64)
         counted = comm.sent_bytes, comm.received_bytes
         it = prepare(config, comm=comm, device=device)
         it.fed.run()

@@ -160,7 +160,7 @@ class Loss:
         """H v (d,), by two passes back."""
         model = self.made.model
         model.load(w)
-        segments = [(s, p) for s, p in model.members() if p.requires_grad]
+        segments = [(s, p) for s, p in model.members if p.requires_grad]
         parameters, out = [p for _, p in segments], torch.zeros_like(w)
         along = [s.view(v) for s, _ in segments]
         for x, y in self._batches():

@@ -189,7 +189,7 @@ def measure_variance(
     fed = build.federation(made, Solo(made.model.w.device), lambda: False, Sink(on_round))
     at(0)
     fed.run()
-    return {"config": redacted(s.resolved()), "replicates": replicates, "sha256": final[0], "rounds": rows}
+    return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final[0], "rounds": rows}
 
 
 def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int, replicates: int) -> Row:

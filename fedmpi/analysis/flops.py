@@ -78,7 +78,7 @@ def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     for line in formatting.table([head, *(tuple(each[key] for key in keys) for each in found)]):
         say(line)
     facts = {"client": client, "samples": int(data.train_sizes[client]), "methods": found}
-    config = redacted(settings.resolved())
+    config = redacted(settings.model_dump(mode="json"))
     say(f"written: {report.write(to / 'flops.json', {**facts, 'config': config})}")
 
 

@@ -7,7 +7,7 @@ import typer
 
 from fedmpi import config as configs
 from fedmpi.cli.shared import Config, Overrides, RunDir, To, Trust, alone, fit, fix_threads
-from fedmpi.config import machine
+from fedmpi.common.host_memory import usable_cores
 
 analyse = typer.Typer(help="Look behind the figures of runs, in one process; write numbers and pictures.")
 
@@ -50,7 +50,7 @@ def virtual(
     from fedmpi.runtime.trust import guard, run_settings
 
     settings = run_settings(run, trust, overrides or ())
-    fix_threads(min(settings.compute.threads, machine.cores()))  # the run may be of a larger machine
+    fix_threads(min(settings.compute.threads, usable_cores()))  # the run may be of a larger machine
     alone()
     from fedmpi.analysis import filter_decomposition
 
@@ -116,7 +116,7 @@ def curvature(
     from fedmpi.runtime.trust import guard, run_settings
 
     settings = run_settings(run, trust, overrides or ())
-    fix_threads(min(settings.compute.threads, machine.cores()))
+    fix_threads(min(settings.compute.threads, usable_cores()))
     alone()
     from fedmpi.analysis import curvature as curved
 

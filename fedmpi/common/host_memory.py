@@ -1,7 +1,8 @@
-"""The memory of this host: what is free of it, what control groups leave of it, and sizes in words."""
+"""The memory and the cores of this host: what control groups and launchers leave of them, and sizes in words."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -35,6 +36,11 @@ def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
                 reclaimable = cached.get("total_inactive_file", cached.get("inactive_file", 0))
                 found.append((int(limit), int(limit) - int(used) + int(reclaimable)))
     return found
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: a launcher, a container or Slurm may have bound it to a few."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def size_text(count: float) -> str:

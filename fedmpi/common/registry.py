@@ -83,31 +83,24 @@ def make(kind: Kind, choice: Choice, origins: Mapping[str, str] | None = None) -
         UserError: unknown name, an error inside the user's file, unknown or wrong options.
     """
     origins = origins or {}
-    found = load(choice.chosen, kind.registry, kind.label, origins.get("", ""))
-    named = f"{kind.label} {choice.chosen}"
-    _check_call(found, kind, named, origins.get("", ""))
-    given = options.check(found, choice.options, kind.section, kind.supplied, origins, named, choice.beside)
-    return partial(found, **given)
-
-
-def _check_call(found: Any, kind: Kind, named: str, origin: str) -> None:
-    """Whether it can be called with what the engine passes, by position; a `site` is passed by its name, or not.
-
-    An option, which has a default, must not stand where the engine passes something else.
-    """
-    prefix = f"{origin}: " if origin else ""
-    passed = [name for name in kind.supplied if name != "site"]
+    origin, named = origins.get("", ""), f"{kind.label} {choice.chosen}"
+    found = load(choice.chosen, kind.registry, kind.label, origin)
+    said = f"{origin}: {named}" if origin else named
     if not callable(found):
-        raise UserError(f"{prefix}{named}: is {show(found)}, but a function or class is needed")
+        raise UserError(f"{said}: is {show(found)}, but a function or class is needed")
+    # The engine passes what it supplies by position; a `site` is passed by its name, or not.
+    passed = [name for name in kind.supplied if name != "site"]
     wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
     try:
         signature = inspect.signature(found)
         taken = signature.bind_partial(*passed).arguments
     except (TypeError, ValueError) as error:  # ValueError: written in C, and it does not tell
-        raise UserError(f"{prefix}{named}: cannot be called with {wanted}: {error}") from error
-    for name in taken:
+        raise UserError(f"{said}: cannot be called with {wanted}: {error}") from error
+    for name in taken:  # an option, which has a default, must not stand where the engine passes something else
         if name not in passed and signature.parameters[name].default is not inspect.Parameter.empty:
-            raise UserError(f"{prefix}{named}: cannot be called with {wanted}: {name}, an option, stands in their way")
+            raise UserError(f"{said}: cannot be called with {wanted}: {name}, an option, stands in their way")
+    given = options.check(found, choice.options, kind.section, kind.supplied, origins, named, choice.beside)
+    return partial(found, **given)
 
 
 def is_file(name: str) -> bool:

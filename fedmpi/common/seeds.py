@@ -45,7 +45,7 @@ def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def reseed(seed: int, *purpose: str | int) -> None:
-    """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `restored`."""
+    """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `scoped`."""
     number = derive(seed, *purpose)
     with _one:
         # torch.manual_seed would do it, and note a stack trace for each kind of device that is not there.
@@ -75,18 +75,12 @@ def go_on(at: State) -> None:
 
 
 @contextmanager
-def restored() -> Iterator[None]:
-    """The global generators are afterwards what they were."""
+def scoped(seed: int | None = None, *purpose: str | int) -> Iterator[None]:
+    """The global generators seeded for one purpose, if a seed is given, and put back afterwards."""
     before = state()
     try:
+        if seed is not None:
+            reseed(seed, *purpose)
         yield
     finally:
         go_on(before)
-
-
-@contextmanager
-def scoped(seed: int, *purpose: str | int) -> Iterator[None]:
-    """The global generators seeded for one purpose, and put back afterwards."""
-    with restored():
-        reseed(seed, *purpose)
-        yield

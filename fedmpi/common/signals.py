@@ -39,10 +39,6 @@ class StopRequest:
     def __call__(self) -> bool:
         return self.enough or self.signal != 0
 
-    def done(self, rounds: int) -> None:
-        """So many rounds are complete."""
-        self.enough = 0 < self.after <= rounds
-
     def listen(self, *but: int) -> None:
         """Start to listen to all SIGNALS but these; only a main thread can (in a notebook's worker thread signals stay
         as they are)."""

@@ -8,13 +8,9 @@ import sys
 from importlib.util import find_spec
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.text import brief
 from fedmpi.config.schema import Settings
-
-
-def cores() -> int:
-    """How many this process may use: a launcher, a container or Slurm may have bound it to a few."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check(settings: Settings, writes: bool = True) -> None:
@@ -27,9 +23,9 @@ def check(settings: Settings, writes: bool = True) -> None:
         UserError: more threads than cores; an output that is a file or that cannot be written to.
     """
     threads = settings.compute.threads
-    if threads > cores():
+    if threads > (most := usable_cores()):
         raise UserError(
-            f"{_at(settings, 'compute.threads')}: {threads} is not allowed; this process may use {cores()} core(s): "
+            f"{_at(settings, 'compute.threads')}: {threads} is not allowed; this process may use {most} core(s): "
             "lower it, or give each rank more (mpirun --bind-to none, srun --cpus-per-task)"
         )
     if writes:

@@ -249,20 +249,16 @@ class Settings(Section):
     def fragments(self) -> dict[str, dict[str, Any]]:
         """What the files under `base` brought in and nothing else set: {file: {dotted key: value}}."""
         found: dict[str, dict[str, Any]] = {}
-        for key, value in flat(redacted(self.resolved()), "").items():
+        for key, value in flat(redacted(self.model_dump(mode="json")), "").items():
             origin = self._origins.get(key, "")
             file = origin.rpartition(":")[0]
             if file not in ("", self._file) and not origin.startswith("command line"):
                 found.setdefault(file, {})[key] = value
         return found
 
-    def resolved(self) -> dict[str, Any]:
-        """All settings, defaults included, as plain values that YAML can hold; loading them gives the same settings."""
-        return self.model_dump(mode="json")
-
     def identity(self) -> dict[str, str]:
         """`digest_items` as they may be written down: of what may be a secret its SHA-256."""
-        items = flat(redacted(self.resolved()), "")
+        items = flat(redacted(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
             for key, text in self.digest_items().items()
@@ -270,7 +266,7 @@ class Settings(Section):
 
     def digest_items(self) -> dict[str, str]:
         """Dotted key -> repr(value), which ranks compare; without the places, which may differ by host."""
-        items = flat(self.resolved(), "")
+        items = flat(self.model_dump(mode="json"), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 

@@ -63,18 +63,13 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
         UserError: no readable file of text, not YAML (line, column), empty, or not a mapping.
     """
     document = Document()
-    value = _parse(read_text(path), document, str(path), "", has_lines=True)
+    value = read_value(read_text(path), str(path), "", document, has_lines=True)
     if value is None:
         raise UserError(f"{path}: is empty; {needs}")
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold `key: value` lines, not {show(value)}")
     document.data = value
     return document
-
-
-def read_value(text: str, origin: str, key: str, document: Document) -> Any:
-    """Return the value of a `key=value` override; all keys inside it are entered into `document` with one origin."""
-    return _parse(text, document, origin, key, has_lines=False)
 
 
 def read_text(path: Path) -> str:
@@ -227,12 +222,12 @@ class _Reader(yaml.SafeLoader):
         return yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", text, node.start_mark)
 
 
-def _parse(text: str, document: Document, source: str, path: str, has_lines: bool) -> Any:
+def read_value(text: str, source: str, path: str, document: Document, has_lines: bool = False) -> Any:
     """Return the value of a text, which stands under the dotted key `path`; None of an empty text.
 
     Args:
+        source: the file, or the `key=value` override.
         document: takes the place of each key, and problems.
-        source: the file, or the override.
         has_lines: whether places are named by their line.
     """
     try:

@@ -27,7 +27,7 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import PerClient
-from fedmpi.data.dataset import Dataset
+from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import deal
 
@@ -51,7 +51,7 @@ def client_tests(
     """
     if client_test not in get_args(ClientTest):
         raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
-    regression = not dataset.labelled
+    regression = not is_labels(dataset.train_y, dataset.classes)
     if client_test == "auto":
         known = at is not None and dataset.test_site is not None
         client_test = "site" if known else "global" if regression else "aligned"

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, Shape, each, sample_shape
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.preparation import Preparation, ready
+from fedmpi.data.preparation import Preparation
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +74,14 @@ class Dataset:
                 f"data set: a row of train_x is {_look(self.train_x)}, one of test_x {_look(self.test_x)}; they "
                 "must agree"
             )
-        if _look(self.train_y) != _look(self.test_y):
+        if (self.train_y.shape[1:], self.train_y.dtype) != (self.test_y.shape[1:], self.test_y.dtype):
             raise UserError(
                 f"data set: a row of train_y is {_look(self.train_y)}, one of test_y {_look(self.test_y)}; they "
                 "must agree"
             )
         if self.global_x is not None:
             _check_tensor("global_x", self.global_x, optional=False)
-            _check_finite("global_x", self.global_x, "value")
+            _check_values("global_x", self.global_x, single=True)
             if len(self.global_x) != len(self.test_x) or _look(self.global_x) != _look(self.test_x):
                 raise UserError(f"data set: global_x is {_look(self.global_x)} a row; it must be as test_x, row by row")
         _check_sites("site", self.site, "train_x", self.train_x, self.site_names)
@@ -93,20 +93,10 @@ class Dataset:
         """Shape of one sample: (C, H, W) or (f,); by name where it is several tensors."""
         return sample_shape(self.train_x)
 
-    @property
-    def prepared_by(self) -> Preparation:
-        """By what new rows are prepared: by nothing, where the source says nothing of it."""
-        return self.preparation or ready(self.input_shape, self.train_x.dtype)
 
-    @property
-    def labelled(self) -> bool:
-        """Whether a sample's target is the number of its class."""
-        return self.classes > 1 and is_labels(self.train_y)
-
-
-def is_labels(y: Tensor) -> bool:
-    """Whether targets are a whole number a sample."""
-    return y.dtype == torch.int64 and y.ndim == 1
+def is_labels(y: Tensor, classes: int) -> bool:
+    """Whether a sample's target is the number of its class."""
+    return classes > 1 and y.dtype == torch.int64 and y.ndim == 1
 
 
 def _named(name: str, given: Mapping[Any, Any]) -> Inputs:
@@ -145,14 +135,10 @@ def _check_values(name: str, x: Tensor, single: bool) -> None:
         whole = not (x.is_floating_point() or x.dtype == torch.bool)
         how = f"{name}.long() for symbols, {name}.float() for numbers" if whole else f"{name}.float()"
         raise UserError(f"data set: {name} is {x.dtype}; float32 (or int64 for symbols) is needed: {how}")
-    _check_finite(name, x, "value")
-
-
-def _check_finite(name: str, x: Tensor, what: str) -> None:
     # By blocks of rows: what isfinite makes on its way takes as much memory as they do.
     if x.is_floating_point() and not all(bool(torch.isfinite(some).all()) for some in x.split(1 << 14)):
         row = int((~torch.isfinite(x)).nonzero()[0, 0])
-        raise UserError(f"data set: {name} holds a {what} that is not finite, first in row {row}; fill or drop it")
+        raise UserError(f"data set: {name} holds a value that is not finite, first in row {row}; fill or drop it")
 
 
 def _check_targets(name: str, y: Tensor, classes: int) -> None:
@@ -164,7 +150,7 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
     if y.is_floating_point() and bool(y.isinf().any()):  # NaN may be a target to ignore, which the task knows
         row = int(y.isinf().nonzero()[0, 0])
         raise UserError(f"data set: {name} holds a target that is infinite, first in row {row}; correct or drop it")
-    if is_labels(y) and classes > 1 and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+    if is_labels(y, classes) and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         row = int(((y < 0) | (y >= classes)).nonzero()[0, 0])
         raise UserError(
             f"data set: {name} holds labels {int(y.min())}..{int(y.max())}; with classes={classes} 0..{classes - 1} "

@@ -33,7 +33,7 @@ from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import label_matrix, shards
 from fedmpi.data.partitions.sites import domain, site
 from fedmpi.data.pictures import FLOATS, Pictures
-from fedmpi.data.preparation import Preparation
+from fedmpi.data.preparation import Preparation, ready
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Federated:
     def two_targets(self) -> Tensor:
         """(2, ...) targets as the data have them: zeros; the first two classes."""
         y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
-        return torch.arange(2) if is_labels(y) and self.classes > 1 else y
+        return torch.arange(2) if is_labels(y, self.classes) else y
 
     def to(self, device: torch.device | str, channels_last: bool = False) -> Federated:
         """The same federation with x and y on `device`, each tensor moved once however many shards share it.
@@ -133,7 +133,7 @@ def split(
     if cut is feature_noise:
         dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **made.keywords))
 
-    if dataset.labelled:
+    if is_labels(dataset.train_y, dataset.classes):
         _warn_of_absent_classes(dataset)
     if dataset.group is not None:
         _warn_of_parted_groups(dataset.group, parts, scheme)
@@ -159,7 +159,7 @@ def split(
         parts=parts,
         site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
         test_by_site={} if dataset.test_site is None else _test_by_site(dataset, dataset.test_site),
-        preparation=dataset.prepared_by,
+        preparation=dataset.preparation or ready(dataset.input_shape, dataset.train_x.dtype),
         group={} if group is None else PerClient(clients, lambda k: group[torch.from_numpy(parts[k])]),
     )
 
@@ -198,14 +198,14 @@ def _label_matrix(
 
 def count_labels(y: Tensor, classes: int) -> np.ndarray:
     """(classes,) int64: how often each class occurs; zeros where targets are no class numbers."""
-    if not is_labels(y) or classes == 1:
+    if not is_labels(y, classes):
         return np.zeros(classes, dtype=np.int64)
     return torch.bincount(y, minlength=classes).numpy()
 
 
 def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
     """(N, classes) int64: how often each class occurs at each client; zeros where targets are no class numbers."""
-    if not is_labels(y) or classes == 1:
+    if not is_labels(y, classes):
         return np.zeros((len(parts), classes), dtype=np.int64)
     cells = parts.owner * classes + y.numpy()[parts.order]
     return np.bincount(cells, minlength=len(parts) * classes).reshape(len(parts), classes)

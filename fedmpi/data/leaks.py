@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.text import enumerated
-from fedmpi.data.dataset import Dataset
+from fedmpi.data.dataset import Dataset, is_labels
 
 CHANCE = 1e-3  # of a warning for features that are drawn at random
 GLANCE = 2000  # rows that are looked at before all are
@@ -33,7 +33,7 @@ def warn_of_leaks(data: Dataset, survival: bool = False, whose: str = "") -> Non
     sites = [torch.arange(len(y))]
     if data.site is not None:
         sites = [torch.nonzero(data.site == k).flatten() for k in data.site.unique().tolist()]
-    if data.labelled:
+    if is_labels(data.train_y, data.classes):
         what = "separates the classes of the training rows; look whether it was known before the label"
         sort = " (it may number the rows of a file that is sorted by label)"
         _warn(data, _separating(x, y, sites), whose, f"{what}, and leave it out if not{sort}")

@@ -21,6 +21,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text, to_text
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, Shard, count_labels
+from fedmpi.data.preparation import ready
 
 COLUMNS = (
     *("client", "n_train", "n_test", "classes", "digest of names"),
@@ -118,7 +119,7 @@ def silo_federation(
         global_test=None,
         parts=None,
         site_names=tuple(silos),
-        own_preparation={k: d.prepared_by for k, d in datasets.items()},
+        own_preparation={k: d.preparation or ready(d.input_shape, d.train_x.dtype) for k, d in datasets.items()},
         group={k: d.group for k, d in datasets.items() if d.group is not None},
     )
 

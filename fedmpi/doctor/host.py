@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fedmpi.comm import network
 from fedmpi.comm.launchers.job import Job
+from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.text import count
-from fedmpi.config import machine
 from fedmpi.doctor.lines import ODD, Line, joined
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -30,7 +30,7 @@ def cpu() -> list[Line]:
     threads = joined(f"{name}={os.environ[name]}" for name in THREADS if name in os.environ)
     return [
         Line("cpu", joined([platform.machine(), model[1] if model else "", said])),
-        Line("cores", f"{machine.cores()} usable of {os.cpu_count() or 'unknown'}"),
+        Line("cores", f"{usable_cores()} usable of {os.cpu_count() or 'unknown'}"),
         Line("threads", threads or "no variable sets them; fedmpi takes compute.threads"),
     ]
 

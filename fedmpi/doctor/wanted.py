@@ -17,6 +17,7 @@ from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.text import count
 from fedmpi.config import machine
 from fedmpi.doctor.libraries import BF16_UNITS
@@ -178,7 +179,7 @@ def chosen(settings: configs.Settings, job: Job) -> str:
 
 def threads(settings: configs.Settings, job: Job) -> Line:
     machine.check(settings, writes=False)
-    each, cores = settings.compute.threads, machine.cores()
+    each, cores = settings.compute.threads, usable_cores()
     text = f"{each} a rank; this process may use {count(cores, 'core')}"
     return Line("threads", text)
 

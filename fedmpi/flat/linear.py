@@ -8,7 +8,6 @@ ranks nor on placement, nor on which rank has which blocks, nor on whether rows 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +19,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedmpi.common.host_memory import usable_cores
+
 # Columns at a time: (12, CHUNK) float64 is 3 MiB; fewer, and the threads queue for Python between calls.
 CHUNK = 1 << 15
 CHUNK_GPU = 1 << 18  # a GPU wants few launches; divides a block, or is one
 SCRATCH_GPU = 1 << 24  # float64 entries, the most that one call makes of up to 2^18 rows on a GPU
-BLOCK = 8  # chunks; columns are shared out in whole blocks, of the same size on every device
+# Columns are shared out in whole blocks, of the same size on every device. A vector of one block, or less, is neither
+# shared out nor added up row by row.
+BLOCK = 8 * CHUNK
 WITHIN = 4  # chunks of a sum in the rows' own type, whose calls are short: half a MiB, which is still near
 # Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type, of halves in float32: a
 # sum twice as wide is what a server cannot spare. The error is at most m 2^-24 of the updates: less than what rounding
@@ -39,11 +42,6 @@ def chunk_size(on_gpu: bool, rows: int = 1) -> int:
     if not on_gpu:
         return CHUNK
     return min(CHUNK_GPU, max(1 << (SCRATCH_GPU // max(rows, 1)).bit_length() >> 1, 64))
-
-
-def block_size() -> int:
-    """Columns of a block. A vector of one block, or less, is neither shared out nor added up row by row."""
-    return BLOCK * CHUNK
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
@@ -120,7 +118,7 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
     n = rows.shape[1]
     width = n if width is None else width
     out = torch.empty(n, dtype=rows.dtype, device=rows.device)
-    if width <= block_size() or not len(rows):
+    if width <= BLOCK or not len(rows):
         c = coefficients.to(device=rows.device, dtype=torch.float64)
         step = _columns_at_once(rows)
 
@@ -156,7 +154,7 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
     the first leaves, and so on, and each group is multiplied with all rows up to it.
     start, width: as of `combine`.
     """
-    (m, n), size = rows.shape, block_size()
+    (m, n), size = rows.shape, BLOCK
     groups = _halves(m) if (n if width is None else width) > size else [(0, m)]
     first, blocks = start // size, -(-(start + n) // size) - start // size if n else 0
     parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
@@ -189,7 +187,7 @@ def block_norms(rows: Tensor) -> Tensor:
 
     One pass without a copy, a seventh of what an average takes.
     """
-    size, kind = block_size(), torch.float32 if rows.element_size() < 4 else rows.dtype
+    size, kind = BLOCK, torch.float32 if rows.element_size() < 4 else rows.dtype
     parts = [rows[:, a : a + size] for a in range(0, rows.shape[1], size)]
     if not parts:
         return torch.zeros(0, len(rows), dtype=torch.float64)
@@ -235,7 +233,7 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """(blocks, m) the products block by block of columns, chunk by chunk within each."""
-    size, n = block_size(), rows.shape[1]
+    size, n = BLOCK, rows.shape[1]
     blocks = range(start // size, -(-(start + n) // size)) if n else range(0)
     out = torch.zeros(len(blocks), len(rows), dtype=torch.float64, device=rows.device)
     spans = chunks(rows, start, start + n)
@@ -305,14 +303,9 @@ def _wide(x: Tensor) -> Tensor:
 
 def _threads(spans: int, on_gpu: bool) -> int:
     """How many of so many chunks are worked on at the same time."""
-    return 1 if on_gpu or spans < 4 else min(spans, _cores())
-
-
-def _cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(cores // torch.get_num_threads(), 1)
+    return 1 if on_gpu or spans < 4 else min(spans, max(usable_cores() // torch.get_num_threads(), 1))
 
 
 @cache
 def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_cores(), thread_name_prefix="fedmpi-server")
+    return ThreadPoolExecutor(_threads(1 << 30, on_gpu=False), thread_name_prefix="fedmpi-server")

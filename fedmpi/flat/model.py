@@ -84,6 +84,7 @@ class FlatModel:
                 view.copy_(named[s.name])
                 named[s.name].data = view
                 self.parameters.append(named[s.name])
+            self.members = list(zip(self.layout.segments, self.parameters, strict=True))
             for s in self.buffer_layout.segments:
                 view = s.view(self.b.data)
                 view.copy_(buffers[s.name])
@@ -93,14 +94,10 @@ class FlatModel:
                 if channels_last and p.dim() == 4:
                     p.data = p.data.contiguous(memory_format=torch.channels_last)
 
-    def members(self) -> Iterator[tuple[Segment, nn.Parameter]]:
-        """Segments and their parameters."""
-        return zip(self.layout.segments, self.parameters, strict=True)
-
     def move_into(self, w: Tensor) -> None:
         """Live in the memory of `w` (d,), with the values that are there."""
         self.w, self.live = w, w.data
-        for s, p in self.members():
+        for s, p in self.members:
             p.data = s.view(self.live)
 
     def attach_gradient(self) -> Tensor:
@@ -109,14 +106,14 @@ class FlatModel:
             self._g = torch.zeros_like(self.w)
         if not self._attached:
             self._g.zero_()
-            for s, p in self.members():
+            for s, p in self.members:
                 p.grad = s.view(self._g)
             self._attached = True
         return self._g
 
     def add_gradient(self, g: Tensor) -> None:
         """Add a flat gradient (d,) to the gradients that autograd has allocated, of what is being trained."""
-        for s, p in self.members():
+        for s, p in self.members:
             if p.requires_grad:
                 p.grad = s.view(g).clone() if p.grad is None else p.grad.add_(s.view(g))
 

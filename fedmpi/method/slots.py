@@ -51,12 +51,6 @@ class Slot:
     start: float | str = 0.0
     change: bool = False
 
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        unknown = [dim for dim in self.dims if isinstance(dim, str) and dim not in sizes]
-        if unknown:
-            raise TypeError(f"slot dimension {unknown[0]!r} is not known; known: {', '.join(sizes)}, whole numbers")
-        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
-
     def times(self, n: str | int) -> Slot:
         """n of them, one below the other: FLAT.times("N") is (N, d)."""
         return replace(self, dims=(n, *self.dims))
@@ -93,7 +87,13 @@ class Slots(dict[str, Slot]):
 
     def bind(self, sizes: Mapping[str, int]) -> Packing:
         """The packing of these slots for a model with these sizes."""
-        return Packing({name: slot.shape(sizes) for name, slot in self.items()})
+        shapes = dict[str, tuple[int, ...]]()
+        for name, slot in self.items():
+            unknown = [dim for dim in slot.dims if isinstance(dim, str) and dim not in sizes]
+            if unknown:
+                raise TypeError(f"slot dimension {unknown[0]!r} is not known; known: {', '.join(sizes)}, whole numbers")
+            shapes[name] = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in slot.dims)
+        return Packing(shapes)
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _agree(run: RunContext) -> None:
         run.experiment = build.experiment(settings, build_data.siloed(settings, comm), run.device)
     run.ranks, made = exchange_facts(run), run.experiment
     run.no_regroup = next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
-    names = trust.foreign(settings.resolved()).values()
+    names = trust.foreign(settings.model_dump(mode="json")).values()
     run.plugins = plugins.find_plugins(names, made.method, made.task, made.net.module)
     layout = {"(layout)": rank_agreement.digest(repr(made.model.layout))}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}

@@ -120,7 +120,7 @@ def _targets(shard: Shard, names: Sequence[str], task: Task) -> str:
     y: Tensor = shard.y[shard.index]
     if isinstance(task, Survival):
         return f" ({count(int((y[:, 0] == 1).sum()), 'event')})"
-    if y.ndim != 1 or not is_labels(y) or not task.classification:
+    if not is_labels(y, task.classes) or not task.classification:
         return ""
     values, amounts = torch.unique(y[y >= 0], return_counts=True)
     each = (f"{names[k] if k < len(names) else k}: {n}" for k, n in zip(values.tolist(), amounts.tolist(), strict=True))

@@ -26,7 +26,7 @@ import torch
 
 from fedmpi.common import host_memory
 from fedmpi.common.errors import COME_AGAIN, UserError
-from fedmpi.config import Settings, machine
+from fedmpi.config import Settings
 from fedmpi.sweeps import progress
 
 PR_SET_PDEATHSIG = 1
@@ -170,7 +170,7 @@ def resources(jobs: str, todo: Sequence[Settings]) -> Resources:
             raise UserError(f"--jobs: {jobs}; auto, or a number from 1 on, is needed")
         return Resources(min(int(jobs), len(todo)), gpus, check_memory=False)
     threads = max(settings.compute.threads for settings in todo)
-    most = max(1, min(machine.cores() // threads, len(todo)))
+    most = max(1, min(host_memory.usable_cores() // threads, len(todo)))
     return Resources(min(most, len(gpus)) if gpus else most, gpus)
 
 

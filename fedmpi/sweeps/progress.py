@@ -91,7 +91,7 @@ def check_state(settings: Settings) -> State:
     if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
         return found
     place = directory(settings)
-    for file, copy in plugins.changed_files(place, trust.foreign(settings.resolved()).values()):
+    for file, copy in plugins.changed_files(place, trust.foreign(settings.model_dump(mode="json")).values()):
         raise UserError(
             f"{place} holds a run that was made with another content of {file}, which is in {copy}; undo the change, "
             f"{REMEDY}; to keep it all the same: checkpoint.changes=accept"

@@ -211,7 +211,7 @@ class ClientContext(Client):
         return add_regularizer(self, regularizer, w, torch.zeros_like(w))
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
+        members = [(s, p) for s, p in self.worker.model.members if p.requires_grad]
         weights: list[Tensor] = [p for _, p in members]
         vs = [s.view(v) for s, _ in members]
         with (

@@ -71,7 +71,7 @@ def fit(
     with elsewhere, model.only(method.trains if groups is None else groups) as parameters:
         losses, before = client.losses, len(client.losses)
         if parameters:  # else the model has nothing in these groups
-            trained = [s for s, p in model.members() if p.requires_grad]
+            trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain and start is None else None
             optimiser = make(recipe, parameters, client.lr if lr is None else lr, kept)
             clipped = model.layout.entries(trained) if (recipe.clip_norm, recipe.clip_value) != (None, None) else None

@@ -41,7 +41,7 @@ class PackedFit:
         """clients: those with the most batches first (`by_batches`)."""
         method, model, recipe, groups = worker.method, worker.model, worker.recipe, worker.method.trains
         self.worker, self.method, self.clients, self.view = worker, method, clients, Together(worker, clients)
-        self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members()]
+        self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members]
         self.regularized, self.corrected = overrides(method, "regularizer"), overrides(method, "gradient")
         self.flat = self.regularized or self.corrected  # whether hooks are given weights and gradients as vectors
         if overrides(method, "loss"):

@@ -33,7 +33,7 @@ class Cuts:
     block (flat/linear.py), come in pieces or are shared out in whole blocks of columns."""
 
     def __init__(self, packing: Packing) -> None:
-        self.packing, self.block = packing, linear.block_size()
+        self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
         self.large = {name: (a, b - a) for name, (a, b) in spans if b - a > self.block}  # first entry, columns
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})

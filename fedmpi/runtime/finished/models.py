@@ -164,7 +164,7 @@ def _sizes(run_dir: Path) -> np.ndarray:
 def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int) -> Experiment:
     """What the run was made of, with its data only where the method's evaluation may look at them."""
     method = build.make_method(settings)
-    users = any(where.startswith("method") for where in trust.foreign(settings.resolved()))
+    users = any(where.startswith("method") for where in trust.foreign(settings.model_dump(mode="json")))
     hooked = [hook for hook in OWN if overrides(method, hook)]
     if "predict" in hooked or (users and hooked):
         data = _data(run_dir, settings, client)

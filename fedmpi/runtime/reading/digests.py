@@ -52,7 +52,7 @@ def _of(item: str, settings: Settings, made: Identity, seed: str) -> tuple[str, 
     if item in (CODE, TORCH):
         return ()
     if item.startswith("(plug-in "):
-        places = sorted({name.rpartition(":")[0] for name in trust.foreign(settings.resolved()).values()})
+        places = sorted({name.rpartition(":")[0] for name in trust.foreign(settings.model_dump(mode="json")).values()})
         of_name = [place for place in places if _file(place) == item[9:-1]]
         return tuple(of_name or places)  # else it is a file that one of them imports
     if item == "(initial weights)":

@@ -131,7 +131,7 @@ class Recorder(RankRecorder):
         directory, experiment = self.directory, self.experiment
         settings, data, cut = experiment.settings, experiment.data, experiment.settings.data.partition
         directory.write_json("identity.json", identity)
-        directory.write("config.yaml", text_for(redacted(resolve(settings).resolved())).encode())
+        directory.write("config.yaml", text_for(redacted(resolve(settings).model_dump(mode="json"))).encode())
         if experiment.initial is not None:
             directory.write("initial.safetensors", experiment.initial.content)
         if (prepared := preprocessing_of(settings, data)) is not None:
@@ -157,7 +157,7 @@ class Recorder(RankRecorder):
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
         self.console.round(row, self.server.view.noted)
-        self.stop.done(row["round"] + 1)
+        self.stop.enough = 0 < self.stop.after <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
 

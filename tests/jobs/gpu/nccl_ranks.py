@@ -88,7 +88,7 @@ def runs(comm, folder):
     from fedmpi.flat import linear
     from fedmpi.runtime.resuming.checkpoints import Rows
 
-    linear.CHUNK, linear.BLOCK, found = 64, 2, {}
+    linear.CHUNK, linear.BLOCK, found = 64, 128, {}
     for placement in ("root", "sharded"):
         it = prepare(settings("scaffold", server={"placement": placement}), comm=comm, device=comm.device)
         it.fed.run()

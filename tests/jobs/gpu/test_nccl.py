@@ -65,7 +65,7 @@ def test_runs_have_the_bits_of_one_process(battery, monkeypatch):
     if kind == "nccl":
         pytest.skip("a single rank sends nothing")
     monkeypatch.setattr(linear, "CHUNK", 64)
-    monkeypatch.setattr(linear, "BLOCK", 2)
+    monkeypatch.setattr(linear, "BLOCK", 128)
     device = CPU if kind == "gloo" else torch.device("cuda", 0)
     alone, idle = (prepare(settings("scaffold", **cohort), device=device) for cohort in ({}, IDLE))
     for it in (alone, idle):

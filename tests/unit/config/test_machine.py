@@ -6,6 +6,7 @@ import pytest
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import usable_cores
 from fedmpi.config import machine
 
 GOOD = """\
@@ -22,7 +23,7 @@ def load(tmp_path):
 
 
 def test_threads_are_at_most_the_cores_of_this_process(load, monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: 3)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 3)
     machine.check(load("compute.threads=3"), writes=False)
     with pytest.raises(UserError, match=r"command line: compute\.threads=4: compute\.threads: 4 .* may use 3 core"):
         machine.check(load("compute.threads=4"), writes=False)
@@ -32,7 +33,7 @@ def test_cores_are_those_that_a_launcher_left(monkeypatch):
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("this system binds no process")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})
-    assert machine.cores() == 1
+    assert usable_cores() == 1
 
 
 def test_output_that_may_be_made(load, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.dataset import Dataset
+from fedmpi.data.dataset import Dataset, is_labels
 
 
 def parts(**changes):
@@ -35,8 +35,9 @@ def test_whole():
 )
 def test_targets_of_any_shape(train_y, test_y, classes):
     data = Dataset(**parts(train_y=train_y, test_y=test_y, classes=classes))
-    assert not data.labelled
-    assert Dataset(**parts()).labelled
+    assert not is_labels(data.train_y, data.classes)
+    data = Dataset(**parts())
+    assert is_labels(data.train_y, data.classes)
 
 
 def named(rows, tokens=5, **changes):

@@ -156,8 +156,8 @@ def normed(input_shape, classes):
 )
 def test_one_dies_at_any_message_while_all_ranks_hold_columns(monkeypatch, net, policy, changes):
     """Before, while and after rank 0 asks them: a round counts once, or not at all."""
-    monkeypatch.setattr(linear, "CHUNK", 4 if net == "norm" else 64)
-    monkeypatch.setattr(linear, "BLOCK", 1)
+    for size in ("CHUNK", "BLOCK"):
+        monkeypatch.setattr(linear, size, 4 if net == "norm" else 64)
     faults = {"on_lost_rank": policy, **changes.get("faults", {})}
     server = {"placement": "sharded", "optim": "adam", "lr": 0.01}
     config = small_settings("fedavg", net, rounds=2, server=server, **changes | {"faults": faults})

@@ -24,7 +24,7 @@ RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimme
 def small_blocks(monkeypatch):
     """Slots of a tiny model are large, and travel in many pieces."""
     monkeypatch.setattr(linear, "CHUNK", 64)
-    monkeypatch.setattr(linear, "BLOCK", 2)
+    monkeypatch.setattr(linear, "BLOCK", 128)
     monkeypatch.setattr(gathering, "PIECE", 64)
 
 
@@ -226,6 +226,7 @@ def test_what_means_does_not_say_is_told(cls, said):
 # ---- cuts ----
 def test_cuts_share_out_every_column_once(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
+    monkeypatch.setattr(linear, "BLOCK", 32)
     packing = Packing({"_loss": (), "a": (100,), "b": (7,), "c": (3, 70), "d": (32,)})
     made = Cuts(packing)
     assert list(made.large) == ["a", "c"]
@@ -246,6 +247,7 @@ def test_what_each_rank_holds(monkeypatch):
     config = at("sharded", small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
     monkeypatch.setattr(sharded, "UNSENT", 0)
     monkeypatch.setattr(linear, "CHUNK", 16)
+    monkeypatch.setattr(linear, "BLOCK", 32)
     found = on_ranks(config)
     made = found[0].made
     d, m = made.model.layout.size, 7

@@ -157,7 +157,7 @@ def test_only_some_groups_train():
     wanted = [p.requires_grad for p in model.parameters]
     with model.only({"head"}) as parameters:
         assert [p.shape for p in parameters] == [(3, 4), (3,)]
-        assert [s.group for s, p in model.members() if p.requires_grad] == ["head", "head"]
+        assert [s.group for s, p in model.members if p.requires_grad] == ["head", "head"]
     assert [p.requires_grad for p in model.parameters] == wanted
     with model.only({"body", "norm", "head"}) as parameters:
         assert len(parameters) == 10

@@ -41,7 +41,7 @@ def test_gram_is_a_float64_matrix(n):
 @pytest.mark.parametrize(("m", "span"), [(1, (0, 1000)), (2, (100, 900)), (12, (130, 140)), (17, (100, 900))])
 def test_a_gram_matrix_has_its_bits_over_ranks_that_have_blocks_of_columns(m, span, monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
-    monkeypatch.setattr(linear, "BLOCK", 2)
+    monkeypatch.setattr(linear, "BLOCK", 32)
     (a, b), x = span, rows(m, 1000)
     expected = linear.gram(x[:, a:b], a, 1000)
     at = max(a, min(b, 512))

@@ -33,7 +33,7 @@ def made(path, method="fedavg", accuracy=(80.0, 70.0, 60.0), **changes):
     path.mkdir(parents=True)
     tree = {**CONFIG, "name": path.name, "output": str(path.parent), "method": {"name": method}, **changes}
     settings = config.schema.Settings.model_validate(tree)
-    (path / "config.yaml").write_text(yaml.safe_dump(settings.resolved()))
+    (path / "config.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json")))
     rows = [{"round": t, "cohort": members, "refused": [], "sha256": f"{t:064}"} for t, members in enumerate(COHORTS)]
     rows[2]["refused"] = [{"client": 2, "norm": None, "bound": 1.0}]
     write_lines(path / "metrics.jsonl", rows)

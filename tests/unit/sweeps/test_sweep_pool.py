@@ -46,7 +46,7 @@ def test_gpus(monkeypatch, told, smi, found):
 
 
 def test_how_many_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(pool.machine, "cores", lambda: 8)
+    monkeypatch.setattr(pool.host_memory, "usable_cores", lambda: 8)
     monkeypatch.setattr(pool, "_gpus", lambda: ("4", "7"))
     monkeypatch.setattr(pool.torch.version, "cuda", "13")
     here, cpu = [settings()] * 20, [settings(compute={"device": "cpu", "threads": 2})] * 20

@@ -52,7 +52,7 @@ class LoggerCollection:
         self.id, told = known.get("id") or uuid.uuid4().hex[:16], known.get("told", {})
         self.told = {name: int(told.get(name, -2)) for name in self.each}
         about = {"name": directory.path.name, "directory": str(directory.path.absolute()), "id": self.id}
-        about |= {"settings": redacted(settings.resolved()), "going_on": going_on}
+        about |= {"settings": redacted(settings.model_dump(mode="json")), "going_on": going_on}
         self._write()
         for name in list(self.each):
             self._tell(name, "begin", {**about, "first": max(first, self.told[name] + 1)})
