@@ -46,7 +46,7 @@ class Seat(Communicator):
     can_regroup = ""
 
     def __init__(self, hall: Hall, rank: int) -> None:
-        Communicator.__init__(self, rank, hall.size, torch.device("cpu"))
+        Communicator.__init__(self, torch.device("cpu"), rank, hall.size)
         self.hall, self.generation, self.count, self.gathers = hall, 0, 0, 0
         self.patience_s = LIMIT_S
 

@@ -87,13 +87,13 @@ class Communicator:
 
     begins = True  # whether what is posted is under way before `finish`
     piece = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
+    can_regroup = "this way of starting ranks cannot do without one"  # why not; "" where it can
 
-    def __init__(self, rank: int, size: int, device: torch.device, patience_s: float = math.inf) -> None:
+    def __init__(self, device: torch.device, rank: int = 0, size: int = 1, patience_s: float = math.inf) -> None:
         self.rank = rank
         self.size = size
         self.alive = list(range(size))  # the ranks that take part, ascending
         self.hosts = dict[int, str]()  # of all ranks, once they are known; for messages
-        self.can_regroup = "this way of starting ranks cannot do without one"  # why not; "" where it can
         self.round_timeout_s = patience_s  # comm.round_timeout_s
         self.patience_s = patience_s  # seconds for one message, including the training before it
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
@@ -253,9 +253,7 @@ class Communicator:
 class Solo(Communicator):
     """One process that is server and clients at once: nothing travels, but everything is counted as if it did."""
 
-    def __init__(self, device: torch.device) -> None:
-        Communicator.__init__(self, rank=0, size=1, device=device)
-        self.can_regroup = "there is a single process"
+    can_regroup = "there is a single process"
 
 
 def relay(x: Tensor, me: int, ranks: Sequence[int], exchange: Callable[[list[Message], list[Message]], None]) -> None:

@@ -132,25 +132,6 @@ def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where
     )  # fmt: skip
 
 
-def own_slots(packing: Packing, row: Tensor) -> dict[str, Tensor]:
-    """Return the flat slots of an upload that a method has declared, but for dw.
-
-    A server hook may well not look at them and go on with what is not finite; of dw the server sees the norm.
-    """
-    names = [name for name in packing.shapes if name != "dw" and not name.startswith("_")]
-    return {
-        name: packing.view(row, name).flatten() for name in names if packing.spans[name][0] < packing.spans[name][1]
-    }
-
-
-def slot_not_finite(method: Method, name: str, where: str) -> UserError:
-    """Return the error of an upload that holds nan or inf in a slot."""
-    return wrong(
-        method, "upload", where, f"gave values that are not finite (nan or inf) in slot {name!r}; the usual cause is "
-        "divergence: lower train.lr"
-    )  # fmt: skip
-
-
 def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, Any]:
     """Two values."""
     if not isinstance(given, tuple) or len(given) != 2:

@@ -66,7 +66,7 @@ class ClientStates:
         a client trains      _before    settle: undone where its upload does not count;  restore: undone
         its row moves        moved      restore: undone, unless every rank has moved what it had to
         its rank is dead     orphans    reassign: undone, to be done anew where one more fails in this round
-    `begin_round` and `settle` end that: the next round has begun, and rank 0 has said whose uploads count.
+    `RoundControl.begin_round` and `settle` end that: the next round has begun, and rank 0 has said whose uploads count.
     """
 
     def __init__(self, comm: Communicator, worker: Worker, ranks: Sequence[int]) -> None:
@@ -103,12 +103,6 @@ class ClientStates:
     def at_once(self, clients: int) -> int:
         """How many of so many clients' rows stay in memory together, at least one."""
         return clients if self.shelf is None else min(clients, max(self.room, 1))
-
-    def begin_round(self, t: int, took_part: Iterable[int]) -> None:
-        """Round t begins: the rows of those who took part in the one before are what that made, and what has moved
-        stays where it is."""
-        self.trained |= dict.fromkeys(took_part, self.round)
-        self.moved, self.orphans, self.round = MoveLog(), {}, t
 
     def news(self) -> dict[int, Tensor]:
         """CPU copies of this rank's rows that are not on the shelf yet; from now on they count as if they were."""

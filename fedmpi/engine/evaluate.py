@@ -74,7 +74,17 @@ def evaluate(
     weight: int | Tensor = 0
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
-            f = _outputs(worker, x, predict)
+            try:
+                f = predict(x) if predict else call(module, x)
+            except Exception as error:
+                raise not_passed(module, x, error) from error
+            shape = (len(x), *worker.net.output_shape)
+            if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
+                given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+                who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
+                text = f"{who} returned {given} for {len(x)} samples; it must return a tensor {shape}"
+                raise told(text, predict or module)
+            f = f.to(worker.model.w.dtype)
             of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
             if samples.written():
@@ -90,21 +100,6 @@ def evaluate(
         else:
             found = contract.figures(task, f, y)
         return Evaluation({"loss": (loss / weight if whole is None else whole).item(), **found}, f, y)
-
-
-def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """(B, ...) of the model, or of what the method's hook `predict` gave."""
-    module = worker.model.module
-    try:
-        f = predict(x) if predict else call(module, x)
-    except Exception as error:
-        raise not_passed(module, x, error) from error
-    shape = (len(x), *worker.net.output_shape)
-    if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
-        found = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
-        who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
-        raise told(f"{who} returned {found} for {len(x)} samples; it must return a tensor {shape}", predict or module)
-    return f.to(worker.model.w.dtype)
 
 
 def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:

@@ -30,7 +30,6 @@ from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults.policy import FailurePolicy
 from fedmpi.engine.faults.uploads import UpdateFilter
-from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Plan, Sink
@@ -173,7 +172,8 @@ class Federation:
         lap, alone = self.timeline.lap, len(clients) == 1
         for client in clients if self.states.undoes else ():
             self.states.remember(client)
-        write = together.rounds([self.client(k, t, downloads[k]) for k in clients], gather.block)
+        received = self.plan.learning_rate(t), self.transport.inbox
+        write = together.rounds([self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block)
         if not alone:  # several are one lap
             lap("train", list(clients))
         for client in clients:
@@ -186,10 +186,6 @@ class Federation:
             self.states.trained[client] = t  # before another client needs the memory of its row
             gather.done(client)
         lap("send")
-
-    def client(self, client: int, t: int, download: Tensor) -> ClientContext:
-        """Return a client in round t with what it received."""
-        return self.states.view(client, t, self.plan.learning_rate(t), self.transport.inbox, download)
 
     def step_server(
         self,

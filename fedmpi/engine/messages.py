@@ -26,7 +26,7 @@ from fedmpi.flat.coding import Coding, Wire
 from fedmpi.flat.formats import Format
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
 from fedmpi.flat.model import FlatModel
-from fedmpi.flat.packing import Packing, Views
+from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method
 from fedmpi.method.slots import Slot, Slots, Travel
 
@@ -247,19 +247,14 @@ class Messages:
             packing.write(row, {name: start})
         return row
 
-    def client_model(self, received: Views, own: Views) -> tuple[Tensor, Tensor]:
-        """w (d,) and b of a client: what was received, and its own parts. No copy where everything travels."""
-        w = received._w if self.shared.whole else _compose(self.shared, received._w, self.personal, own._w)
-        b = received._b if self.shared_b.whole else _compose(self.shared_b, received._b, self.personal_b, own._b)
-        return w, b
-
 
 def is_change(name: str, slot: Slot) -> bool:
     """Whether what an upload's slot holds is added to what the server has; of dw that is known."""
     return slot.change or name == "dw"
 
 
-def _compose(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
+def compose(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
+    """Return a client's vector, made of the entries that it received and of those that it keeps."""
     out = torch.empty(shared.size + personal.size, dtype=received.dtype, device=received.device)
     shared.put(received, out)
     personal.put(own, out)

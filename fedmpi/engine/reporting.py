@@ -33,10 +33,18 @@ class Reporter:
         self, plan: Plan, states: ClientStates, exchange: Exchange, server: FederationServer | None, sink: Sink
     ) -> None:
         self.plan, self.exchange, self.server, self.sink, self.worker = plan, exchange, server, sink, states.worker
-        worker, protocol = states.worker, in_force(states.worker, plan.protocol, states.comm.rank == 0)
+        worker, protocol, own = states.worker, tuple(plan.protocol), own_parts(states.worker.messages)
+        asked, left = SERVERS.intersection(protocol), tuple(each for each in protocol if each not in SERVERS)
+        if own and asked and left:  # a global model of which clients keep parts that they train is nobody's
+            protocol = left
+            if states.comm.rank == 0:
+                kept, name = ", ".join(sorted(own)), type(worker.method).__name__
+                text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: method {name} keeps {kept} with "
+                text += "each client, and the global model has its initial values there: nobody uses it"
+                warnings.warn(RankWarning(text), stacklevel=2)
         validates = None if plan.best is None else "own" if validates_own(worker, protocol) else "global"
         self.states, self.evaluator = states, Evaluator(states, protocol, plan.eval_batch, validates)
-        # A global model of which parts stay with the clients is nobody's: there the personal ones are looked at.
+        # Where parts of the global model stay with the clients the personal ones are looked at.
         whole = worker.messages.shared.whole
         looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
         names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if worker.data.test_sizes.any() else []
@@ -118,23 +126,6 @@ def own_parts(messages: Messages) -> frozenset[str]:
     which are no part of the outputs."""
     left = messages.every - messages.shared_groups - {REFERENCE}
     return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)
-
-
-def in_force(worker: Worker, protocol: Sequence[str], tell: bool) -> tuple[str, ...]:
-    """The protocols, without those of a global model that is nobody's: one of which clients keep parts that they train.
-
-    Where nothing else is asked for, they stay. tell: whether this rank says so.
-    """
-    asked, left = SERVERS.intersection(protocol), tuple(each for each in protocol if each not in SERVERS)
-    own = own_parts(worker.messages)
-    if not own or not asked or not left:
-        return tuple(protocol)
-    if tell:
-        kept = ", ".join(sorted(own))
-        text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: method {type(worker.method).__name__} "
-        text += f"keeps {kept} with each client, and the global model has its initial values there: nobody uses it"
-        warnings.warn(RankWarning(text), stacklevel=2)
-    return left
 
 
 def validates_own(worker: Worker, protocol: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from enum import IntEnum
 import torch
 
 from fedmpi.comm import Communicator
-from fedmpi.engine.client_states import ClientStates
+from fedmpi.engine.client_states import ClientStates, MoveLog
 from fedmpi.engine.pace import Pace
 from fedmpi.engine.plan import Plan
 from fedmpi.engine.reporting import Reporter
@@ -58,10 +58,7 @@ class RoundControl:
         self.transport, self.reporter, self.server, self.stop_requested = transport, reporter, server, stop_requested
         self.first_round = 0  # of this job; later than 0 where a run is resumed
         self.opened_at = 0.0  # when rank 0 decided about the latest round, by time.perf_counter
-        self._decided = (
-            -1,
-            0,
-        )  # rank 0's: the latest round about which it has decided, and what
+        self._decided = -1, 0  # rank 0's: the latest round about which it has decided, and what
 
     def open_round(self, t: int) -> RoundCommand:
         """Broadcast, at rank 0, or receive what becomes of round t, with the model and the declared server state.
@@ -77,7 +74,7 @@ class RoundControl:
                 self._decided = t, self._decide(t)
             number = self._decided[1]
         if t > self.first_round:
-            self.transport.close_round(t - 1)
+            self.transport.changed = self.transport.messages.groups(t - 1)
         number = int(self.transport.announce(float(number), self.server, t, number != RoundCommand.ABORTED))
         command = RoundCommand(number % UNDOES)
         self.begin_round(t)
@@ -96,9 +93,12 @@ class RoundControl:
 
     def begin_round(self, t: int) -> None:
         """Note that this rank is in round t. The one before is over: all of its uploads have reached rank 0."""
-        before = self.states.round
-        if before != t:
-            self.states.begin_round(t, self.scheduler.cohort(before) if before >= self.first_round else ())
+        states, before = self.states, self.states.round
+        if before == t:
+            return
+        if before >= self.first_round:  # the rows of those who took part are what the round before has made
+            states.trained |= dict.fromkeys(self.scheduler.cohort(before), before)
+        states.moved, states.orphans, states.round = MoveLog(), {}, t  # what has moved stays where it is
 
     def trains(self, t: int) -> bool:
         """Whether rank 0 has decided that round t is made."""

@@ -191,19 +191,15 @@ class FederationServer:
         # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
         if self.keeps_undo:
             self._before_step = t, {name: tensor.clone() for name, tensor in self._lasting().items()}
-        self._move(direction, upload)
+        if upload.w.whole:
+            self.optimizer.step(self.w, direction, self.optimizer.state)
+        elif upload.w.size:  # what has not travelled rests: the rest of w, and of the optimiser's state
+            w, moments = upload.w.take(self.w).clone(), upload.w.take(self.optimizer.state).clone()
+            self.optimizer.step(w, direction, moments)
+            upload.w.put(w, self.w)
+            upload.w.put(moments, self.optimizer.state)
         if b is not None:
             upload.b.put(b, self.b)
         if state is not self.state:  # else it stays as it was
             self.messages.server_state.write(self.state_row, state)
         return view.noted
-
-    def _move(self, direction: Tensor, upload: Upload) -> None:
-        """The optimiser's step on what travelled; the rest of w, and of the optimiser's state, rests."""
-        if upload.w.whole:
-            self.optimizer.step(self.w, direction, self.optimizer.state)
-        elif upload.w.size:
-            w, state = upload.w.take(self.w).clone(), upload.w.take(self.optimizer.state).clone()
-            self.optimizer.step(w, direction, state)
-            upload.w.put(w, self.w)
-            upload.w.put(state, self.optimizer.state)

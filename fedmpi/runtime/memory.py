@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
 from fedmpi.engine.plan import SERVERS
-from fedmpi.engine.travel.gathering import Cuts, pinned, rows_held
+from fedmpi.engine.travel.gathering import UNSENT, Cuts, pinned
 from fedmpi.flat import linear
 from fedmpi.method.base import means_of
 from fedmpi.runtime.build_data import training_ranks
@@ -80,7 +80,12 @@ def upload_rows(made: Experiment, size: int) -> tuple[float, float]:
     if way == "reduced":
         return (1 + 2 * max(sum(map(len, (means_of(made.method) or {}).values())), 1),) * 2  # one row, sums in 64 bits
     mine, row = -(-cohort // len(training_ranks(made.settings, size))), made.itemsize * made.messages.largest_upload()
-    return rows_held(row, cohort, mine, size, way == "sharded", way == "streamed")
+    unsent = min(mine, max(1, UNSENT // max(row, 1)))
+    if way == "sharded" and size > 1:
+        return cohort / size, cohort / size + unsent
+    if size == 1:
+        return (3, 0) if way == "streamed" else (cohort, 0)
+    return 2 if way == "streamed" else cohort, unsent
 
 
 def upload_way(made: Experiment, size: int) -> str:

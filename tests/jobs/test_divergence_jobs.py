@@ -5,16 +5,6 @@ import json
 import pytest
 from helpers import fedmpi
 
-from fedmpi.engine.faults.divergence import LossTracker
-
-
-def rounds(losses, chance=None, from_chance=False):
-    """The rounds in which a loss with these values is bad, at the end."""
-    loss = LossTracker("loss", chance, from_chance)
-    for t, value in enumerate(losses):
-        loss.see(t, value)
-    return loss.bad
-
 
 @pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 3)])
 def test_the_command_that_stops(tmp_path, kind, size):

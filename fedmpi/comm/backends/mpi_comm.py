@@ -65,7 +65,7 @@ class Posted(NamedTuple):
 @final
 class Mpi(Communicator):
     def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:
-        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"), timeouts.round)
+        Communicator.__init__(self, torch.device("cpu"), comm.rank, comm.size, timeouts.round)
         self.timeouts, self.clock = timeouts, timeouts.clock
         self.job = job
         self.comm = comm

@@ -105,7 +105,7 @@ class Gloo(Communicator):
         timeouts: Timeouts,
         make_group: Callable[[dist.Store, str, int, int, float], Group] = make_gloo_group,
     ) -> None:
-        Communicator.__init__(self, job.rank, job.size, torch.device("cpu"), timeouts.round)
+        Communicator.__init__(self, torch.device("cpu"), job.rank, job.size, timeouts.round)
         self.timeouts, self.make_group = timeouts, make_group
         self.job = job
         self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed, and why
@@ -199,7 +199,7 @@ class Nccl(Communicator):
     begins = False
 
     def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, timeouts: Timeouts) -> None:
-        Communicator.__init__(self, job.rank, job.size, device, timeouts.round)
+        Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
         self.timeouts = timeouts
         self.can_regroup = "NCCL cannot (use comm.backend=gloo)"
         self.waiting: list[Posted] = []  # posted, not begun

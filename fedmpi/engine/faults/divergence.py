@@ -73,7 +73,15 @@ class DivergenceMonitor:
         only: the class that an evaluation found the model to give all test samples, if it did.
         """
         if "loss" in row:
-            self._see_class(row["round"], only)
+            known = len(self.only) >= IN_A_ROW
+            self.only = [] if only is None else [*(c for c in self.only if c == only), only][-IN_A_ROW:]
+            if len(self.only) == IN_A_ROW and not known:
+                warnings.warn(
+                    f"in {IN_A_ROW} evaluations in a row, the last after round {row['round']}, the model gives all "
+                    f"test samples class {only}: it tells no classes apart. Usual causes are a learning rate that is "
+                    "far too high or low, and clients that have one class each",
+                    stacklevel=2,
+                )
         if self.told or len(row["refused"]) == len(row["cohort"]):  # nobody's loss counted
             return None
         for loss in self.losses:
@@ -86,17 +94,6 @@ class DivergenceMonitor:
                 warnings.warn(f"{self.said}; {REMEDY}", stacklevel=2)
                 return loss.bad[0]
         return None
-
-    def _see_class(self, t: int, only: int | None) -> None:
-        known = len(self.only) >= IN_A_ROW
-        self.only = [] if only is None else [*(c for c in self.only if c == only), only][-IN_A_ROW:]
-        if len(self.only) == IN_A_ROW and not known:
-            warnings.warn(
-                f"in {IN_A_ROW} evaluations in a row, the last after round {t}, the model gives all test samples class "
-                f"{only}: it tells no classes apart. Usual causes are a learning rate that is far too high or low, and "
-                "clients that have one class each",
-                stacklevel=3,
-            )
 
 
 def _told(loss: LossTracker) -> str:

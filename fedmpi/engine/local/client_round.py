@@ -13,14 +13,7 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming, once
 from fedmpi.common.errors import RankWarning
-from fedmpi.engine.checks import (
-    are_finite,
-    check_finite,
-    check_hook_returns,
-    check_pair,
-    own_slots,
-    slot_not_finite,
-)
+from fedmpi.engine.checks import are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.flat.layout import Selection
@@ -102,11 +95,15 @@ def store_result(
     """
     worker, messages = client.worker, client.worker.messages
     upload = messages.upload(client.round)
+    packing = upload.packing
     if len(client.state_row):
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):
-        upload.packing.write(here, {"_loss": loss})
-    slots = {} if worker.drop else own_slots(upload.packing, here)
+        packing.write(here, {"_loss": loss})
+    # The slots that the method declares: a server hook may not look at them, and go on with what is not finite. Of dw
+    # the server sees the norm.
+    names = [] if worker.drop else [n for n, (a, b) in packing.spans.items() if n != "dw" and n[0] != "_" and a < b]
+    slots = {name: packing.view(here, name).flatten() for name in names}
     sums = [x.sum() for x in slots.values()]
     halves = messages.settle(upload, here, client.state_row) if upload.coding else {}
     if here is not row:
@@ -117,7 +114,8 @@ def store_result(
         worker.wait()
     for name in slots:
         if not next(finite):
-            raise slot_not_finite(worker.method, name, client.where)
+            text = f"gave values that are not finite (nan or inf) in slot {name!r}; the usual cause is divergence"
+            raise wrong(worker.method, "upload", client.where, f"{text}: lower train.lr")
     for name in halves:
         if not next(finite):
             beyond = f"{client.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"

@@ -20,6 +20,7 @@ from fedmpi.engine.checks import check_tensor, not_passed
 from fedmpi.engine.local import client_round, training_loop
 from fedmpi.engine.local.losses import add_regularizer, backward, checked, run_pass, weights_as_leaf
 from fedmpi.engine.local.optimizers import OptimizerState
+from fedmpi.engine.messages import compose
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
@@ -64,7 +65,11 @@ class ClientContext(Client):
         size = messages.scratch.size
         self.scratch_row = state_row.new_zeros(size) if size else worker.nothing
         self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
-        self.received, self.b0 = messages.client_model(told, kept)
+        self.received, self.b0 = told._w, told._b  # no copy where everything travels
+        if not messages.shared.whole:
+            self.received = compose(messages.shared, told._w, messages.personal, kept._w)
+        if not messages.shared_b.whole:
+            self.b0 = compose(messages.shared_b, told._b, messages.personal_b, kept._b)
         self.w0 = self.received  # until local training begins
         # When w became w0: how often hooks had written to it by torch's count, which leaves out writes of the engine.
         # None where w is not w0.

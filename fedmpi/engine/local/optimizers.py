@@ -115,11 +115,6 @@ class Adaptive:
             adagrad(w, g, moments[0], steps, foreach=True, **self.rates, lr_decay=0.0, maximize=False)
 
 
-def make(how: Recipe, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None) -> SGD | Adaptive:
-    """Return the optimiser of one fit."""
-    return (SGD if how.optim == "sgd" else Adaptive)(how, parameters, lr, kept)
-
-
 def state_shapes(how: Recipe, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Of the slots in a client's row; none where nothing is kept."""
     if not how.keep:

@@ -20,7 +20,7 @@ from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import batches, grouped
 from fedmpi.engine.local.losses import add_regularizer, run_pass
-from fedmpi.engine.local.optimizers import make
+from fedmpi.engine.local.optimizers import SGD, Adaptive
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Selection
@@ -73,7 +73,8 @@ def fit(
         if parameters:  # else the model has nothing in these groups
             trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain and start is None else None
-            optimiser = make(recipe, parameters, client.lr if lr is None else lr, kept)
+            kind = SGD if recipe.optim == "sgd" else Adaptive
+            optimiser = kind(recipe, parameters, client.lr if lr is None else lr, kept)
             clipped = model.layout.entries(trained) if (recipe.clip_norm, recipe.clip_value) != (None, None) else None
             rule = _choose_rule(client, method, loss, regularizer, parameters, clipped)
             for x, y in batches:

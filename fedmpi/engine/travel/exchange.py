@@ -37,7 +37,7 @@ class Exchange:
     Attributes:
         message: the whole broadcast (model and declared server state), on the communicator's device.
         inbox: the same, on the device on which clients train.
-        changed: the groups of the model that the server has changed since the last broadcast.
+        changed: the groups of the model that the server has changed since the last broadcast, which the next contains.
     """
 
     def __init__(
@@ -223,10 +223,6 @@ class Exchange:
         if self.acknowledge:
             gathering.acknowledge()
         return gathering
-
-    def close_round(self, t: int) -> None:
-        """Note that the server has changed the groups of round t, so that the next broadcast contains them."""
-        self.changed = self.messages.groups(t)
 
 
 def leaving(row: Tensor, coding: Coding | None) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -81,13 +81,13 @@ class Cuts:
         return a, b
 
 
+@dataclass
 class Memory:
     """Tensors that are kept from round to round."""
 
-    def __init__(self, like: Tensor, pins: bool = False) -> None:
-        """pins: whether clients train on a GPU, and messages are on the CPU."""
-        self.like, self.pins = like, pins
-        self.held: dict[str, Tensor] = {}
+    like: Tensor  # of their type and device
+    pins: bool = False  # whether clients train on a GPU, and messages are on the CPU
+    held: dict[str, Tensor] = field(default_factory=dict)
 
     def rows(
         self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, uploads: bool = False
@@ -108,16 +108,6 @@ def pinned(nbytes: int) -> int:
     """What rows of so many bytes take in pinned memory, which torch hands out in powers of two. More than UNSENT are
     not pinned: the system could not move what others need."""
     return 1 << (nbytes - 1).bit_length() if 0 < nbytes <= UNSENT else nbytes
-
-
-def rows_held(size: int, cohort: int, mine: int, ranks: int, sharded: bool, sums: bool) -> tuple[float, float]:
-    """How many rows of `size` bytes rank 0 holds, and a rank that trains `mine` of the cohort's clients."""
-    unsent = min(mine, max(1, UNSENT // max(size, 1)))
-    if sharded and ranks > 1:
-        return cohort / ranks, cohort / ranks + unsent
-    if ranks == 1:
-        return (3, 0) if sums else (cohort, 0)
-    return 2 if sums else cohort, unsent
 
 
 @dataclass

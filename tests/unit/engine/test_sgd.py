@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from fedmpi.engine.local.optimizers import make
+from fedmpi.engine.local.optimizers import SGD, Adaptive
 from fedmpi.engine.local.recipe import Recipe
 
 SGDS = {
@@ -22,6 +22,10 @@ OTHERS = {
     "adagrad": {"optim": "adagrad", "eps": 1e-10},
 }
 TO_THE_BIT = (*SGDS, "adam", "adamw")
+
+
+def make(how, *given):
+    return (SGD if how.optim == "sgd" else Adaptive)(how, *given)
 
 
 def torchs(how, p):
