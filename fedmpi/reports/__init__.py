@@ -21,9 +21,13 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
         return None
     directory = Path(result["directory"])
     try:
-        from fedmpi.reports.report import write
+        from fedmpi.reports import groups, report
+        from fedmpi.runtime.record import durable
 
-        return write([directory], settings.working_dir, private=settings.output_mode == "private")
+        page = report.html(groups.read([settings.working_dir / directory]))
+        to = directory / report.REPORT
+        durable.write(settings.working_dir / to, page.encode(), settings.output_mode == "private")
+        return to
     except Exception as error:
         said = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"
         warnings.warn(f"{said}. Once more: fedmpi report {directory}", stacklevel=2)

@@ -130,8 +130,12 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
         figure.savefig(text, format="svg", metadata={"Date": None})
     # What stands before is the head of a file, and a style that would be that of the whole page.
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
-    boxes = re.compile(r'<g id="tips-(\d+)">(.*?)</g>', re.DOTALL)
-    drawn = boxes.sub(lambda group: _with_tips(group[2], tips[int(group[1])]), drawn)
+    pieces = re.split(r'<g id="tips-(\d+)">(.*?)</g>', drawn, flags=re.DOTALL)
+    for i in range(1, len(pieces), 3):  # a place in `tips`, the boxes as matplotlib draws them, and what follows
+        paths = zip(re.split(r"(?<=\")/>", pieces[i + 1]), tips[int(pieces[i])], strict=False)
+        boxes = "".join(f"{path}><title>{escape(tip)}</title></path>" for path, tip in paths)
+        pieces[i : i + 2] = "", f'<g shape-rendering="crispEdges">{boxes}</g>'
+    drawn = "".join(pieces)
     drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn)
     drawn = re.sub(r"(?<= d=\")[^\"]*", lambda d: re.sub(r"(\.\d)\d+", r"\1", d[0]).replace("\n", ""), drawn)
     drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # nothing to cut off
@@ -143,13 +147,6 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     paper = 'xmlns="http://www.w3.org/2000/svg" style="background:#fff" width="720" ' if alone else ""
     size = f'viewBox="0 0 {72 * WIDE:g} {height}" role="img" aria-label="{label}"'
     return f'<svg {paper}xmlns:xlink="http://www.w3.org/1999/xlink" {size}>{drawn}'
-
-
-def _with_tips(paths: str, tips: Sequence[str]) -> str:
-    """Boxes as matplotlib writes them, each with the text that a browser shows under the pointer."""
-    parts = re.split(r"(?<=\")/>", paths)
-    boxes = [f"{part}><title>{escape(tip)}</title></path>" for part, tip in zip(parts, tips, strict=False)]
-    return f'<g shape-rendering="crispEdges">{"".join(boxes)}</g>'
 
 
 def write(chart: Chart, name: str, title: str, folder: Path) -> None:

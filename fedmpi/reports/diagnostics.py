@@ -99,7 +99,14 @@ LOCAL_STEPS = (
 
 def updates(runs: Runs) -> list[Part | None]:
     """How long updates are, how far they agree with each other and with what the server makes of them."""
-    rows = {run.path: _with_shares(run.updates) for run in runs.all}
+    rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
+    for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
+        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
+        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+        norms, length = numbers(row.get("norms")), number(row.get("direction"))
+        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+        kept = length / fmean(norms) if length is not None and norms and fmean(norms) else None
+        rows[path].append({**row, "shares": shares, "kept": kept})
     parts = list[Part | None]()
     if runs.alone is not None:
         parts.append(_norms(runs.alone))
@@ -188,19 +195,6 @@ def _over_rounds(
                 title, file = (f"{each.title}: {label}", f"{name}-{column}") if label else (each.title, name)
                 parts.append(by_group(runs, file, title, each.y_label, curves, column, each.note))
     return parts
-
-
-def _with_shares(rows: Sequence[Row]) -> list[Row]:
-    """Rows of updates.jsonl with two more numbers: `kept`, the norm of the server's direction over the mean norm, and
-    `shares` of the eigenvalues."""
-    found = list[Row]()
-    for row in rows:
-        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
-        norms, length = numbers(row.get("norms")), number(row.get("direction"))
-        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        kept = length / fmean(norms) if length is not None and norms and fmean(norms) else None
-        found.append({**row, "shares": shares, "kept": kept})
-    return found
 
 
 def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:

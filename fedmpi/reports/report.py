@@ -74,13 +74,6 @@ def html(runs: Runs) -> str:
     return render(title, [f"{methods} on {', '.join(shared) or 'several data sets or models'}"], sections(runs))
 
 
-def write(directories: Sequence[Path], working_dir: Path = Path(), *, private: bool = False) -> Path:
-    """Write report.html of a run in its directory; return its path, as `directories` has it."""
-    to = directories[0] / REPORT
-    durable.write(working_dir / to, html(groups.read([working_dir / directories[0]])).encode(), private)
-    return to
-
-
 def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
     """`fedmpi report`.
 

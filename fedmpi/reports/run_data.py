@@ -42,14 +42,23 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes = [f"there is no {name}" for name in NEEDED if not (path / name).exists()]
-        self.config = self._settings()
+        self.config: Row = {}
+        config = path / "config.yaml"
+        try:
+            # One with references to the environment is not read: fedmpi writes none, and others shall not read what is
+            # in ours.
+            if config.exists() and yaml_source.OPEN in yaml_source.read_text(config):
+                self.notes.append("config.yaml refers to environment variables, and is not read")
+            elif config.exists():
+                self.config = flat(yaml_source.read(config).data, "")
+        except UserError as error:
+            self.notes.append(str(error))
         self.rows, self.clients, self.faults, self.updates, self.analysis = (
             self.lines(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "updates", "analysis")
         )
         self.summary, self.environment, self.identity, self.partition = (
             self._object(f"{name}.json") for name in ("summary", "environment", "identity", "partition")
         )
-        self.digests = digests.fixed(self.identity)
         self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
         self.state = str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
         self.complete = self.state == "finished" or self.state.startswith("enough")
@@ -64,6 +73,11 @@ class Run:
         self.own_metrics = [name for name in numbers if name in own]
         self.metrics = [name for name in numbers if name not in own and name not in NOT_METRICS]
         self.metrics.sort(key=self.falls)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Digests that are the same in all runs which differ in their seeds alone."""
+        return digests.fixed(self.identity)
 
     @cached_property
     def by_client(self) -> tuple[Any, Any]:
@@ -121,19 +135,6 @@ class Run:
             self.notes.append(f"{name} is damaged: no JSON object")
             return {}
         return value
-
-    def _settings(self) -> Row:
-        """config.yaml. One with references to the environment is not read: fedmpi writes none, and others shall not
-        read what is in ours."""
-        path = self.path / "config.yaml"
-        try:
-            if path.exists() and yaml_source.OPEN in yaml_source.read_text(path):
-                self.notes.append("config.yaml refers to environment variables, and is not read")
-            elif path.exists():
-                return flat(yaml_source.read(path).data, "")
-        except UserError as error:
-            self.notes.append(str(error))
-        return {}
 
 
 def number(value: Any) -> float | None:

@@ -223,20 +223,13 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
 
 
 def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
-    """Make the layouts of all messages between server and clients, and of what clients keep."""
-    sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-    formats, states = make_formats(settings, model.w.dtype), state_shapes(make_recipe(settings), model.layout)
-    with blaming(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, formats, states)
-
-
-def make_formats(settings: Settings, dtype: torch.dtype) -> Wire:
-    """Make the formats of uploads and downloads (comm.wire) of a model of this type.
+    """Make the layouts and formats of all messages between server and clients, and of what clients keep.
 
     Raises:
-        UserError: a model of half-precision numbers, or topk beside a rule that looks at single entries.
+        UserError: a format (comm.wire) for a model of half-precision numbers, or topk beside a rule that looks at
+            single entries.
     """
-    up, down = settings.comm.wire.up, settings.comm.wire.down
+    up, down, dtype = settings.comm.wire.up, settings.comm.wire.down, model.w.dtype
     if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
         raise UserError(
             f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
@@ -250,7 +243,10 @@ def make_formats(settings: Settings, dtype: torch.dtype) -> Wire:
         )
     plain: dict[str, Format | None] = {"fp32": None, "int8": Int8(), "bf16": Half("bf16"), "fp16": Half("fp16")}
     sent, received = (TopK(e.fraction or FRACTION) if e.name == "topk" else plain[e.name] for e in (up, down))
-    return Wire(sent, received, up.feedback)
+    sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
+    formats, states = Wire(sent, received, up.feedback), state_shapes(make_recipe(settings), model.layout)
+    with blaming(f"method {settings.method.name}"):
+        return Messages(method, model, *sizes, formats, states)
 
 
 def make_recipe(settings: Settings) -> Recipe:

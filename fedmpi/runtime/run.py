@@ -96,7 +96,7 @@ def execute(
     process = command or CommandProcess()
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
-    recorder = RankRecorder() if job.rank else Recorder(stop)
+    recorder = RankRecorder() if job.rank else Recorder()
     error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
     run = RunContext(settings, job, stop, timeouts, recorder)
     try:
@@ -104,7 +104,7 @@ def execute(
         run.until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
-        stop.alone(_stopped_code(stop, settings.checkpoint.every > 0))
+        stop.alone(COME_AGAIN if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
         _build(run)
         run.comm = connect(job, settings.comm.backend, run.device, timeouts, error_reporter, settings.comm.interface)
         stop.listen()
@@ -224,7 +224,7 @@ def _open(run: RunContext, recorder: Recorder) -> None:
     backend = type(run.comm).__name__.lower()
     run.environment = describe_environment(job.launcher, backend, run.ranks, settings.compute.threads)
     live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
-    recorder.open(directory, made, loggers, report_text.headlines(made, job, backend, run.ranks), live)
+    recorder.open(directory, made, run.stop, loggers, report_text.headlines(made, job, backend, run.ranks), live)
     if not run.is_resumed:  # else when it is known that it can be
         recorder.describe(run.identity, run.environment, run.plugins)
     if settings.faults.on_lost_rank != "abort" and job.size > 1 and run.no_regroup:
@@ -316,8 +316,9 @@ def _finish(
         first: the first round that was to be trained.
     """
     result = recorder.close(fed, reason)
-    codes = {"finished": 0, "enough": 0, "apart": 1}
-    code = codes[reason] if reason in codes else _stopped_code(run.stop, recorder.checkpoints is not None)
+    # The signal may have come to another rank.
+    stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else COME_AGAIN
+    code = {"finished": 0, "enough": 0, "apart": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME):
         fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)
         with suppress(OSError):  # its reader has the launcher's exit code, too
@@ -337,11 +338,6 @@ def unused_gpu(settings: Settings, size: int) -> str:
         f"rank 0 occupies one of {size} GPUs, and trains nobody on it (server.trains: false); with server.trains=true "
         "it trains clients, too"
     )
-
-
-def _stopped_code(stop: StopRequest, can_resume: bool) -> int:
-    """The exit code of a run that is told to stop, maybe on another rank."""
-    return COME_AGAIN if can_resume else 128 + (stop.signal or signal.SIGTERM)
 
 
 def _explained(error: Exception) -> tuple[str, int]:

@@ -170,15 +170,6 @@ def read_preprocessing(path: Path) -> Preprocessing:
         raise UserError(f"{path} cannot be read as the preprocessing of a run: {error}") from error
 
 
-def preprocessing_of(settings: Settings, data: Federated) -> Preprocessing | None:
-    """What rank 0 writes; None with data.silos, where each site writes its own."""
-    if data.preparation is None:
-        return None
-    needed = data.preparation.site_names or any(data.target_scales)
-    sites = data.site_names if needed or data.clients <= MANY else ()
-    return Preprocessing(data.preparation, settings.data.augment, sites, data.target_scales)
-
-
 def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
     """Write what the sites that this rank opens have fitted, each into its folder of state/.
 

@@ -51,20 +51,15 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Any = None, private: bool = False) -> None:
-    """Write tensors (on the CPU) and `facts` (what JSON can hold) as one file."""
-    write(path, packed(tensors, facts), private)
-
-
 def packed(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
-    """The content of such a file; equal for equal tensors and facts."""
+    """Return the content of a file of tensors (on the CPU) and `facts` (what JSON can hold); equal for equal ones."""
     said = json.dumps(facts, sort_keys=True)
     manifest = {"facts": said, "sha256": _digest(tensors, said)}
     return safetensors.torch.save(dict(tensors), {"fedmpi": json.dumps(manifest)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """(tensors, facts) of `write_tensors`. Raises CorruptFileError."""
+    """(tensors, facts) of a file whose content was `packed`. Raises CorruptFileError."""
     try:
         content = path.read_bytes()
         tensors = safetensors.torch.load(content)

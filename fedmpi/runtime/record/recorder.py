@@ -25,9 +25,9 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import plugins, report_text
-from fedmpi.runtime.record.data_files import PREPROCESSING, preprocessing_of, write_partition
+from fedmpi.runtime.record.data_files import MANY, PREPROCESSING, Preprocessing, write_partition
 from fedmpi.runtime.record.metadata import resolve
-from fedmpi.runtime.record.run_dir import BEST, RunDirectory
+from fedmpi.runtime.record.run_dir import BEST, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
 from fedmpi.runtime.record.tracking.dispatch import LoggerCollection
@@ -85,14 +85,11 @@ class Recorder(RankRecorder):
 
     is_described = False  # whether the directory says which run it holds
 
-    def __init__(self, stop: StopRequest) -> None:
-        super().__init__()
-        self.stop = stop
-
     def open(
         self,
         directory: RunDirectory,
         experiment: Experiment,
+        stop: StopRequest,
         loggers: LoggerCollection | None,
         lines: Sequence[str],
         live: bool,
@@ -100,7 +97,7 @@ class Recorder(RankRecorder):
         """Write to this directory, and tell these loggers, from now on; show these lines, and what follows, on the
         console. live: with a live line, if it is a terminal."""
         settings, task, data = experiment.settings, experiment.task, experiment.data
-        self.directory, self.experiment, self.loggers = directory, experiment, loggers
+        self.directory, self.experiment, self.stop, self.loggers = directory, experiment, stop, loggers
         protocols = sorted(settings.evaluate.protocol, key="global".__ne__)
         starts = ["" if each == "global" else f"{each}_" for each in protocols]
         self.metrics = [f"{start}{name}" for start in starts for name in ("loss", *task.names)]  # what rounds may have
@@ -134,7 +131,10 @@ class Recorder(RankRecorder):
         directory.write("config.yaml", text_for(redacted(resolve(settings).model_dump(mode="json"))).encode())
         if experiment.initial is not None:
             directory.write("initial.safetensors", experiment.initial.content)
-        if (prepared := preprocessing_of(settings, data)) is not None:
+        if data.preparation is not None:  # with data.silos each site writes its own
+            needed = data.preparation.site_names or any(data.target_scales)
+            sites = data.site_names if needed or data.clients <= MANY else ()
+            prepared = Preprocessing(data.preparation, settings.data.augment, sites, data.target_scales)
             directory.write_json(PREPROCESSING, prepared.facts())
         copies = plugins.write_copies(directory, own_code) if own_code else []
         directory.write_json("environment.json", {**environment, "plugins": copies})
@@ -210,7 +210,8 @@ class Recorder(RankRecorder):
         rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
         best = best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
         result = summary(rows, metric_names(rows, self.metrics), ended, lost, best, self.falling)
-        directory.finish(result)
+        directory.write_json("summary.json", result)  # the last thing of a run, which is sealed as it is then
+        directory.write_json(SEAL, seal(directory.path))
         return result
 
 

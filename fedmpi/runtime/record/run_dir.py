@@ -176,11 +176,6 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
         return known
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json, the last thing of a run, and seal what is there then."""
-        self.write_json("summary.json", summary)
-        self.write_json(SEAL, seal(self.path))
-
     def close_failed(self) -> bool:
         """Close the directory of a run that has failed: from now on only the calling thread can write to it.
 

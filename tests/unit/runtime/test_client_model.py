@@ -20,7 +20,7 @@ from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
 from fedmpi.runtime.finished.models import ClientPredictor
-from fedmpi.runtime.record.durable import write_tensors
+from fedmpi.runtime.record.durable import packed, write
 from fedmpi.runtime.resuming.initial import fill
 from fedmpi.runtime.run import execute
 
@@ -131,7 +131,7 @@ def test_the_state_of_a_client_comes_from_the_last_round_that_counted(tmp_path):
     client, made = int(path.name[:6]), int(path.name[7:13])
     row = load_file(path)["row"]
     later = {"client": client, "round": made + 7}
-    write_tensors(directory / "state" / f"{client:06}.{made + 7:06}.safetensors", {"row": row + 1}, later)
+    write(directory / "state" / f"{client:06}.{made + 7:06}.safetensors", packed({"row": row + 1}, later))
     assert_as_recorded(directory, settings_of("fedper", tmp_path))
 
 

@@ -21,7 +21,7 @@ def test_ranks_other_than_0_record_no_results():
 
 
 def test_a_run_that_fails_before_it_has_a_directory_leaves_nothing():
-    assert Recorder(lambda: False).close_failed("no reason") == RankRecorder().close_failed("no reason") == ""
+    assert Recorder().close_failed("no reason") == RankRecorder().close_failed("no reason") == ""
 
 
 def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):

@@ -251,8 +251,8 @@ def test_at_most_one_checkpoint_more_than_asked_for_and_always_a_whole_one(tmp_p
         names = [path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")]
         most.append(len(names))
 
-    write, unlink = checkpoints.write_tensors, Path.unlink
-    monkeypatch.setattr(checkpoints, "write_tensors", lambda *a: (look(), write(*a), look()))
+    write, unlink = checkpoints.write, Path.unlink
+    monkeypatch.setattr(checkpoints, "write", lambda *a: (look(), write(*a), look()))
     monkeypatch.setattr(Path, "unlink", lambda *a, **k: (look(), unlink(*a, **k)))
     config_ = small_settings("scaffold", "mlp", rounds=6)
     begin(tmp_path, config_, cut=3, keep=keep)
@@ -264,9 +264,9 @@ def test_at_most_one_checkpoint_more_than_asked_for_and_always_a_whole_one(tmp_p
 def test_lines_are_on_disk_before_the_checkpoint_that_does_without_them(tmp_path, monkeypatch):
     """A power cut takes what was not synced: the checkpoint may not be there and the rounds before it gone."""
     said = []
-    sync, write = checkpoints.sync, checkpoints.write_tensors
+    sync, write = checkpoints.sync, checkpoints.write
     monkeypatch.setattr(checkpoints, "sync", lambda path: (said.append(path.name), sync(path)))
-    monkeypatch.setattr(checkpoints, "write_tensors", lambda *a: (said.append(a[0].name), write(*a)))
+    monkeypatch.setattr(checkpoints, "write", lambda *a: (said.append(a[0].name), write(*a)))
     for name in ("metrics.jsonl", "clients.jsonl"):
         (tmp_path / name).touch()
     begin(tmp_path, small_settings("fedavg", "mlp", rounds=2))
