@@ -34,6 +34,8 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
             )
         except OSError as error:
             return "", f"does not start: {error.strerror or error}"
+        # The handler of the command leaves at once, and the program with its own session would be left over.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             code = started.wait(limit_s)
             if code < 0:
@@ -46,6 +48,7 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
         finally:  # of Ctrl-C, too, which does not reach it
             with contextlib.suppress(OSError):
                 os.killpg(started.pid, signal.SIGKILL)
+            signal.signal(signal.SIGINT, handler)
         out.seek(0)
         text = out.read(1 << 20).decode(errors="replace")
     last = (text.strip().splitlines() or [""])[-1][:200]
