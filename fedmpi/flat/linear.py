@@ -308,4 +308,4 @@ def _threads(spans: int, on_gpu: bool) -> int:
 
 @cache
 def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_threads(1 << 30, on_gpu=False), thread_name_prefix="fedmpi-server")
+    return ThreadPoolExecutor(max(usable_cores() // torch.get_num_threads(), 1), thread_name_prefix="fedmpi-server")
