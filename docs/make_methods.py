@@ -91,7 +91,8 @@ def cost(name):
     messages = made.messages
     fed.transport.announce(TRAIN, fed.server)
     # round 1: methods that warm up in round 0 are past it
-    client, up = fed.client(0, 1, fed.transport.no_download), messages.upload(1).packing.size
+    client = fed.states.view(0, 1, fed.plan.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
+    up = messages.upload(1).packing.size
     client.run_round(torch.zeros(up))
     plain = build.make_module(settings, made.data.input_shape, made.data.classes)
     d = sum(p.numel() for p in plain.parameters())  # before the method has prepared it
