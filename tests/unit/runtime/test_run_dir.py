@@ -79,15 +79,15 @@ def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):
 
 
 def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
-    record.finish({"rounds": 1})
+    record.write_json("summary.json", {"rounds": 1})
     monkeypatch.setattr(os, "fsync", lambda number: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
     with pytest.raises(UserError, match=r"cannot write .*summary\.json: No space left on device"):
-        record.finish({"rounds": 2})
+        record.write_json("summary.json", {"rounds": 2})
     assert json.loads((record.path / "summary.json").read_text()) == {"rounds": 1}
-    assert sorted(path.name for path in record.path.iterdir()) == ["seal.json", "summary.json"]
+    assert sorted(path.name for path in record.path.iterdir()) == ["summary.json"]
 
 
-@pytest.mark.parametrize("write", [lambda d: d.append("metrics.jsonl", {"round": 0}), lambda d: d.finish({})])
+@pytest.mark.parametrize("write", [lambda d: d.append("metrics.jsonl", {"round": 0}), lambda d: d.write_json("summary.json", {})])
 def test_a_directory_that_was_deleted_under_way(record, write):
     record.path.rmdir()
     with pytest.raises(UserError, match=r"cannot write .*/a/\w+\.json.*: No such file or directory"):
@@ -103,7 +103,7 @@ def test_who_ends_a_run_has_the_last_word(record):
     late.join(0.2)
     assert late.is_alive()
     assert record.rows("metrics.jsonl") == [{"round": 0}]
-    record.finish({"rounds": 1})
+    record.write_json("summary.json", {"rounds": 1})
     assert not record.close_failed()  # what is finished stays as it is
 
 

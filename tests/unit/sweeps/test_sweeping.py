@@ -157,7 +157,7 @@ def test_validate(file, tmp_path):
     missing = fedmpi("validate", file, "data.source=mnist", f"data.root={tmp_path}", cwd=tmp_path)
     assert missing.returncode == 2
     assert "nothing is wrong but that data are missing" in missing.stderr
-    assert "MNIST: there is no file" in missing.stderr
+    assert "mnist: there is no file" in missing.stderr
     wrong = fedmpi("validate", file, "data.source=mnist", "method.mu=1", f"data.root={tmp_path}", cwd=tmp_path)
     assert "method.mu: unknown key" in wrong.stderr
     run = fedmpi("run", file, cwd=tmp_path)
