@@ -87,7 +87,9 @@ def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
     assert sorted(path.name for path in record.path.iterdir()) == ["summary.json"]
 
 
-@pytest.mark.parametrize("write", [lambda d: d.append("metrics.jsonl", {"round": 0}), lambda d: d.write_json("summary.json", {})])
+@pytest.mark.parametrize(
+    "write", [lambda d: d.append("metrics.jsonl", {"round": 0}), lambda d: d.write_json("summary.json", {})]
+)
 def test_a_directory_that_was_deleted_under_way(record, write):
     record.path.rmdir()
     with pytest.raises(UserError, match=r"cannot write .*/a/\w+\.json.*: No such file or directory"):
