@@ -35,7 +35,7 @@ ROWS = 32  # of the kernels K (n, n) that are gathered at once: rank 0 holds m o
 def rows(c: Cohort) -> Shard:
     """At most SAMPLES of the global test set, the same for every model, rank and round."""
     test = c.worker.data.global_test
-    assert test is not None  # runtime/measuring.py has said so
+    assert test is not None  # runtime/compatibility.py has said so
     n = min(len(test), SAMPLES)
     return Shard(test.x, test.y, test.index[torch.arange(n) * len(test) // max(n, 1)])
 
@@ -48,7 +48,7 @@ def outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor, Tensor]:
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(rows(c), c.batch, None):
             z, f = worker.net.forward(x)
-            assert z is not None  # runtime/measuring.py
+            assert z is not None  # runtime/compatibility.py
             found.append((z.double().cpu(), f.double().cpu(), y.cpu()))
     z, f, y = (torch.cat(parts) for parts in zip(*found, strict=True))
     return z, f, y

@@ -87,7 +87,7 @@ def measure_knowledge(c: Cohort) -> dict[str, Any]:
 def _known(c: Cohort, model: Model) -> Tensor:
     """(1 + C,): accuracy on the global test set, and that of each class."""
     test, classes = c.worker.data.global_test, c.worker.data.classes
-    assert test is not None  # else the run was refused at its start (runtime/measuring.py)
+    assert test is not None  # else the run was refused at its start (runtime/compatibility.py)
     c.worker.model.load(model.w, model.b)
     of_test = evaluate(c.worker, test, c.batch)
     by_class = class_accuracy(of_test.outputs, of_test.targets, classes)
