@@ -31,7 +31,7 @@ def main():
     asked = parser.parse_args()
     torch.set_num_threads(1)
     config = settings(2 * asked.pairs + 2, False)
-    config = type(config).model_validate({**config.resolved(), "method": {"name": asked.method}})
+    config = type(config).model_validate({**config.model_dump(mode="json"), "method": {"name": asked.method}})
     data = split(images(100, asked.samples, 10_000 * asked.samples // 600), "iid", 100, 0, "global")
     made = build.experiment(config, data, torch.device("cpu"))
     fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)

@@ -168,7 +168,7 @@ def packed(device, rounds, share):
     x, y = torch.randn(clients * 30, 1, 28, 28, generator=g), torch.randint(10, (clients * 30,), generator=g)
     data = split(Dataset(x, y, x[:100], y[:100], classes=10), "iid", clients, 0, "global")
     for pack in (32, 1):
-        tree = settings(rounds + 1, True, "logistic", clients).resolved()
+        tree = settings(rounds + 1, True, "logistic", clients).model_dump(mode="json")
         tree["compute"]["pack"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
         made = build.experiment(Settings.model_validate(tree), data, device)
         fed, t = build.federation(made, Solo(device), lambda: False), count()
