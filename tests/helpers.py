@@ -39,6 +39,16 @@ from fedmpi.methods import registry
 from fedmpi.runtime import build
 
 ROOT = Path(__file__).parents[1]
+SMALL_SWEEP = """\
+name: few
+rounds: 2
+data: {source: digits, partition: {scheme: iid, clients: 3}}
+model: {name: logistic}
+method: {name: fedavg}
+over:
+  method: {FedAvg: {}, FedProx: {method: {name: fedprox, mu: 0.1}}}
+  seed: [0, 1]
+"""
 BIN = Path(sys.executable).parent  # where fedmpi, mpirun and torchrun of this environment are
 CPU = torch.device("cpu")
 NETS: dict[str, dict[str, Any]] = {

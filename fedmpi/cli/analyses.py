@@ -25,10 +25,11 @@ def variance(
     replicates: Annotated[int, typer.Option(min=2, help="How many times each measured round is made.")] = 5,
     to: To = Path("analysis"),
 ) -> None:
-    """Train as CONFIG says and measure, every `evaluate.every` rounds, how much the aggregated kernels vary with
-    cohort and training, averaged as kernels and as atoms and coefficients.
+    """Measure how much aggregated convolution kernels vary from one repetition of a round to the next.
 
-    Each measured round costs `--replicates` rounds on top of its own; method.personal=false makes them cheaper.
+    CONFIG is trained. Every `evaluate.every` rounds the round is repeated `--replicates` times with other cohorts and
+    batches, and the variance of the kernels is compared for two ways of averaging: whole kernels, or atoms and
+    coefficients. Each measured round costs that many rounds more.
     """
     settings = configs.load(config, overrides or ())
     fit(settings)

@@ -74,7 +74,7 @@ def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
 
 
 def _leave() -> None:
-    """Ctrl-C ends the watching."""
+    """End `fedmpi status --watch` on Ctrl-C with exit code 130."""
     raise typer.Exit(130)
 
 

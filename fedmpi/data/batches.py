@@ -146,7 +146,11 @@ def batches(
 
 
 def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches, `many` at a time in one; an incomplete group is left out unless it is the only one."""
+    """Join every `many` consecutive batches into one larger batch.
+
+    Batches left over at the end, fewer than `many`, are dropped; if there are fewer than `many` in all, they make the
+    one batch.
+    """
     held: list[tuple[Tensor, Tensor]] = []
     groups = 0
     for batch in drawn:

@@ -87,7 +87,7 @@ class Layout:
 
 
 class Selection:
-    """Some ranges of a flat vector as one contiguous vector of `size` entries."""
+    """Copies some ranges of a flat vector into one contiguous vector of `size` entries, and back."""
 
     def __init__(self, full_size: int, ranges: Iterable[tuple[int, int]]) -> None:
         self.full_size, self.ranges = full_size, tuple(ranges)  # ascending

@@ -208,13 +208,13 @@ class Method:
         return Row()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        """The server's step,  w <- server_optim(w, direction),  and all of server_state (server.state: as it was).
+        """Compute the direction of the server's step, w <- server_optim(w, direction), and the new server state.
 
         Called on rank 0 once a round, when the uploads are there; not in a round of which no upload counts. server.w
         and server.state are those before the step. Float buffers are averaged beside it, by updates.p.
 
         Returns:
-            (s,) direction, as wide as updates.dw; new server state.
+            (direction, of shape (s,) as a row of updates.dw; the new server state, server.state if nothing changes).
         """
         return updates.mean("dw"), server.state
 

@@ -213,7 +213,10 @@ class Client(Protocol):
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """A generator (CPU) of this client for one purpose, the same in every round unless the purpose names it."""
+        """Return a random generator on the CPU whose seed is derived from the run's seed, this client and `purpose`.
+
+        It draws the same numbers in every round, unless the round is a part of `purpose`.
+        """
 
 
 Span = tuple[int, int]

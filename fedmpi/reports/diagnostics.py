@@ -124,7 +124,10 @@ def updates(runs: Runs) -> list[Part | None]:
 
 
 def analysis(runs: Runs) -> list[Part | None]:
-    """What the loss is made of, what local training forgets; of one run also what each client contributes."""
+    """Draw the measurements of the config's key `analysis` over rounds: parts of the loss, drift, forgetting.
+
+    The report of a single run also shows what each client contributes to the global model.
+    """
     parts = _over_rounds(runs, "analysis", ANALYSIS, {run.path: run.analysis for run in runs.all})
     if runs.alone is not None:
         of = _of_clients(runs.alone, runs.alone.analysis, "contribution", "gain")

@@ -6,33 +6,22 @@ import signal
 import subprocess
 
 import pytest
-from helpers import BIN, clean_env, fedmpi, gone, warm
+from helpers import BIN, SMALL_SWEEP, clean_env, fedmpi, gone, warm
 from real_job import LIMIT_S, rows, wait_until
 
 from fedmpi.sweeps import expand, pool
-
-SWEEP = """\
-name: few
-rounds: 2
-data: {source: digits, partition: {scheme: iid, clients: 3}}
-model: {name: logistic}
-method: {name: fedavg}
-over:
-  method: {FedAvg: {}, FedProx: {method: {name: fedprox, mu: 0.1}}}
-  seed: [0, 1]
-"""
 
 
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "sweep.yaml"
-    path.write_text(SWEEP)
+    path.write_text(SMALL_SWEEP)
     return path
 
 
 @pytest.mark.smoke
 def test_a_run_that_fails_is_loud(file, tmp_path):
-    file.write_text(SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
+    file.write_text(SMALL_SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
     (tmp_path / "mine.py").write_text("def net(input_shape, classes):\n    raise OSError('no such weights')\n")
     done = fedmpi("sweep", file, "--jobs", 1, cwd=tmp_path, cold=True)
     assert done.returncode == 2

@@ -116,9 +116,12 @@ def in_brief(error: Exception) -> str:
 
 
 def nccl_remedy(error: Exception | None = None) -> str:
-    """What may be wrong where NCCL fails, and what to do: one cause if NCCL's last error tells which, else all three.
+    """Return the likely causes of a failure of NCCL, each with its remedy, one in a line.
 
-    error: None where NCCL gives no answer at all.
+    It is a single cause if NCCL's last error points to one; otherwise all known causes are listed.
+
+    Args:
+        error: what NCCL raised; None if it did not answer at all.
     """
     message = last_error(error).lower() if error else ""
     matching = [cause for words, cause in CAUSES.items() if any(word in message for word in words)]

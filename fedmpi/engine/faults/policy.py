@@ -176,9 +176,9 @@ def newest_saved_rounds(
 
 
 def rejoin_sites(t: int, control: RoundControl) -> None:
-    """Take sites that were gone back into a run that is resumed before round t with all ranks.
+    """Let sites whose ranks had failed take part again, as a run is resumed with all ranks at round t.
 
-    In a replay they come back when they did in the recorded run.
+    In a replay they rejoin in the round in which they did in the recorded run.
     """
     scheduler, states, comm = control.scheduler, control.states, control.comm
     away = sorted(scheduler.lost_ranks.gone(t))

@@ -257,9 +257,11 @@ class Console:
             say(text, self.stream)
 
     def round(self, row: Mapping[str, Any], more: Iterable[str] = ()) -> None:
-        """One finished round: `row` as in metrics.jsonl (round, wall_s, metrics where it was evaluated).
+        """Show a finished round: its number, its metrics if it was evaluated, its seconds, and the time left.
 
-        more: names of further figures of `row` to show, such as a method's own.
+        Args:
+            row: the round's row of metrics.jsonl.
+            more: names of further numbers in `row` to show, such as those of the method.
         """
         self.told, self.wall_s = self.told + 1, self.wall_s + float(row["wall_s"])
         done = int(row["round"]) + 1

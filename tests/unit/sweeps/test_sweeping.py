@@ -5,29 +5,18 @@ import os
 import re
 
 import pytest
-from helpers import fedmpi
+from helpers import SMALL_SWEEP, fedmpi
 
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.record import lock
 from fedmpi.sweeps import expand, progress, slurm, status
 from fedmpi.sweeps import run as runs
 
-SWEEP = """\
-name: few
-rounds: 2
-data: {source: digits, partition: {scheme: iid, clients: 3}}
-model: {name: logistic}
-method: {name: fedavg}
-over:
-  method: {FedAvg: {}, FedProx: {method: {name: fedprox, mu: 0.1}}}
-  seed: [0, 1]
-"""
-
 
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "sweep.yaml"
-    path.write_text(SWEEP)
+    path.write_text(SMALL_SWEEP)
     return path
 
 
@@ -46,7 +35,7 @@ def test_the_bits_of_single_runs_and_only_what_is_missing(file, tmp_path):
     assert all(": accuracy " in line for line in lines[1:])
     names = sorted(path.name for path in runs.iterdir())
     assert names == ["fedavg_seed-0", "fedavg_seed-1", "fedprox_seed-0", "fedprox_seed-1", "sweep.json"]
-    text = SWEEP.partition("over:")[0]
+    text = SMALL_SWEEP.partition("over:")[0]
     (tmp_path / "one.yaml").write_text(text + "seed: 1\n")
     alone = fedmpi("run", "one.yaml", "method={name: fedprox, mu: 0.1}", "name=one", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
@@ -79,7 +68,7 @@ def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
     """Its table is whole all the same, and who knows better may keep it."""
     code, one = tmp_path / "mine.py", ["rounds=1", f"output={tmp_path / 'runs'}", "only={seed: 0}"]
     code.write_text(MINE)
-    file.write_text(SWEEP.replace("{name: fedprox, mu: 0.1}", '{name: "mine.py:Mine"}'))
+    file.write_text(SMALL_SWEEP.replace("{name: fedprox, mu: 0.1}", '{name: "mine.py:Mine"}'))
     done = fedmpi("sweep", file, *one, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     asked = expand.load(file, one)
@@ -135,7 +124,7 @@ def test_a_run_that_ends_early_is_done(file, tmp_path):
 def test_runs_are_compared_by_what_they_are_judged_by(file, tmp_path, protocol, shown):
     """Not by what the method says of its steps, which stands in rounds before the first evaluation."""
     words = ["rounds=4", "evaluate.every=2", f"evaluate.protocol=[{protocol}]", "only={seed: 0, method: Exp}"]
-    file.write_text(SWEEP.replace("FedProx: {method: {name: fedprox, mu: 0.1}}", "Exp: {method: {name: fedexp}}"))
+    file.write_text(SMALL_SWEEP.replace("FedProx: {method: {name: fedprox, mu: 0.1}}", "Exp: {method: {name: fedexp}}"))
     done = fedmpi("sweep", file, *words, cwd=tmp_path)
     assert re.search(rf": {shown} \d", done.stdout), done.stdout + done.stderr
     done = fedmpi("table", file, *words, cwd=tmp_path)
@@ -168,7 +157,7 @@ def test_validate(file, tmp_path):
 def test_each_method_has_the_best_of_a_few_settings(file, tmp_path):
     """Chosen on validation rows of the named seed; what diverges is not chosen; the choice is data, and is told."""
     more = "best: {over: {train.lr: [0.001, 1.0e+30, 0.1, 0.3]}, by: accuracy, using: {seed: 0}}\n"
-    file.write_text(SWEEP.replace("clients: 3}", "clients: 3}, validation: 0.1") + more)
+    file.write_text(SMALL_SWEEP.replace("clients: 3}", "clients: 3}, validation: 0.1") + more)
     done = fedmpi("sweep", file, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     runs = tmp_path / "runs" / "few"
@@ -204,7 +193,7 @@ def test_what_a_run_writes_down_at_length_is_what_was_asked_for(tmp_path):
     """Options of augmentation, and of methods within methods, with all their defaults."""
     file = tmp_path / "few.yaml"
     more = "data: {source: digits, partition: {scheme: iid, clients: 3}, augment: [{crop: 1}, flip]}\n"
-    lines = [line for line in SWEEP.partition("over:")[0].splitlines() if not line.startswith("data:")]
+    lines = [line for line in SMALL_SWEEP.partition("over:")[0].splitlines() if not line.startswith("data:")]
     method = "over: {method: {mine: {method: {name: fedsol, prox: fedprox}}}}\n"
     file.write_text("\n".join(lines) + f"\n{more}{method}")
     assert fedmpi("sweep", file, cwd=tmp_path).returncode == 0
