@@ -68,6 +68,7 @@ def measures_and_tests(device: str, folder: Path) -> Iterator[Part]:
         yield Part(name, ["-W", "ignore", "benchmarks/gpu/rounds.py", name, "--device", device, *share], 90)
     sizes = ["--d", "100000", "--repeats", "3"] if small else []
     yield Part("vectors", ["-W", "ignore", "benchmarks/vectors.py", "--device", device, *sizes], 90)
+    yield Part("settings", ["-W", "ignore", "benchmarks/gpu/settings.py", "--device", device, *share], 150)
     tests = ["-m", "pytest", "-vv", "-rs", "-p", "no:cacheprovider"]
     if simulated:
         yield Part("test_simulated_cuda", [*tests, "-m", "smoke", "tests/jobs/gpu/test_simulated_cuda.py"], 600)

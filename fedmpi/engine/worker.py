@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
 from fedmpi.engine.local.by_hand import ByHand
-from fedmpi.engine.local.graphs import PassGraphs
+from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.readonly import FrozenTensorGuard
@@ -47,18 +47,19 @@ class Worker:
         spares: bool = False,
         pack: int = 1,
         strict: bool = True,
-        graphs: bool = False,
+        graphs: bool | str = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """drop: clients whose numbers are not finite are for the server to refuse; spares: those with an error, too.
         pack: how many are trained at once; strict: where that turns out to be impossible the run ends.
-        graphs: whether passes are captured as CUDA graphs.
+        graphs: whether passes are captured as CUDA graphs; auto: where their code is known.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.recipe, self.seed = data, messages, recipe, seed
         self.bf16, self.drop, self.spares, self.stop = bf16, drop, spares, stop
         self.pack, self.strict = pack, strict
-        self.graphs = PassGraphs() if graphs else None
+        captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
+        self.graphs = PassGraphs(strict=graphs is True) if captures else None
         self._twins: list[tuple[FlatModel, Net]] = []
         self.nothing = model.w.new_empty(0)
         self.a0 = nan if recipe.beyond_sgd() else 0.0  # what a client's `a` begins with

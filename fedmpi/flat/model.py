@@ -16,6 +16,7 @@ import copy
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.m
 # Of cuDNN, which would have the weights of recurrent layers at the start of a storage, in an order of its own. They lie
 # in that of the flat model: it copies them at each call, and its advice, `flatten_parameters`, would take them out.
 ORDER = "RNN module weights are not part of single contiguous chunk of memory"
+CUDNN_ALIGNMENT = 16  # bytes, at a multiple of which cuDNN's batch normalisation takes its tensors to begin
 
 
 class FlatModel:
@@ -93,12 +95,26 @@ class FlatModel:
             for p in self.frozen.values():
                 if channels_last and p.dim() == 4:
                     p.data = p.data.contiguous(memory_format=torch.channels_last)
+        self._avoid_cudnn_where_misaligned()
+
+    def _avoid_cudnn_where_misaligned(self) -> None:
+        """Let batch normalisation whose tensors begin where cuDNN cannot read them take PyTorch's own kernels.
+
+        Parameters lie one after the other in `w`, so they may begin at any entry. Most kernels do not mind. cuDNN's
+        batch normalisation of channels-last images ends with the CUDA error "misaligned address".
+        """
+        for layer in self.module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                tensors = [x for x in (*layer._parameters.values(), *layer._buffers.values()) if x is not None]
+                if any(x.is_cuda and x.is_floating_point() and x.data_ptr() % CUDNN_ALIGNMENT for x in tensors):
+                    layer.__dict__["forward"] = MethodType(_forward_without_cudnn, layer)
 
     def move_into(self, w: Tensor) -> None:
         """Live in the memory of `w` (d,), with the values that are there."""
         self.w, self.live = w, w.data
         for s, p in self.members:
             p.data = s.view(self.live)
+        self._avoid_cudnn_where_misaligned()
 
     def attach_gradient(self) -> Tensor:
         """(d,) flat gradient; until `drop_gradient`, autograd accumulates straight into it."""
@@ -171,6 +187,12 @@ class FlatModel:
         values = self.module.state_dict() | {n: start[id(b)] for n, b in every if id(b) in start}
         tensors = self.layout.tensors(w)
         return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.tensors(b)}
+
+
+def _forward_without_cudnn(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.backends.cudnn.flags(enabled=False):
+        output: Tensor = type(layer).forward(layer, x)
+    return output
 
 
 def _lay_out(

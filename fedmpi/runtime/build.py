@@ -320,7 +320,7 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
         spares=s.faults.on_client_error == "drop",
         pack=made.pack,
         strict=s.compute.pack != "auto",
-        graphs=s.compute.graphs and made.model.w.is_cuda,
+        graphs=made.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
         stop=stop,
     )
 

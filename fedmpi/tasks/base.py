@@ -32,6 +32,7 @@ class Task(ABC):
     """Whether outputs (B, c) are logits over classes and targets (B,) class numbers. All methods take such a task;
     those with `needs = {CLASSES}` take no other. A class at each place (text, segmentation) is none in this sense."""
     falling: tuple[str, ...] = ()  # metrics of which less is better
+    capturable = True  # as a CUDA graph: the loss launches the same kernels whatever the values are
     ignore: float | None = None  # the value of targets that are left out of loss and metrics; math.nan for NaN
 
     def __init__(self, classes: int) -> None:

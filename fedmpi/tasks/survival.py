@@ -25,6 +25,7 @@ class Survival(Task):
     """
 
     names = ("c_index",)
+    capturable = False  # how many times differ within a batch decides what is computed
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)

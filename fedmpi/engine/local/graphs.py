@@ -8,19 +8,42 @@ and clipping stay outside of it, as their numbers change from round to round.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 
 # Passes of one kind that are made as they come. In the first ones libraries set up what must not happen in a capture,
 # and a batch size that few clients have is not worth one.
 PASSES_BEFORE_CAPTURE = 3
+# Shapes of batches. Each graph has memory of its own, and clients that train on all they have differ in their shapes.
+MOST_CAPTURED = 64
+
+KNOWN = ("torch", "torchvision", "fedmpi")  # packages
 
 Passes = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> loss; leaves gradients with the parameters
+
+
+def consists_of_known_parts(module: nn.Module, task: Any) -> bool:
+    """Return whether the code of a model's and a task's passes is PyTorch's, torchvision's and fedmpi's own.
+
+    What such code computes depends on nothing but tensors. A graph repeats what it did when it was captured: of other
+    code, which may count its calls, say, the results could be wrong. Batch normalisation that averages over all batches
+    (momentum None) cannot be captured: it asks the GPU how many there were.
+    """
+    parts = [*module.modules()]
+    if not all(type(part).__module__.partition(".")[0] in KNOWN for part in (*parts, task)):
+        return False
+    if not task.capturable or any(isinstance(part, _BatchNorm) and part.momentum is None for part in parts):
+        return False
+    # Of batch normalisation the flat model may have replaced `forward`.
+    changed = any("forward" in part.__dict__ for part in parts if not isinstance(part, _BatchNorm))
+    return not changed and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
 class _Captured(NamedTuple):
@@ -32,11 +55,19 @@ class _Captured(NamedTuple):
     used: int  # the first parameter that has one
 
 
+def _end_capture_of_generators() -> None:
+    """Let random generators draw again after a capture that failed: they would go on to count for the graph."""
+    for generator in torch.cuda.default_generators:  # of each GPU
+        generator.graphsafe_set_state(generator.clone_state())
+
+
 @final
 class PassGraphs:
     """The passes of one rank's model that have been captured, by what they compute and the shapes of their batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, strict: bool = True) -> None:
+        """strict: whether passes that cannot be captured are an error; else all are made as they come."""
+        self.strict, self._enabled = strict, True
         self._counts: dict[Hashable, int] = {}
         self._captured: dict[Hashable, _Captured] = {}
         self._pool: Any = None  # they run one after another, so one memory pool serves all
@@ -54,17 +85,20 @@ class PassGraphs:
             () the loss.
 
         Raises:
-            UserError: the passes cannot be captured.
+            UserError: the passes cannot be captured, and strict is true.
         """
-        if not isinstance(x, Tensor):
+        if not (self._enabled and isinstance(x, Tensor)):
             return passes(x, y)
         key = kind, x.shape, x.dtype, x.stride(), y.shape, y.dtype
         captured = self._captured.get(key)
         if captured is None:
             count = self._counts[key] = self._counts.get(key, 0) + 1
-            if count <= PASSES_BEFORE_CAPTURE:
+            if count <= PASSES_BEFORE_CAPTURE or len(self._captured) >= MOST_CAPTURED:
                 return passes(x, y)
-            captured = self._captured[key] = self._capture(passes, x, y, parameters)
+            captured = self._capture(passes, x, y, parameters)
+            if captured is None:
+                return passes(x, y)
+            self._captured[key] = captured
         captured.x.copy_(x)
         captured.y.copy_(y)
         captured.graph.replay()
@@ -73,7 +107,8 @@ class PassGraphs:
                 p.grad = gradient
         return captured.loss.clone()  # the next pass writes to the same place
 
-    def _capture(self, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]) -> _Captured:
+    def _capture(self, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]) -> _Captured | None:
+        """Capture a forward and a backward pass; None if that is impossible and not an error."""
         graph, x, y = torch.cuda.CUDAGraph(), x.clone(), y.clone()
         try:
             # Other threads may go on meanwhile: those that read data, and the one that listens for errors.
@@ -81,10 +116,16 @@ class PassGraphs:
                 loss = passes(x, y)
         except RuntimeError as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"compute.graphs: the passes of this model cannot be captured as a CUDA graph ({reason}); a model "
-                "whose forward pass asks for values of tensors cannot be. Set compute.graphs: false"
-            ) from error
+            said = f"the passes of this model cannot be captured as a CUDA graph ({reason})"
+            if self.strict:
+                raise UserError(
+                    f"compute.graphs: {said}; a model whose forward pass asks for values of tensors cannot be. Set "
+                    "compute.graphs: false"
+                ) from error
+            self._enabled = False
+            _end_capture_of_generators()
+            warnings.warn(RankWarning(f"compute.graphs: auto: {said}; they are made one by one"), stacklevel=2)
+            return None
         self._pool = graph.pool()
         gradients = [p.grad for p in parameters]
         used = next(i for i, gradient in enumerate(gradients) if gradient is not None)

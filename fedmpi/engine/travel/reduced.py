@@ -81,7 +81,7 @@ class Totals(Sums):
         return bool(self.long.isfinite().all())
 
     def _norms(self, name: str) -> Tensor:
-        return self.long[:, [*self.cuts.large].index(name)].cpu()
+        return self.long[:, [*self.cuts.large].index(name)]
 
 
 class Reduced(Gathering):

@@ -141,11 +141,11 @@ class Spread(Received):
         return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
 
     def _norms(self, name: str) -> Tensor:
-        return linear.row_norms(torch.cat(self.ask(NORMS, name, _nothing)).cpu())
+        return linear.row_norms(torch.cat(self.ask(NORMS, name, _nothing)))
 
     def finite(self) -> list[bool]:
         found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.shard.names)
-        return [bool(each) for each in found.isfinite()]
+        return found.isfinite().tolist()
 
     def scale(self, place: int, factor: float) -> None:
         if "dw" in self.shard.names:

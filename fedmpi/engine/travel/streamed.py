@@ -59,7 +59,9 @@ class Sums(Received):
         """All of row i, whose turn it is."""
         for source, place in zip(self.cuts.small_parts(row), self.cuts.places(self.heads[i]), strict=True):
             place.copy_(source)
-        for name, a, b in self.cuts.pieces():  # what is read twice is still in the cache
+        # On a CPU in pieces, which are still in the cache when they are read again; a GPU wants few launches.
+        whole = ((name, 0, n) for name, (_, n) in self.cuts.large.items())
+        for name, a, b in whole if row.is_cuda else self.cuts.pieces():
             self.add(i, name, a, self.cuts.part(row, name, a, b))
 
     def norms(self) -> Tensor:
@@ -73,7 +75,7 @@ class Sums(Received):
 
     def finite(self) -> list[bool]:
         found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.parts)
-        return [bool(each) for each in found.isfinite()]
+        return found.isfinite().tolist()
 
     def scale(self, place: int, factor: float) -> None:
         raise AssertionError("an upload is clipped only where rows are held")

@@ -24,7 +24,7 @@ class Held(Received):
         return linear.row_norms(linear.block_norms(self.rows[:, slice(*self.dw)]))
 
     def finite(self) -> list[bool]:
-        return [found.isfinite().item() for found in linear.block_norms(self.rows).sum(0)]
+        return linear.block_norms(self.rows).sum(0).isfinite().tolist()
 
     def scale(self, place: int, factor: float) -> None:
         scale(self.rows[place, slice(*self.dw)], factor)

@@ -13,6 +13,7 @@ import numpy as np
 import simulated_cuda
 import torch
 from helpers import federated, images, prepare, settings, small_settings
+from torch import nn
 
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
@@ -23,6 +24,7 @@ from fedmpi.data.streaming import Stream
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.packed.fit import PackedFit
 from fedmpi.flat import linear
+from fedmpi.flat.model import FlatModel
 
 GPU = torch.device("cuda", 0)
 WIDE = {"name": "mlp", "hidden": [4096]}  # 284,676 weights, more than a block of columns
@@ -101,6 +103,13 @@ def graphs():
     (one, launches), (other, fewer) = found
     captured = len(other.fed.worker.graphs._captured)
     return {"launches": [launches, fewer], "captured": captured, "same": torch.equal(one.w, other.w)}
+
+
+def batch_norm_without_cudnn():
+    """Of batch normalisations with weights at a multiple of 16 bytes and elsewhere: which do without cuDNN."""
+    layers = nn.BatchNorm1d(4), nn.Linear(1, 1, bias=False), nn.BatchNorm1d(4)
+    model = FlatModel(nn.Sequential(*layers).to(GPU))
+    return ["forward" in layer.__dict__ for layer in model.module]
 
 
 def a_model_that_cannot_be_captured():
@@ -212,7 +221,15 @@ def waits_for_uploads_of_a_pack():
 
 def main():
     checks = (
-        *(ways_of_gathering, scratch_memory, products_at_once, hash_of_a_model, downloads_of_fedfomo, graphs),
+        *(
+            ways_of_gathering,
+            scratch_memory,
+            products_at_once,
+            hash_of_a_model,
+            downloads_of_fedfomo,
+            graphs,
+            batch_norm_without_cudnn,
+        ),
         *(a_model_that_cannot_be_captured, clients_at_once, waits_of_a_pack),
         *(launches_of_an_epoch, uploads_of_an_epoch, pinned_memory, waits_for_uploads_of_a_pack),
     )

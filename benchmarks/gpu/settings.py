@@ -1,0 +1,102 @@
+"""What each setting of `compute` gains on a GPU, next to a round without it.   python benchmarks/gpu/settings.py
+
+Both sides are fedmpi, on the same data and device, in turn in one process; medians of their seconds and their ratio.
+Random images: speed does not depend on what they show. Names on the command line choose some of SETTINGS.
+"""
+
+import argparse
+import sys
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from measure import line, turns
+from rounds import wait
+from vectors import one_round
+
+from fedmpi.comm.base import Solo
+from fedmpi.config import Settings
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.runtime import build
+from fedmpi.runtime.device import set_numerics
+
+
+class Setting(NamedTuple):
+    model: str
+    shape: tuple[int, ...]  # of an image
+    samples: int  # of a client
+    batch_size: int
+    change: dict  # of the config
+    without: dict = {}  # on the other side
+
+
+GRAPHS, ONE_BY_ONE = {"compute": {"graphs": True}}, {"compute": {"graphs": False}}
+SETTINGS = {
+    "graphs, mlp": Setting("mlp", (1, 28, 28), 300, 10, GRAPHS, ONE_BY_ONE),
+    "graphs, resnet8": Setting("resnet8", (3, 32, 32), 100, 10, GRAPHS, ONE_BY_ONE),
+    "graphs, mcmahan_cnn": Setting("mcmahan_cnn", (1, 28, 28), 300, 10, GRAPHS, ONE_BY_ONE),
+    "pack, mlp": Setting("mlp", (1, 28, 28), 300, 10, {"compute": {"pack": "auto"}}),
+    "pack, lenet5": Setting("lenet5", (3, 32, 32), 300, 10, {"compute": {"pack": "auto"}}),
+    "tf32, mlp": Setting("mlp", (1, 28, 28), 300, 10, {"compute": {"tf32": True}}),
+    "tf32, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"tf32": True}}),
+    "cudnn_benchmark, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"cudnn_benchmark": True}}),
+    "bf16, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"precision": "bf16"}}),
+    "compile, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"compile": True}}),
+    "channels_last: false, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"channels_last": False}}),
+    "deterministic, resnet18": Setting("resnet18", (3, 32, 32), 500, 50, {"compute": {"deterministic": True}}),
+}
+CLIENTS = 10
+
+
+def make_round(setting, change, device, rounds, share):
+    """Return a function that makes the next round of a federation, and the config's numerics set."""
+    g, n = torch.Generator().manual_seed(0), CLIENTS * (setting.samples // share) + 100
+    x, y = torch.randn(n, *setting.shape, generator=g), torch.randint(10, (n,), generator=g)
+    tree = {
+        "rounds": rounds,
+        "data": {"source": "benchmark", "partition": {"scheme": "iid", "clients": CLIENTS}},
+        "model": {"name": setting.model},
+        "method": {"name": "fedavg"},
+        "train": {"batch_size": setting.batch_size, "lr": 0.01, "momentum": 0.9},
+        "evaluate": {"every": 10**6},
+        **change,
+    }
+    s = Settings.model_validate(tree)
+    data = split(Dataset(x[:-100], y[:-100], x[-100:], y[-100:], classes=10), "iid", CLIENTS, 0, "global")
+    set_numerics(s)
+    fed = build.federation(build.experiment(s, data, device), Solo(device), lambda: False)
+
+    def make_next(fed, numbers):
+        set_numerics(s)
+        one_round(fed, next(numbers))
+        wait(device)
+
+    return partial(make_next, fed, count())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(SETTINGS), help="default: all")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--share", type=int, default=1, help="1/share of the images")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in asked.names:
+        setting = SETTINGS[name]
+        sides = {
+            side: make_round(setting, change, torch.device(asked.device), asked.rounds, asked.share)
+            for side, change in (("with it", setting.change), ("without", setting.without))
+        }
+        seconds = turns(sides, asked.rounds)
+        line(name, ("with it", seconds["with it"]), ("without", seconds["without"]))
+
+
+if __name__ == "__main__":
+    main()
