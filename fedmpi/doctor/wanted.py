@@ -15,10 +15,10 @@ from fedmpi import config as configs
 from fedmpi.comm import network
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
-from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.text import count
+from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import machine
 from fedmpi.doctor.libraries import BF16_UNITS
 from fedmpi.doctor.lines import BAD, ODD, Line, joined
@@ -56,7 +56,7 @@ def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Line]
             except UserError as error:
                 line = Line(name, str(error), BAD)
             except Exception as error:
-                known = remedy(error)
+                known = known_fix(error)
                 if known is None:
                     raise
                 line = Line(name, known, BAD)

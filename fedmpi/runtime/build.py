@@ -16,9 +16,9 @@ from fedmpi.aggregation import rules
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config import Settings, machine
 from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
@@ -128,7 +128,7 @@ def make_method(
     made = registry.make(kind, registry.Chosen(choice.chosen, plain, ("name", *inner)), origins)
     held = {key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}}
     try:
-        with seeds.scoped(settings.seed, "method"), blaming(f"{where}: {choice.chosen}"):
+        with seeds.scoped(settings.seed, "method"), attribute_errors(f"{where}: {choice.chosen}"):
             method: Method = made(**{key: value for key, value in held.items() if value is not None})
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
@@ -159,7 +159,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
             f"model {settings.model.name} takes one tensor a sample, and the data set has several ({named}); write a "
             f"model with forward(self, {named}): model.name=file.py:Name"
         )
-    with blaming(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
+    with attribute_errors(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
         module = made(input_shape, classes)
         check_module(f"model.name: {settings.model.name}", module, made)
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
@@ -176,7 +176,7 @@ def prepared_module(
     """Make the architecture as the method needs it, with its initial weights."""
     module = make_module(settings, input_shape, classes, dtype)
     where = f"method {settings.method.name}, hook prepare"
-    with blaming(where), seeds.scoped(settings.seed, "prepare"):
+    with attribute_errors(where), seeds.scoped(settings.seed, "prepare"):
         module = method.prepare(module, classes)
         check_module(where, module, method.prepare)
     return module
@@ -186,7 +186,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     """Make model, task and method for the data at hand, and check that they fit together."""
     method, recipe, name = make_method(settings), make_recipe(settings), settings.model.name
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
-    with blaming(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
+    with attribute_errors(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
         task = make_task(data.classes)
         if data.target_scales:
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
@@ -195,10 +195,10 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     given = None
     if settings.init.source is not None:
         given = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
-    with blaming(f"model {name}"):
+    with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
-    with blaming(f"model {name}"):
+    with attribute_errors(f"model {name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
     if not all(are_finite([model.w, model.b, *floats])):
@@ -245,7 +245,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     sent, received = (TopK(e.fraction or FRACTION) if e.name == "topk" else plain[e.name] for e in (up, down))
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     formats, states = Wire(sent, received, up.feedback), state_shapes(make_recipe(settings), model.layout)
-    with blaming(f"method {settings.method.name}"):
+    with attribute_errors(f"method {settings.method.name}"):
         return Messages(method, model, *sizes, formats, states)
 
 

@@ -26,9 +26,9 @@ from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
 from fedmpi.comm.failures.process_exit import tell_fatal_signals
 from fedmpi.comm.timeouts import Timeouts
-from fedmpi.common.blame import remedy
 from fedmpi.common.errors import COME_AGAIN, UserError
 from fedmpi.common.signals import CommandProcess, StopRequest
+from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import Settings
 from fedmpi.config.later import comparable
 from fedmpi.engine.faults.lost_ranks import LostRanks
@@ -135,7 +135,7 @@ def execute(
             error_reporter.fail(*_explained(error), reacts=isinstance(error, Gone))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
             recorder.close_failed(reason(_explained(error)[0]))
-        known = remedy(error)
+        known = known_fix(error)
         if known is None:
             raise
         raise UserError(known) from error
@@ -342,7 +342,7 @@ def unused_gpu(settings: Settings, size: int) -> str:
 
 def _explained(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
-    known = remedy(error)
+    known = known_fix(error)
     if known is None and not isinstance(error, UserError | Lost):
         return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1
     return f"error: {known or error}", 1 if isinstance(error, Lost) else 2

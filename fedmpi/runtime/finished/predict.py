@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from fedmpi import tasks
 from fedmpi.comm.launchers.launcher_env import detect
 from fedmpi.common import registry, seeds
-from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, call, look, sample_shape
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import count, figure
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.config.loading import command_line
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
@@ -235,7 +235,7 @@ class Predictor:
             raise UserError(f"the model does not take these rows, {look(x)}: {error}") from error
         if not isinstance(f, Tensor) or f.shape[:1] != (len(x),):
             shown = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            raise told(f"model {type(module).__name__} returned {shown} for {len(x)} samples", module)
+            raise located_error(f"model {type(module).__name__} returned {shown} for {len(x)} samples", module)
         if f.is_floating_point() and not bool(f.isfinite().all()):
             raise UserError("the model gives no finite numbers for some of the rows: it has come apart in training")
         return f.to(like.dtype).cpu()
