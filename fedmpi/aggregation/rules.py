@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmpi.aggregation import conflicts
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.packing import Views
@@ -33,7 +33,7 @@ registry: dict[str, str] = {
     "principal": "fedmpi.aggregation.rules:principal",
     "trimmed_mean": "fedmpi.aggregation.rules:trimmed_mean",
 }
-KIND = Kind("server rule", registry, "server.rule", ("updates", "server"))
+KIND = PluginKind("server rule", registry, "server.rule", ("updates", "server"))
 
 
 def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> Callable[[Uploads, Server], Tensor]:

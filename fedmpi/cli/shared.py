@@ -19,7 +19,7 @@ from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.signals import CommandProcess
-from fedmpi.config import machine
+from fedmpi.config import resources
 from fedmpi.config.loading import shown
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def alone(command: str = "analyse") -> None:
 
 def fit(settings: configs.Settings) -> None:
     job = current_job()
-    machine.check(settings, writes=job is None or job.rank == 0)
+    resources.check(settings, writes=job is None or job.rank == 0)
     fix_threads(settings.compute.threads)
 
 

@@ -115,7 +115,7 @@ def split(
     client_test: how a client's own test rows are chosen, see client_test.py.
     Raises UserError if the data do not allow this division.
     """
-    made = registry.make(KIND, registry.Chosen(scheme, options))
+    made = registry.make(KIND, registry.Selection(scheme, options))
     cut = made.func
     labels = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
     labels.flags.writeable = False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, look
+from fedmpi.common.inputs import Samples, describe
 from fedmpi.common.metrics_row import RESERVED
 from fedmpi.common.text import nearest
 from fedmpi.common.user_code_errors import in_user_code, known_fix, located_error, source_location
@@ -181,7 +181,7 @@ def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
     if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or known_fix(error):
         return error
     name, place = type(module).__name__, source_location(module)
-    text = f"model {name} fails on a batch of {look(x)}: {type(error).__name__}: {error}"
+    text = f"model {name} fails on a batch of {describe(x)}: {type(error).__name__}: {error}"
     return UserError(f"{text} ({place})" if place else text)
 
 

@@ -262,7 +262,7 @@ class Evaluator:
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Figures], dict[int, float]]:
         """Every client's figures and their weights, computed where the client's state is; complete on rank 0. Within
-        `seeds.scoped`."""
+        `seeds.preserve_rng`."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
         for client in downloads:

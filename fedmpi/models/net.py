@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, each, look, zeros
+from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, describe, named_tensors, zeros
 from fedmpi.common.user_code_errors import in_user_code, located_error, source_location
 
 
@@ -119,7 +119,7 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
     except Exception as error:
         place = in_user_code(error) or source_location(module)
         raise UserError(
-            f"{name} fails on a batch of two samples of the data set, {look(x)}: "
+            f"{name} fails on a batch of two samples of the data set, {describe(x)}: "
             f"{error}; choose a model for samples of this shape{_symbols(x)}{f' ({place})' if place else ''}"
         ) from error
     finally:
@@ -144,7 +144,7 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
 
 
 def _symbols(x: Samples) -> str:
-    whole = any(part.dtype == torch.int64 for _, part in each(x, ""))
+    whole = any(part.dtype == torch.int64 for _, part in named_tensors(x, ""))
     return "; whole numbers are symbols, for nn.Embedding: measurements need floats, x.float()" if whole else ""
 
 

@@ -51,7 +51,7 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
 
 def open_source(settings: Settings) -> partial[Any]:
     """The data source with its checked options; call it with data.root."""
-    chosen = registry.Chosen(settings.data.source, settings.data.options, settings.data.beside)
+    chosen = registry.Selection(settings.data.source, settings.data.options, settings.data.reserved_keys)
     made = registry.make(sources.KIND, chosen, settings.origins("data"))
     if not settings.data.download:
         return made
@@ -84,11 +84,11 @@ def partitioned(settings: Settings) -> Federated:
         with (
             choosing(settings.data.stream),
             ignoring(settings.task.options.get("ignore")),
-            seeds.scoped(settings.seed, "source"),
+            seeds.seeded(settings.seed, "source"),
         ):
             dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
-    with attribute_errors("data.partition"), seeds.scoped(settings.seed, "scheme"):
+    with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     if settings.data.standardise_target:
         whole = target_scaling.scaled(settings, whole, dataset)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
 from fedmpi.common.user_code_errors import ONE_SAMPLE, attribute_errors, located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
@@ -88,8 +88,9 @@ def warn_of_untracked(name: str, module: nn.Module) -> None:
         )
     if tensors:
         warnings.warn(
-            f"model {name}: {brief(', '.join(tensors))}: plain tensors, which are neither trained nor sent nor saved, "
-            "and stay on the device where they were made: use register_buffer, with persistent=False for a constant",
+            f"model {name}: {shorten(', '.join(tensors))}: plain tensors, which are neither trained nor sent nor "
+            "saved, and stay on the device where they were made: use register_buffer, with persistent=False for a "
+            "constant",
             stacklevel=2,
         )
 

@@ -26,11 +26,11 @@ from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
 from fedmpi.comm.failures.process_exit import tell_fatal_signals
 from fedmpi.comm.timeouts import Timeouts
-from fedmpi.common.errors import COME_AGAIN, UserError
+from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.common.signals import CommandProcess, StopRequest
 from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import Settings
-from fedmpi.config.later import comparable
+from fedmpi.config.resume_rules import comparable
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, memory, rank_agreement, trust
@@ -104,7 +104,7 @@ def execute(
         run.until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
-        stop.alone(COME_AGAIN if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
+        stop.alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
         _build(run)
         run.comm = connect(job, settings.comm.backend, run.device, timeouts, error_reporter, settings.comm.interface)
         stop.listen()
@@ -317,7 +317,7 @@ def _finish(
     """
     result = recorder.close(fed, reason)
     # The signal may have come to another rank.
-    stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else COME_AGAIN
+    stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
     code = {"finished": 0, "enough": 0, "apart": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME):
         fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)

@@ -217,7 +217,7 @@ def _finish(
             seeds.reseed(worker.seed, "torch", client.round, client.id)
             with attribute_errors(client.where):
                 if drawn is not None:
-                    seeds.go_on(drawn)
+                    seeds.set_state(drawn)
                 sent, more = check_pair(method, "upload", method.upload(client), client.where)
             inputs.check_hooks(method, client.where, "upload")
         state = write_upload(client, here, (State(), sent, more), partial(fit.stack.subtract, i))

@@ -271,7 +271,7 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
         view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
-    with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
+    with seeds.seeded(made.settings.seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
         predict = load_own_model(view)
     if predict is not None:
         return ClientPredictor(worker.model.module, predict).eval()

@@ -16,7 +16,7 @@ from fedmpi.common.inputs import to_text
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
-from fedmpi.common.text import figure
+from fedmpi.common.text import format_metric
 from fedmpi.config.yaml_source import text_for
 from fedmpi.data.batches import Shards
 from fedmpi.data.partitions.parts import Partition
@@ -266,7 +266,9 @@ class Console:
         self.told, self.wall_s = self.told + 1, self.wall_s + float(row["wall_s"])
         done = int(row["round"]) + 1
         parts = [f"round {done}/{self.rounds}"]
-        parts += [f"{name} {figure(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None]
+        parts += [
+            f"{name} {format_metric(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None
+        ]
         parts.append(f"{row['wall_s']:.1f} s")
         left_s = max(self.rounds - done, 0) * self.wall_s / self.told
         if left_s > 0:
