@@ -75,10 +75,8 @@ def check(
     checked: dict[str, Any] = {}
     problems = []
     named = named or getattr(target, "__name__", str(target))
-    keys, moved = (
-        [*declared, *reserved_keys],
-        getattr(target, "MOVED", {}),
-    )  # option of earlier versions -> what it is now
+    keys = [*declared, *reserved_keys]
+    moved = getattr(target, "MOVED", {})  # option of earlier versions -> what it is now
 
     def complain(key: str, text: str) -> None:
         prefix = f"{origins[key]}: " if key in origins else ""
