@@ -104,11 +104,11 @@ def execute(
         run.until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
-        stop.alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
+        stop.exit_if_alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
         _build(run)
         run.comm = connect(job, settings.comm.backend, run.device, timeouts, error_reporter, settings.comm.interface)
         stop.listen()
-        stop.alone(None)
+        stop.exit_if_alone(None)
         _agree(run)
         if isinstance(recorder, Recorder):
             _open(run, recorder)
@@ -142,8 +142,8 @@ def execute(
     finally:
         run.until_end.close()
         vars(recorder).clear()  # model and data: who watches the launcher keeps the object itself alive
-        stop.alone(None)
-        stop.deaf(command is not None)
+        stop.exit_if_alone(None)
+        stop.restore_handlers(command is not None)
 
 
 def _build(run: RunContext) -> None:

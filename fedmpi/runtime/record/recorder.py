@@ -157,7 +157,7 @@ class Recorder(RankRecorder):
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
         self.console.round(row, self.server.view.noted)
-        self.stop.enough = 0 < self.stop.after <= row["round"] + 1
+        self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
 
@@ -192,7 +192,7 @@ class Recorder(RankRecorder):
         for line in report_text.results(rows, result, self.headline, clients, made):
             self.console.say(line)
         self.console.say(f"run directory: {self.directory.shown}")
-        if reason == "stopped" and self.checkpoints is not None and not self.stop.enough:
+        if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
             self.console.say(f"go on with: fedmpi resume {self.directory.shown}")
         return result
 
