@@ -105,7 +105,7 @@ class Reporter:
         model = None if server is None else (server.w, server.b)
         exact = self.exchange.exact(server) if evaluator.asks_for_global else None
         lr, inbox = self.plan.learning_rate(t_seen), self.exchange.inbox
-        with seeds.scoped(self.plan.seed, "evaluate", t):
+        with seeds.seeded(self.plan.seed, "evaluate", t):
             figures, lines = evaluator(t_seen, lr, model, exact, inbox, downloads, last=last)
         self.sink.append("clients.jsonl", *({**each, "round": t} for each in lines))
         if server is not None and server.best is not None:

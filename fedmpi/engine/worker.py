@@ -92,7 +92,7 @@ class Worker:
     def chance(self) -> AbstractContextManager[Any]:
         """Around the rounds of clients: the global generators, which each client seeds for itself, are afterwards what
         they were. Where no code draws from them that takes a moment, and is left out."""
-        return seeds.scoped() if self.draws else nullcontext()
+        return seeds.preserve_rng() if self.draws else nullcontext()
 
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""

@@ -136,7 +136,7 @@ class ClientContext(Client):
         self.worker.model.module.train()
         self.cut_short = False  # what is measured does not go up with a word of it
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
-        with seeds.scoped(self.worker.seed, "tune", self.round, self.id):
+        with seeds.seeded(self.worker.seed, "tune", self.round, self.id):
             self.worker.method.tune(self, epochs)
 
     # ---- forward passes ----

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.engine.checks import check_pair
 from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
 from fedmpi.engine.local.context import ClientContext
@@ -193,7 +193,7 @@ def _arrive(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
     worker, inputs, drawn = client.worker, client.read_only_check(), None
     if overrides(worker.method, "receive"):
         seeds.reseed(worker.seed, "torch", client.round, client.id)
-        with blaming(client.where):
+        with attribute_errors(client.where):
             worker.model.load(client.received, client.b0)
             client.start()
             drawn = seeds.state() if overrides(worker.method, "upload") else None
@@ -215,9 +215,9 @@ def _finish(
             worker.model.load(fit.stack.row(i), client.b0)
         if asked:
             seeds.reseed(worker.seed, "torch", client.round, client.id)
-            with blaming(client.where):
+            with attribute_errors(client.where):
                 if drawn is not None:
-                    seeds.go_on(drawn)
+                    seeds.set_state(drawn)
                 sent, more = check_pair(method, "upload", method.upload(client), client.where)
             inputs.check_hooks(method, client.where, "upload")
         state = write_upload(client, here, (State(), sent, more), partial(fit.stack.subtract, i))

@@ -66,7 +66,7 @@ def test_one_round_of_a_client_by_hand(client, options):
     shard = it.made.data.train[2]
     x, y = shard.x[shard.index], shard.y[shard.index]
     sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9, weight_decay=1e-3)
-    with seeds.scoped(0, "torch", 0, 2):
+    with seeds.seeded(0, "torch", 0, 2):
         for _ in range(2):
             mu, s = module.encode(module.body(x)).chunk(2, 1)
             z = mu + softplus(s) * torch.randn_like(mu)
@@ -76,7 +76,7 @@ def test_one_round_of_a_client_by_hand(client, options):
             sgd.zero_grad()
             loss.backward()
             sgd.step()
-    with seeds.scoped(0, "torch", 0, 2):
+    with seeds.seeded(0, "torch", 0, 2):
         it.made.method.train(k)
     torch.testing.assert_close(k.w, nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=1e-5)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, natural_order
+from fedmpi.common.text import natural_order, shorten
 
 PARTS = {  # words in the name of a data set or its group -> how we call the arrays of that part
     **dict.fromkeys(("train", "training"), ""),
@@ -137,5 +137,5 @@ def _key(name: str, given: Mapping[str, str | None], part: str | None) -> str | 
 def _report_unread(at: Path, names: list[str]) -> None:
     names = [name for name in dict.fromkeys(names) if name not in ("coarse_label", "snippets")]  # of TFF
     if names:
-        said = f"data: {at}: not read: {brief(', '.join(names))}"
+        said = f"data: {at}: not read: {shorten(', '.join(names))}"
         warnings.warn(f"{said}; data.inputs, data.labels and data.sites name what is read", stacklevel=4)

@@ -4,7 +4,7 @@ track: [tensorboard, {wandb: {project: mine}}]        `fedmpi list trackers`
 callbacks: [mine.py:Watch, {mine.py:Watch: {every: 5}}]
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "mlflow": "fedmpi.runtime.record.tracking.adapters:MLflow",
@@ -13,4 +13,4 @@ registry: dict[str, str] = {
     "wandb": "fedmpi.runtime.record.tracking.adapters:WandB",
 }
 
-KIND = Kind("tracker", registry, "track")
+KIND = PluginKind("tracker", registry, "track")

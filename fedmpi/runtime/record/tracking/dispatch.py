@@ -107,8 +107,8 @@ def _made(settings: Settings, key: str, where: str, name: str, options: Any) -> 
     origins = settings.origins(f"{where}.{name}")
     if not isinstance(options or {}, dict):
         raise UserError(f"{where}.{name}: {options!r} is not allowed; it takes options by their names")
-    kind = registry.Kind(tracking.KIND.label if known else "callback", known, f"{where}.{name}")
-    make = registry.make(kind, registry.Chosen(name, options or {}), origins)
+    kind = registry.PluginKind(tracking.KIND.label if known else "callback", known, f"{where}.{name}")
+    make = registry.make(kind, registry.Selection(name, options or {}), origins)
     try:
         made = make()
     except ImportError as error:
@@ -141,7 +141,7 @@ def _preserve_process_state() -> Iterator[None]:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
-        seeds.go_on(drawn)
+        seeds.set_state(drawn)
         for number, handler in handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
