@@ -4,7 +4,7 @@
         S_t = cohort(seed, t)                               the same on every rank, without a message
         rank 0 broadcasts  command, w, declared server state
         rank r             trains its clients of S_t (several at once where compute.pack says so), and contributes
-                           their uploads: as rows, or as sums of them (travel/gathering.py)
+                           their uploads: as rows, or as sums of them (transport/gather.py)
         rank 0             w <- server_optim(w, direction(uploads))
 
 Round t - 1 is reported at the beginning of round t: rank 0 alone evaluates the global model while the others train. If
@@ -39,8 +39,8 @@ from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.timeline import Timeline
-from fedmpi.engine.travel.exchange import Exchange
-from fedmpi.engine.travel.gathering import Gathering, Received
+from fedmpi.engine.transport.gather import GatheredUploads, UploadGather
+from fedmpi.engine.transport.round_transport import RoundTransport
 from fedmpi.engine.worker import Worker
 
 
@@ -65,11 +65,11 @@ class Federation:
         self.states = ClientStates(comm, worker, training_ranks)
         self.states.undoes, self.states.keeps_moves = (plan.undo or tolerant) and stateful, tolerant
         how = {"sums": plan.adds_up, "reduce": plan.reduce, "acknowledge": tolerant or plan.acknowledge}
-        self.transport = Exchange(comm, messages, model.w, plan.sharded, **how)
+        self.transport = RoundTransport(comm, messages, model.w, plan.sharded, **how)
         self.server: FederationServer | None = None
         if comm.rank == 0:
             storage, view = self.transport.model_storage(), ServerView(data, optimizer.lr, plan.rounds, plan.seed)
-            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.held)
+            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.last_sent)
             update_filter, undoes = UpdateFilter(plan.max_norm, plan.drop, plan.clip), tolerant and bool(plan.probes)
             self.server = FederationServer(*made, plan.best, plan.updates, update_filter, undoes)
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
@@ -167,7 +167,9 @@ class Federation:
             if self.scheduler.measure is not None:
                 self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
-    def train_clients(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: Gathering) -> None:
+    def train_clients(
+        self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
+    ) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
         lap, alone = self.timeline.lap, len(clients) == 1
         for client in clients if self.states.undoes else ():
@@ -192,7 +194,7 @@ class Federation:
         t: int,
         cohort: Sequence[int],
         placement: Mapping[int, int],
-        received: Received,
+        received: GatheredUploads,
         trained: float,
         arrived: float,
         counted: tuple[int, int],
@@ -239,7 +241,7 @@ class Federation:
             "refused": refused,
             **({"lost": absent} if absent else {}),
             **({"clipped": server.update_filter.clipped} if self.plan.clip else {}),
-            **self.transport.versions.count(t, cohort),
+            **self.transport.traffic.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
             "train_s": max(busy.values(), default=0.0),
             "wait_s": arrived - trained,
@@ -261,10 +263,10 @@ class Federation:
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
-        self.control.first_round = self.transport.told = t + 1
+        self.control.first_round = self.transport.broadcast_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):
-            self.transport.versions.count(earlier, self.scheduler.cohort(earlier))
+            self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
         self.states.trained, self.states.shelved_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.line = memory["line"]

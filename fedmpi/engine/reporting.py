@@ -17,7 +17,7 @@ from fedmpi.engine.faults.divergence import DivergenceMonitor
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.travel.exchange import Exchange
+from fedmpi.engine.transport.round_transport import RoundTransport
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
@@ -30,7 +30,7 @@ class Reporter:
     """Evaluates rounds, and hands their lines on. Every rank has one; the lines are rank 0's."""
 
     def __init__(
-        self, plan: Plan, states: ClientStates, exchange: Exchange, server: FederationServer | None, sink: Sink
+        self, plan: Plan, states: ClientStates, exchange: RoundTransport, server: FederationServer | None, sink: Sink
     ) -> None:
         self.plan, self.exchange, self.server, self.sink, self.worker = plan, exchange, server, sink, states.worker
         worker, protocol, own = states.worker, tuple(plan.protocol), own_parts(states.worker.messages)

@@ -20,7 +20,7 @@ from fedmpi.engine.probes import features, models, orthogonality, updates
 from fedmpi.engine.probes.cohort import Cohort, Model
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.travel.exchange import Exchange
+from fedmpi.engine.transport.round_transport import RoundTransport
 
 Probe = Callable[[Cohort], dict[str, Any]]  # every rank calls it; what it returns is rank 0's
 PROBES: dict[str, Probe] = {
@@ -44,7 +44,7 @@ class Probes:
         self,
         plan: Plan,
         states: ClientStates,
-        transport: Exchange,
+        transport: RoundTransport,
         scheduler: ClientScheduler,
         server: FederationServer | None,
         sink: Sink,

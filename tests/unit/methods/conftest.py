@@ -60,7 +60,7 @@ def client():
 
     def make(it, k=0, round_=0):
         fed = it.fed
-        fed.transport.announce(TRAIN, fed.server)
+        fed.transport.broadcast(TRAIN, fed.server)
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
         downloads = fed.transport.send_downloads(round_, range(fed.worker.data.clients), fed.states.owner, fed.server)
