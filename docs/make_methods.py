@@ -86,7 +86,7 @@ def cost(name):
     settings = config.load("configs/quickstart.yaml", overrides)
     made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
-    modules = [fed.worker.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
+    modules = [fed.trainer.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
     counts = [Passes(module) for module in (made.net.module, *modules)]
     messages = made.messages
     fed.transport.broadcast(TRAIN, fed.server)

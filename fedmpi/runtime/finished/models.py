@@ -263,7 +263,7 @@ def _without_checkpoint(settings: Settings, t: int) -> str:
 
 def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module, client: int, t: int) -> nn.Module:
     """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
-    t, method, worker = max(t, 0), made.method, fed.worker
+    t, method, trainer = max(t, 0), made.method, fed.trainer
     try:
         downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
@@ -274,8 +274,8 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
         predict = load_own_model(view)
     if predict is not None:
-        return ClientPredictor(worker.model.module, predict).eval()
-    module.load_state_dict(made.model.state_dict(worker.model.w, worker.model.b))
+        return ClientPredictor(trainer.model.module, predict).eval()
+    module.load_state_dict(made.model.state_dict(trainer.model.w, trainer.model.b))
     return module.eval()
 
 

@@ -109,7 +109,7 @@ class Checkpoints:
         self.wait()
         if t in self.kept:
             return
-        if fed.worker.messages.client_state.size:
+        if fed.trainer.messages.client_state.size:
             self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.news().items()}
         server = None if fed.server is None else (fed.server.snapshot(), json.dumps(memory))
         self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))

@@ -101,7 +101,7 @@ def graphs():
         it = prepare(settings("fedavg", "norm", train={"epochs": 4}, compute={"graphs": graphs}), device=GPU)
         found.append((it, count(it.fed.run)["launch"]))
     (one, launches), (other, fewer) = found
-    captured = len(other.fed.worker.graphs._captured)
+    captured = len(other.fed.trainer.graphs._captured)
     return {"launches": [launches, fewer], "captured": captured, "same": torch.equal(one.w, other.w)}
 
 

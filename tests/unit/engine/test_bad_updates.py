@@ -98,7 +98,7 @@ def spoil(monkeypatch, factor, rounds=(1,), slot="dw"):
     def spoiled(self, row):
         honest(self, row)
         if self.id == BAD and self.round in rounds:
-            getattr(self.worker.messages.upload(self.round).packing.views(row), slot).mul_(factor)
+            getattr(self.trainer.messages.upload(self.round).packing.views(row), slot).mul_(factor)
 
     monkeypatch.setattr(ClientContext, "run_round", spoiled)
 
