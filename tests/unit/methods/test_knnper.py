@@ -54,7 +54,7 @@ def test_prediction_by_hand(client, mix, similarity):
         expected = 0.3 * p_knn + 0.7 * other
         torch.testing.assert_close(found[i].exp() if mix == "softmax" else found[i], expected, rtol=0, atol=1e-5)
     if mix == "softmax":
-        loss = evaluate(it.fed.worker, test, 100, predict).figures["loss"]
+        loss = evaluate(it.fed.trainer, test, 100, predict).figures["loss"]
         picked = found.exp()[torch.arange(len(test.y)), test.y]
         assert loss == pytest.approx(-picked.double().log().mean().item(), rel=1e-5)
 

@@ -55,7 +55,7 @@ def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: Fal
 
 
 def whole(it):
-    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.worker.data.clients)}  # from memory or shelf
+    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.trainer.data.clients)}  # from memory or shelf
     return record(it) | {"kept": kept, "reason": it.reason}
 
 
