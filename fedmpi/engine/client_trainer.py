@@ -20,7 +20,7 @@ from fedmpi.engine.readonly import FrozenTensorGuard
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.chain import straight
+from fedmpi.models.mlp import straight
 from fedmpi.models.net import Net
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression

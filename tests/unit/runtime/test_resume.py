@@ -12,7 +12,7 @@ from helpers import digest, fedmpi, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.augment.warps import Resize
+from fedmpi.data.augment.geometry import Resize
 from fedmpi.methods import registry
 from fedmpi.runtime.record.durable import CorruptFileError
 from fedmpi.runtime.resuming import checkpoints, resume
