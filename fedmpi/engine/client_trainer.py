@@ -93,11 +93,6 @@ class ClientTrainer:
         if self.model.w.is_cuda:
             torch.cuda.current_stream(self.model.w.device).synchronize()
 
-    def chance(self) -> AbstractContextManager[Any]:
-        """Around the rounds of clients: the global generators, which each client seeds for itself, are afterwards what
-        they were. Where no code draws from them that takes a moment, and is left out."""
-        return seeds.preserve_rng() if self.draws else nullcontext()
-
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
         return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
