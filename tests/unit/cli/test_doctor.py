@@ -102,23 +102,24 @@ class Hanging(subprocess.Popen):
         raise subprocess.TimeoutExpired(self.args, timeout)
 
 
-def test_an_mpi_that_hangs_keeps_what_was_said_before(monkeypatch):
-    monkeypatch.setattr(programs, "MPI", f"{MPI_THAT_ENDS}import time; time.sleep(987.5)")
-    monkeypatch.setattr(programs.subprocess, "Popen", Hanging)
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        ("import time; time.sleep(987.5)", f"gave no answer within {programs.MPI_S:g} s"),
+        ("import os; os.kill(os.getpid(), 4)", "was ended by SIGILL"),
+    ],
+)
+def test_an_mpi_that_hangs_or_dies_keeps_what_it_printed_before(monkeypatch, ending, text):
+    monkeypatch.setattr(programs, "MPI", MPI_THAT_ENDS + ending)
+    if "sleep" in ending:
+        monkeypatch.setattr(programs.subprocess, "Popen", Hanging)
+    else:
+        monkeypatch.setattr(programs, "MPI_S", 600.0)  # a slow machine starts Python in it, too
     lines = [*programs.mpi(os.environ)]
     assert lines[0] == Line("a", "b")
     assert (lines[1].name, lines[1].mark) == ("mpi", ODD)
-    assert f"gave no answer within {programs.MPI_S:g} s" in lines[1].text
+    assert text in lines[1].text
     assert gone("987.5")
-
-
-def test_an_mpi_that_dies_keeps_what_was_said_before(monkeypatch):
-    monkeypatch.setattr(programs, "MPI", f"{MPI_THAT_ENDS}import os; os.kill(os.getpid(), 4)")
-    monkeypatch.setattr(programs, "MPI_S", 600.0)  # a slow machine starts Python in it, too
-    lines = [*programs.mpi(os.environ)]
-    assert lines[0] == Line("a", "b")
-    assert (lines[1].name, lines[1].mark) == ("mpi", ODD)
-    assert "was ended by SIGILL" in lines[1].text
 
 
 @pytest.mark.parametrize(
