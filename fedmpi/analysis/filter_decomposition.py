@@ -198,7 +198,7 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
     for number in range(replicates):
         seed = seeds.derive(fed.plan.seed, "replicate", number)
         members = scheduler.draw_cohort(
-            seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+            seed, t, fed.trainer.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
         )
         found = local_models(fed, worker_with_seed(made, seed), members, t)
         factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
@@ -229,18 +229,18 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     atom_layers(made)
     if made.data.global_test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
-    s, worker = made.settings, build.make_worker(made, lambda: False)
+    s, trainer = made.settings, build.make_trainer(made, lambda: False)
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
-    found = local_models(fed, worker, members, t)
+    found = local_models(fed, trainer, members, t)
     w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
 
     def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
-        worker.model.load(at, b)
+        trainer.model.load(at, b)
         assert made.data.global_test is not None
-        return evaluate(worker, made.data.global_test, s.evaluate.batch_size, predict).figures
+        return evaluate(trainer, made.data.global_test, s.evaluate.batch_size, predict).figures
 
     models = [
         {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}

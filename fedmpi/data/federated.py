@@ -27,11 +27,10 @@ from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.layout import laid_out
 from fedmpi.data.partitions import KIND
-from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import feature_noise, noisy
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import label_matrix, shards
-from fedmpi.data.partitions.sites import domain, site
 from fedmpi.data.pictures import FLOATS, Pictures
 from fedmpi.data.preparation import Preparation, ready
 

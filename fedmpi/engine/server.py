@@ -31,7 +31,7 @@ from fedmpi.engine.checks import (
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.engine.travel.gathering import Received
+from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Server, Uploads
@@ -155,7 +155,7 @@ class FederationServer:
         return row
 
     def step(
-        self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received, norms: Mapping[int, float]
+        self, t: int, train_lr: float, up: Uploads, upload: Upload, came: GatheredUploads, norms: Mapping[int, float]
     ) -> dict[str, float]:
         """One round's step; returns the method's own figures. `up` is what `came` from the clients; norms: ||dw||."""
         seen = up = RecordingUploads(up) if self.records and "dw" in upload.packing.shapes and upload.w.size else up

@@ -25,6 +25,7 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
 from fedmpi.engine.best import Choice
 from fedmpi.engine.checks import are_finite
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.local.recipe import Recipe, learning_rate
@@ -32,7 +33,6 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.server import Rule
-from fedmpi.engine.worker import Worker
 from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
 from fedmpi.flat.model import FlatModel
@@ -310,14 +310,14 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
     return rules.over(rule.groups, chosen) if rule.groups else chosen
 
 
-def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
-    """Make the worker that trains clients on this rank; stop() is true once the run was asked to stop."""
+def make_trainer(made: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
+    """Make what trains clients on this rank; stop() is true once the run was asked to stop."""
     s = made.settings
-    return Worker(
+    return ClientTrainer(
         *(made.model, made.net, made.task, made.method, made.data, made.messages, made.recipe, s.seed),
         bf16=s.compute.precision == "bf16",
-        drop=s.faults.on_bad_update != "abort",
-        spares=s.faults.on_client_error == "drop",
+        drops_bad_updates=s.faults.on_bad_update != "abort",
+        drops_failed_clients=s.faults.on_client_error == "drop",
         pack=made.pack,
         strict=s.compute.pack != "auto",
         graphs=made.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
@@ -366,4 +366,4 @@ def federation(
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
     constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
     optimizer = ServerOptimizer(s.server.optim, like, *constants)
-    return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
+    return Federation(plan, comm, make_trainer(made, stop), optimizer, made.rule, sink)

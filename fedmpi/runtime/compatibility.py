@@ -20,7 +20,7 @@ from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.reporting import own_parts
-from fedmpi.engine.travel.gathering import Cuts
+from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,
@@ -268,7 +268,7 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
     """Check that with server.reduce: local nobody needs the uploads of single clients."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
-    sent = {name for packing in uploads for name in Cuts(packing).large} - {*means, "_b"}
+    sent = {name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"}
     reasons = {
         f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says so: "
         'means = {"dw": ("p",)})': not means,

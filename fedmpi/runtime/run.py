@@ -41,7 +41,7 @@ from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, r
 from fedmpi.runtime.record.plugins import PluginFile
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.timeline import TimelineFile
-from fedmpi.runtime.record.tracking.dispatch import make_loggers
+from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 

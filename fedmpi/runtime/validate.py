@@ -23,7 +23,7 @@ from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.record.tracking.dispatch import make_loggers
+from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
 

@@ -29,7 +29,7 @@ registry: dict[str, str] = {
     "pacs": "fedmpi.data.sources.pictures.domains:pacs",
     "retina": "fedmpi.data.sources.pictures.ssl_fl:retina",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:saved_dataset",
-    "shakespeare": "fedmpi.data.sources.texts.shakespeare:shakespeare",
+    "shakespeare": "fedmpi.data.sources.texts.text:shakespeare",
     "stl10": "fedmpi.data.sources.pictures.stl10:stl10",
     "svhn": "fedmpi.data.sources.pictures.svhn:svhn",
     "table": "fedmpi.data.sources.tables.table:table",

@@ -30,7 +30,7 @@ from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
-from fedmpi.runtime.record.tracking.dispatch import LoggerCollection
+from fedmpi.runtime.record.tracking import LoggerCollection
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 if TYPE_CHECKING:

@@ -199,7 +199,7 @@ def _proposals(
 
 def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
-    if not fed.worker.messages.client_state.size:
+    if not fed.trainer.messages.client_state.size:
         return ""
     last, gone = fed.scheduler.last_rounds(t), fed.scheduler.lost_ranks.gone(t + 1)
     for client in sorted(last):

@@ -211,7 +211,7 @@ class Still(Method):
     fitted: ClassVar[list] = []
 
     def train(self, k):
-        module = k.worker.model.module
+        module = k.trainer.model.module
         self.modes.append(all(part.training for part in module.modules()))
         first = k.fit(1)
         w, loss = k.fit(1)
@@ -232,7 +232,7 @@ def test_a_fit_gives_the_mean_of_its_own_steps():
 
 def test_accuracy_by_class_is_that_of_the_global_model():
     it = play(settings(rounds=2))
-    test = it.fed.worker.data.global_test
+    test = it.fed.trainer.data.global_test
     it.made.model.load(it.w, it.b)
     given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
     naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]

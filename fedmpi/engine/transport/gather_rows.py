@@ -6,13 +6,22 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip, close_up, neighbours, packed, scale
+from fedmpi.engine.transport.gather import (
+    GatherContext,
+    GatheredUploads,
+    SendBuffer,
+    UploadGather,
+    close_up,
+    neighbours,
+    packed,
+    scale,
+)
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 from fedmpi.method.context import Uploads
 
 
-class Held(Received):
+class GatheredRows(GatheredUploads):
     """Rows (m, row) in rank 0's own memory."""
 
     def __init__(self, rows: Tensor, packing: Packing) -> None:
@@ -40,41 +49,44 @@ class Held(Received):
         return {"updates": self.rows}
 
 
-class Whole(Gathering):
+class RowGather(UploadGather):
     """Rows as they are, into rank 0's memory."""
 
-    def __init__(self, trip: Trip) -> None:
-        super().__init__(trip)
+    def __init__(self, context: GatherContext) -> None:
+        super().__init__(context)
         if self.comm.rank:
-            self.ring = Ring(trip)
+            self.send_buffer = SendBuffer(context)
             return
-        self.rows = trip.memory.rows("rows", len(trip.members), trip.upload.packing.size, uploads=bool(trip.here))
-        self.place = {client: i for i, client in enumerate(trip.members)}
-        self.comm.count_own(self.rows.element_size() * trip.upload.size * len(trip.here))
-        theirs = [i for i, k in enumerate(trip.members) if trip.where[k]]
-        self.packed = dict(zip(theirs, packed(trip, len(theirs)), strict=True)) if trip.upload.coding else {}
+        self.rows = context.buffers.rows(
+            "rows", len(context.members), context.upload.packing.size, uploads=bool(context.here)
+        )
+        self.place = {client: i for i, client in enumerate(context.members)}
+        self.comm.count_own(self.rows.element_size() * context.upload.size * len(context.here))
+        theirs = [i for i, k in enumerate(context.members) if context.where[k]]
+        self.packed = dict(zip(theirs, packed(context, len(theirs)), strict=True)) if context.upload.coding else {}
         self.coming = {
-            i: self.comm.post([], [(trip.where[trip.members[i]], self.packed.get(i, self.rows[i]))]) for i in theirs
+            i: self.comm.post([], [(context.where[context.members[i]], self.packed.get(i, self.rows[i]))])
+            for i in theirs
         }
 
     def row(self, client: int) -> Tensor:
-        return self.ring.row(client) if self.comm.rank else self.rows[self.place[client]]
+        return self.send_buffer.row(client) if self.comm.rank else self.rows[self.place[client]]
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
         if self.comm.rank:
-            return self.ring.block(clients)
+            return self.send_buffer.block(clients)
         return neighbours(self.rows, [self.place[client] for client in clients])
 
     def done(self, client: int) -> None:
         if self.comm.rank:
-            self.ring.send(client, [(0, self.ring.message(client))])
+            self.send_buffer.send(client, [(0, self.send_buffer.message(client))])
 
-    def _finish(self) -> Received | None:
+    def _finish(self) -> GatheredUploads | None:
         if self.comm.rank:
-            self.ring.wait()
+            self.send_buffer.wait()
             return None
         for i, posted in self.coming.items():
             self.comm.finish(posted)
             if i in self.packed:
-                self.trip.upload.coding.unpack(self.packed[i], self.rows[i])  # type: ignore[union-attr]
-        return Held(self.rows, self.trip.upload.packing)
+                self.context.upload.coding.unpack(self.packed[i], self.rows[i])  # type: ignore[union-attr]
+        return GatheredRows(self.rows, self.context.upload.packing)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from helpers import fedmpi as fedmpi_command
 from helpers import play, prepare, record, small_settings
-from test_travel import BYTES, SIZE, THREADED, on_ranks, small_blocks  # noqa: F401  (a fixture)
+from test_transport import BYTES, SIZE, THREADED, on_ranks, small_blocks  # noqa: F401  (a fixture)
 from torch import nn
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel import reduced
-from fedmpi.engine.travel.gathering import Cuts
+from fedmpi.engine.transport import gather_reduce
+from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import means_of
 from fedmpi.method.values import State
 
@@ -28,7 +28,7 @@ def local(config, **server):
 def test_the_same_bits_on_any_ranks(method):
     config = small_settings(method, "mlp", rounds=3)
     it = prepare(config)
-    large = {name for t in range(3) for name in Cuts(it.made.messages.upload(t).packing).large}
+    large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload(t).packing).large}
     means = means_of(it.made.method)
     if means is None or not large <= {*means, "_b"}:
         with pytest.raises(UserError, match=r"looks at single .*; use server"):
@@ -53,7 +53,7 @@ def test_sums_are_exact_in_any_order():
     c /= c.sum()
 
     def total(order):
-        sum_ = reduced.Total(torch.zeros(1000, dtype=torch.int64), torch.float32)
+        sum_ = gather_reduce.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float32)
         for i in order:
             sum_.add(x[i], float(c[i]))
         return sum_.value()
@@ -61,16 +61,16 @@ def test_sums_are_exact_in_any_order():
     forth, exact = total(range(30)), c @ x.double()
     assert torch.equal(forth, total(reversed(range(30))))
     assert torch.equal(forth, exact.float())
-    parts = reduced.Total(torch.zeros(1000, dtype=torch.int64), torch.float64)
+    parts = gather_reduce.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float64)
     for i in range(30):
         parts.add(x[i, 300:], float(c[i]), at=300)
         parts.add(x[i, :300], float(c[i]))
-    assert float((parts.value() - exact).abs().max()) <= 30 * reduced.UNIT / 2 + 1e-15
+    assert float((parts.value() - exact).abs().max()) <= 30 * gather_reduce.UNIT / 2 + 1e-15
 
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_an_entry_that_the_sums_cannot_hold_is_told(size, monkeypatch):
-    monkeypatch.setattr(reduced, "LARGEST", 1e-6)
+    monkeypatch.setattr(gather_reduce, "LARGEST", 1e-6)
     with pytest.raises(UserError, match=r"takes entries of at most 1e-06, and client \d has one of .* in dw"):
         on_ranks(local(small_settings("fedavg", "mlp", rounds=1)), size)
 

@@ -9,8 +9,8 @@ from thread_ranks import play_in_threads
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel import gathering, sharded, streamed
-from fedmpi.engine.travel.gathering import Cuts
+from fedmpi.engine.transport import gather, gather_sharded, gather_streaming
+from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.flat import formats, linear
 from fedmpi.flat.packing import Packing
 from fedmpi.method.values import State
@@ -25,14 +25,14 @@ def small_blocks(monkeypatch):
     """Slots of a tiny model are large, and travel in many pieces."""
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 128)
-    monkeypatch.setattr(gathering, "PIECE", 64)
+    monkeypatch.setattr(gather, "PIECE", 64)
 
 
 @pytest.fixture
 def ways(monkeypatch):
     """Which ways were taken."""
     found = []
-    for way in (sharded.Sharded, streamed.Streamed):
+    for way in (gather_sharded.ShardedGather, gather_streaming.StreamingGather):
         plain = way.__init__
         monkeypatch.setattr(way, "__init__", lambda self, *a, _p=plain, _w=way: (found.append(_w), _p(self, *a))[1])
     return found
@@ -41,7 +41,7 @@ def ways(monkeypatch):
 def whole(config, monkeypatch):
     """One process that holds all rows."""
     with monkeypatch.context() as patch:
-        patch.setattr("fedmpi.engine.travel.exchange.means_of", lambda method: None)
+        patch.setattr("fedmpi.engine.transport.round_transport.means_of", lambda method: None)
         return record(play(config))
 
 
@@ -72,7 +72,7 @@ def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
     found = on_ranks(at("sharded", config))
     assert record(found[0]) == expected
     travels = found[0].made.messages.upload(0).packing
-    assert (sharded.Sharded in ways) == bool(Cuts(travels).large)
+    assert (gather_sharded.ShardedGather in ways) == bool(ChunkPlan(travels).large)
 
 
 FORMS = [
@@ -93,7 +93,7 @@ def test_shards_in_formats_have_the_bits_of_whole_rows(method, up, monkeypatch, 
     expected = whole(config, monkeypatch)
     found = on_ranks(at("sharded", config))
     assert record(found[0]) == expected
-    assert sharded.Sharded in ways
+    assert gather_sharded.ShardedGather in ways
     sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
     assert sent == received
     if "topk" not in str(up):
@@ -106,7 +106,7 @@ def test_shards_in_formats_have_the_bits_of_whole_rows(method, up, monkeypatch, 
 def test_rules_on_shards(rule, monkeypatch, ways):
     config = small_settings("fedavg", "mlp", rounds=2, server={"rule": rule})
     assert record(on_ranks(at("sharded", config))[0]) == whole(config, monkeypatch)
-    assert sharded.Sharded in ways
+    assert gather_sharded.ShardedGather in ways
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_what_is_recorded_of_updates_is_the_same_in_every_way(method, rule, upda
     assert ("eigenvalues" in expected["updates"][0]) == (method == "fedld" or updates == "gram")
     for size, placement in ((1, "root"), (3, "root"), (4, "sharded")):
         assert record(on_ranks(at(placement, config), size)[0]) == expected
-    assert sharded.Sharded in ways
-    assert (streamed.Streamed in ways) == (method == "fedavg" and rule == "auto" and updates == "norms")
+    assert gather_sharded.ShardedGather in ways
+    assert (gather_streaming.StreamingGather in ways) == (method == "fedavg" and rule == "auto" and updates == "norms")
     silent = small_settings(method, "mlp", rounds=2, server={"rule": rule}, record={"updates": False})
     assert record(play(silent)) == expected | {"updates": []}
 
@@ -177,7 +177,7 @@ def test_what_is_recorded_of_updates_is_the_same_in_every_way(method, rule, upda
 def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
     config = small_settings("fedavg", "mlp", rounds=1, faults={"on_bad_update": "drop"})
     on_ranks(config, size)
-    assert streamed.Streamed not in ways
+    assert gather_streaming.StreamingGather not in ways
 
 
 # ---- a user's own ----
@@ -214,7 +214,7 @@ def named(cls, **changes):
 def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
     config = named(Raw)
     assert record(on_ranks(at("sharded", config))[0]) == record(play(config))
-    assert streamed.Streamed not in ways
+    assert gather_streaming.StreamingGather not in ways
 
 
 @pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads updates.dw"), (Another, "another sum")])
@@ -228,7 +228,7 @@ def test_cuts_share_out_every_column_once(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
     packing = Packing({"_loss": (), "a": (100,), "b": (7,), "c": (3, 70), "d": (32,)})
-    made = Cuts(packing)
+    made = ChunkPlan(packing)
     assert list(made.large) == ["a", "c"]
     assert made.runs == [(0, 1), (101, 108), (318, 350)]
     row = torch.arange(packing.size, dtype=torch.float32)
@@ -245,14 +245,14 @@ def test_cuts_share_out_every_column_once(monkeypatch):
 def test_what_each_rank_holds(monkeypatch):
     """m d / W entries a rank, and one row on its way."""
     config = at("sharded", small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
-    monkeypatch.setattr(sharded, "UNSENT", 0)
+    monkeypatch.setattr(gather_sharded, "UNSENT", 0)
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
     found = on_ranks(config)
     made = found[0].made
     d, m = made.model.layout.size, 7
     for it in found.values():
-        held = {name: x.numel() for name, x in it.fed.transport.memory.held.items()}
+        held = {name: x.numel() for name, x in it.fed.transport.buffers.tensors.items()}
         assert held["shard dw"] <= m * (d / SIZE + 32)
         assert held.get("rows", 0) <= made.messages.upload(0).packing.size
-    assert sum(it.fed.transport.memory.held["shard dw"].numel() for it in found.values()) == m * d
+    assert sum(it.fed.transport.buffers.tensors["shard dw"].numel() for it in found.values()) == m * d

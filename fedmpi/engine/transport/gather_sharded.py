@@ -15,41 +15,49 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm.base import Lost, Message
-from fedmpi.engine.travel.gathering import UNSENT, Gathering, Received, Ring, Trip, close_up, scale
-from fedmpi.engine.travel.shard import COMBINE, END, FETCH, GRAM, NORMS, ONLY, PRODUCTS, SCALE, TRIMMED, Shard
+from fedmpi.engine.transport.gather import (
+    UNSENT,
+    GatherContext,
+    GatheredUploads,
+    SendBuffer,
+    UploadGather,
+    close_up,
+    scale,
+)
+from fedmpi.engine.transport.shard import COMBINE, END, FETCH, GRAM, NORMS, ONLY, PRODUCTS, SCALE, TRIMMED, Shard
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
 
 
-class Sharded(Gathering):
+class ShardedGather(UploadGather):
     """Every rank that lives is a holder, rank 0 and those that do not train too."""
 
-    def __init__(self, trip: Trip) -> None:
-        super().__init__(trip)
-        self.shard, comm, cuts = Shard(trip), trip.comm, trip.cuts
-        self.order = {client: i for i, client in enumerate(trip.members)}
+    def __init__(self, context: GatherContext) -> None:
+        super().__init__(context)
+        self.shard, comm, chunks = Shard(context), context.comm, context.chunks
+        self.order = {client: i for i, client in enumerate(context.members)}
         # What it sends is asked for already. Where nothing is under way before the end, no row may wait for another.
-        self.ring = Ring(trip, UNSENT // 8 if comm.begins else 2**62)
+        self.send_buffer = SendBuffer(context, UNSENT // 8 if comm.begins else 2**62)
         self.coming = {}
         if comm.rank == 0:
-            self.heads = trip.memory.rows("heads", len(trip.members), cuts.small.size)
-        for i, client in enumerate(trip.members):
-            peer = trip.where[client]
+            self.heads = context.buffers.rows("heads", len(context.members), chunks.small.size)
+        for i, client in enumerate(context.members):
+            peer = context.where[client]
             if peer != comm.rank:
                 heads = self.shard.small_places(self.heads, i) if comm.rank == 0 else []
                 self.coming[i] = comm.post([], [(peer, x) for x in heads + self.shard.places(i)])
 
     def row(self, client: int) -> Tensor:
-        return self.ring.row(client)
+        return self.send_buffer.row(client)
 
     def done(self, client: int) -> None:
-        row, cuts, shard, rank = self.ring.of(client), self.cuts, self.shard, self.comm.rank
+        row, chunks, shard, rank = self.send_buffer.of(client), self.chunks, self.shard, self.comm.rank
         i, messages, own = self.order[client], list[Message](), 0
         small = shard.small_parts(row)
         if rank == 0:
             own = sum(x.nbytes for x in small)
-            for source, place in zip(cuts.small_parts(row), cuts.places(self.heads[i]), strict=True):
+            for source, place in zip(chunks.small_parts(row), chunks.places(self.heads[i]), strict=True):
                 place.copy_(source)
         else:
             messages += [(0, x) for x in small]
@@ -59,19 +67,19 @@ class Sharded(Gathering):
                     messages += [(shard.holders[number], part)] if len(part) else []
                     continue
                 own += part.nbytes
-                shard.rows[name][i].copy_(cuts.part(row, name, *cuts.share(name, number, len(shard.holders))))
+                shard.rows[name][i].copy_(chunks.part(row, name, *chunks.share(name, number, len(shard.holders))))
         self.comm.count_own(own)
-        self.ring.send(client, messages)
+        self.send_buffer.send(client, messages)
 
-    def _finish(self) -> Received | None:
+    def _finish(self) -> GatheredUploads | None:
         for i, posted in self.coming.items():
             self.comm.finish(posted)
             self.shard.arrived(i)
             if self.comm.rank == 0:
                 self.shard.small_arrived(self.heads, i)
-        self.ring.wait()
+        self.send_buffer.wait()
         if self.comm.rank == 0:
-            return Spread(self.trip, self.shard, self.heads)
+            return GatheredShards(self.context, self.shard, self.heads)
         while self._serve():
             pass
         return None
@@ -97,17 +105,17 @@ class Sharded(Gathering):
         return bool(what != END)
 
 
-class Spread(Received):
+class GatheredShards(GatheredUploads):
     """Rank 0's view: the small slots of all rows, and the holders to ask."""
 
-    def __init__(self, trip: Trip, shard: Shard, heads: Tensor) -> None:
-        self.trip, self.shard, self.heads, self.comm = trip, shard, heads, trip.comm
-        self.small = trip.cuts.small.views(heads)
+    def __init__(self, context: GatherContext, shard: Shard, heads: Tensor) -> None:
+        self.context, self.shard, self.heads, self.comm = context, shard, heads, context.comm
+        self.small = context.chunks.small.views(heads)
 
     def ask(self, what: int, name: str, numbers: Callable[[Span], Tensor], span: Span | None = None) -> list[Tensor]:
         """What each holder answers, in their order. numbers: for the part of the span that a holder has."""
         shard, comm = self.shard, self.comm
-        span = span or (0, self.trip.cuts.large[name][1])
+        span = span or (0, self.context.chunks.large[name][1])
         found = [shard.place(what, holder, name, span) for holder in range(len(shard.holders))]
         each = [numbers(shard.within(holder, name, span)) for holder in range(len(shard.holders))]
         others = [(rank, x) for rank, x in zip(shard.holders, found, strict=True) if rank != comm.rank and x.numel()]
@@ -156,7 +164,7 @@ class Spread(Received):
 
     def only(self, places: Sequence[int]) -> None:
         self.heads = close_up(self.heads, places)
-        self.small = self.trip.cuts.small.views(self.heads)
+        self.small = self.context.chunks.small.views(self.heads)
         self._tell(ONLY, places)
         self.shard.only(places)
 
@@ -174,40 +182,40 @@ class Spread(Received):
 class ShardedUploads(Uploads):
     """The parts of large slots come from their holders, small ones lie here."""
 
-    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, spread: Spread) -> None:
-        super().__init__(clients, n, p, Views({}, tuple(spread.trip.cuts.packing.shapes), self._slot))
+    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, spread: GatheredShards) -> None:
+        super().__init__(clients, n, p, Views({}, tuple(spread.context.chunks.packing.shapes), self._slot))
         self.spread = spread
 
     def _slot(self, name: str) -> Tensor:
-        spread, large = self.spread, self.spread.trip.cuts.large
+        spread, large = self.spread, self.spread.context.chunks.large
         if name not in large:
             return getattr(spread.small, name)
         rows = [torch.cat(spread.ask(FETCH, name, _just(i))) for i in range(len(self))]
-        return torch.stack(rows).view(len(self), *spread.trip.cuts.packing.shapes[name])
+        return torch.stack(rows).view(len(self), *spread.context.chunks.packing.shapes[name])
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.spread.trip.cuts.large:
+        if slot not in self.spread.context.chunks.large:
             return super().combine(coefficients, slot, span)
         c = coefficients.double()
         found = torch.cat(self.spread.ask(COMBINE, slot, lambda _: c, span))
-        return found if span else found.view(self.spread.trip.cuts.packing.shapes[slot])
+        return found if span else found.view(self.spread.context.chunks.packing.shapes[slot])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.spread.trip.cuts.large:
+        if slot not in self.spread.context.chunks.large:
             return super().gram(slot, span)
         return self._sum(GRAM, slot, _nothing, span)
 
     def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.spread.trip.cuts.large:
+        if slot not in self.spread.context.chunks.large:
             return super().products(v, slot, span)
         flat, first = v.flatten().to(self.spread.heads.dtype), span[0] if span else 0
         return self._sum(PRODUCTS, slot, lambda part: flat[part[0] - first : part[1] - first], span)
 
     def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
-        if slot not in self.spread.trip.cuts.large:
+        if slot not in self.spread.context.chunks.large:
             return super().trimmed(trim, slot)
         found = torch.cat(self.spread.ask(TRIMMED, slot, _just(trim)))
-        return found.view(self.spread.trip.cuts.packing.shapes[slot])
+        return found.view(self.spread.context.chunks.packing.shapes[slot])
 
     def _sum(self, what: int, slot: str, numbers: Callable[[Span], Tensor], span: Span | None) -> Tensor:
         return linear.total(torch.cat(self.spread.ask(what, slot, numbers, span))).cpu()

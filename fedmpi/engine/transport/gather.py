@@ -28,7 +28,7 @@ PIECES = 8  # messages, at least, if it has so many blocks: what is done with on
 UNSENT = 1 << 30  # bytes of rows that a rank may have written and not yet sent
 
 
-class Cuts:
+class ChunkPlan:
     """How the rows of a packing are cut: the small slots go to rank 0; the large ones, which have more columns than a
     block (flat/linear.py), come in pieces or are shared out in whole blocks of columns."""
 
@@ -82,26 +82,26 @@ class Cuts:
 
 
 @dataclass
-class Memory:
+class BufferPool:
     """Tensors that are kept from round to round."""
 
     like: Tensor  # of their type and device
     pins: bool = False  # whether clients train on a GPU, and messages are on the CPU
-    held: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def rows(
         self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, uploads: bool = False
     ) -> Tensor:
         """(count, size). uploads: of this rank's clients, which a GPU copies faster, and without a wait, into pinned
         memory."""
-        held, dtype, n = self.held.get(name), dtype or self.like.dtype, count * size
-        if held is None or held.dtype != dtype or len(held) < n:
-            held = None
-            self.held.pop(name, None)  # before the new one is made
+        tensor, dtype, n = self.tensors.get(name), dtype or self.like.dtype, count * size
+        if tensor is None or tensor.dtype != dtype or len(tensor) < n:
+            tensor = None
+            self.tensors.pop(name, None)  # before the new one is made
             pin = self.pins and uploads and n * dtype.itemsize <= UNSENT
             room = pinned(n * dtype.itemsize) // dtype.itemsize if pin else n
-            held = self.held[name] = torch.empty(room, dtype=dtype, device=self.like.device, pin_memory=pin)
-        return held[:n].view(count, size)
+            tensor = self.tensors[name] = torch.empty(room, dtype=dtype, device=self.like.device, pin_memory=pin)
+        return tensor[:n].view(count, size)
 
 
 def pinned(nbytes: int) -> int:
@@ -111,20 +111,20 @@ def pinned(nbytes: int) -> int:
 
 
 @dataclass
-class Trip:
+class GatherContext:
     """What a gathering is told of its round."""
 
     comm: Communicator
     t: int
     upload: Upload
-    cuts: Cuts
+    chunks: ChunkPlan
     members: Sequence[int]
     where: Mapping[int, int]  # client -> rank
     here: Sequence[int]  # this rank's clients
-    memory: Memory
+    buffers: BufferPool
 
 
-class Received(ABC):
+class GatheredUploads(ABC):
     """A round's uploads as rank 0 has them: `small` has the views of all small slots, the engine's own among them."""
 
     small: Views
@@ -179,11 +179,11 @@ def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
     return rows[: len(places)]
 
 
-class Gathering(ABC):
+class UploadGather(ABC):
     """This rank's part in one round's uploads."""
 
-    def __init__(self, trip: Trip) -> None:
-        self.trip, self.comm, self.cuts = trip, trip.comm, trip.cuts
+    def __init__(self, context: GatherContext) -> None:
+        self.context, self.comm, self.chunks = context, context.comm, context.chunks
         self._acknowledged: Posted = []
 
     @abstractmethod
@@ -198,7 +198,7 @@ class Gathering(ABC):
     def done(self, client: int) -> None:
         """It has been written."""
 
-    def finish(self) -> Received | None:
+    def finish(self) -> GatheredUploads | None:
         """Wait for all messages; return the uploads at rank 0, None elsewhere. Raises Lost."""
         received = self._finish()
         if self._acknowledged:
@@ -206,7 +206,7 @@ class Gathering(ABC):
         return received
 
     @abstractmethod
-    def _finish(self) -> Received | None:
+    def _finish(self) -> GatheredUploads | None:
         """The same for the uploads."""
 
     def acknowledge(self) -> None:
@@ -216,28 +216,28 @@ class Gathering(ABC):
         without which its clients' rows cannot be restored, as it has not written them yet. These bytes are not counted:
         which ranks have no clients is a matter of time.
         """
-        comm, trip = self.comm, self.trip
-        idle = sorted(set(comm.alive) - {0, *trip.where.values()})
+        comm, context = self.comm, self.context
+        idle = sorted(set(comm.alive) - {0, *context.where.values()})
         if not idle or comm.rank not in {0, *idle}:
             return
         note = torch.zeros(len(idle), device=comm.device)
         with comm.uncounted():
-            comm.about = trip.t, ("heard",)
+            comm.about = context.t, ("heard",)
             if comm.rank:
                 self._acknowledged = comm.post([(0, note[:1])], [])
             else:
                 self._acknowledged = comm.post([], [(rank, note[i : i + 1]) for i, rank in enumerate(idle)])
 
 
-class Ring:
+class SendBuffer:
     """A rank's rows on their way out: written, sent, and written again once they have gone."""
 
-    def __init__(self, trip: Trip, unsent: int = UNSENT) -> None:
+    def __init__(self, context: GatherContext, unsent: int = UNSENT) -> None:
         """As many rows are held as fit into `unsent` bytes, at least one."""
-        size, count = trip.upload.packing.size, len(trip.here)
-        held = max(1, unsent // max(size * trip.memory.like.element_size(), 1))
-        self.trip, self.order = trip, {client: i for i, client in enumerate(trip.here)}
-        self.rows = trip.memory.rows("rows", min(count, held), size, uploads=True)
+        size, count = context.upload.packing.size, len(context.here)
+        held = max(1, unsent // max(size * context.buffers.like.element_size(), 1))
+        self.context, self.order = context, {client: i for i, client in enumerate(context.here)}
+        self.rows = context.buffers.rows("rows", min(count, held), size, uploads=True)
         self.gone: list[Posted | None] = [None] * len(self.rows)
 
     def row(self, client: int) -> Tensor:
@@ -258,15 +258,15 @@ class Ring:
 
     def message(self, client: int) -> Tensor:
         """Its row in its formats, if it has some; else as it is."""
-        row, coding = self.of(client), self.trip.upload.coding
+        row, coding = self.of(client), self.context.upload.coding
         if coding is None:
             return row
-        return coding.pack(row, packed(self.trip, len(self.rows))[self.order[client] % len(self.rows)])
+        return coding.pack(row, packed(self.context, len(self.rows))[self.order[client] % len(self.rows)])
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
         """Post its parts."""
-        comm, trip = self.trip.comm, self.trip
-        comm.about = trip.t, tuple(trip.upload.packing.shapes)
+        comm, context = self.context.comm, self.context
+        comm.about = context.t, tuple(context.upload.packing.shapes)
         self.gone[self.order[client] % len(self.rows)] = comm.post(messages, [])
 
     def wait(self) -> None:
@@ -276,7 +276,7 @@ class Ring:
     def _wait(self, place: int) -> None:
         posted = self.gone[place]
         if posted is not None:
-            self.trip.comm.finish(posted)
+            self.context.comm.finish(posted)
         self.gone[place] = None
 
 
@@ -286,7 +286,7 @@ def neighbours(rows: Tensor, places: Sequence[int]) -> Tensor | None:
     return rows[first : first + len(places)] if [*places] == [*range(first, first + len(places))] else None
 
 
-def packed(trip: Trip, count: int) -> Tensor:
+def packed(context: GatherContext, count: int) -> Tensor:
     """(count, bytes) for uploads in their formats; of no bytes where they travel as they are."""
-    coding, memory = trip.upload.coding, trip.memory
-    return memory.rows("packed", count, coding.entries).view(torch.uint8) if coding else memory.like[:0]
+    coding, buffers = context.upload.coding, context.buffers
+    return buffers.rows("packed", count, coding.entries).view(torch.uint8) if coding else buffers.like[:0]

@@ -19,11 +19,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.checks import check_finite
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, WORD, Announcement, Messages, Upload
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.travel.gathering import Cuts, Gathering, Memory, Trip
-from fedmpi.engine.travel.reduced import Reduced
-from fedmpi.engine.travel.sharded import Sharded
-from fedmpi.engine.travel.streamed import Streamed
-from fedmpi.engine.travel.whole import Whole
+from fedmpi.engine.transport.gather import BufferPool, ChunkPlan, GatherContext, UploadGather
+from fedmpi.engine.transport.gather_reduce import ReducingGather
+from fedmpi.engine.transport.gather_rows import RowGather
+from fedmpi.engine.transport.gather_sharded import ShardedGather
+from fedmpi.engine.transport.gather_streaming import StreamingGather
 from fedmpi.flat.coding import Coding
 from fedmpi.method.base import means_of
 
@@ -31,7 +31,7 @@ Placement = Mapping[int, int]  # client -> rank
 ALIGNED = 64  # bytes: as torch allocates
 
 
-class Exchange:
+class RoundTransport:
     """Sends and receives, on one rank, all messages of a round: the broadcast, single downloads, and uploads.
 
     Attributes:
@@ -69,15 +69,17 @@ class Exchange:
         self.message = place[first:][: self.full.packing.size]
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
         form = messages.wire.down
-        # What the root keeps of what it has sent, where the next message is the difference to it.
-        self.held = self.message if form is not None and form.changes_only else None
+        # The model as the other ranks have it, where the next message is a difference to it; else None.
+        self.last_sent = self.message if form is not None and form.changes_only else None
         self.no_download = self.message.new_zeros(messages.per_client.size)  # the row of a client that is sent nothing
         self.changed = messages.shared_groups
-        self.fresh = True  # whether the ranks do not all have what rank 0 keeps
-        self.told: int | None = None  # rank 0's: the round for which it was brought nearer to the model
-        self.versions = Versions(messages)
-        self.memory = Memory(self.message, pins)
-        self._cuts: dict[Upload, Cuts] = {}
+        self.resync = (
+            True  # whether other ranks may lack `last_sent`: then the next broadcast is that, number by number
+        )
+        self.broadcast_round: int | None = None  # rank 0's: the latest round for which `last_sent` was updated
+        self.traffic = TrafficCounter(messages)
+        self.buffers = BufferPool(self.message, pins)
+        self._chunks: dict[Upload, ChunkPlan] = {}
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Where the global w and b live at the root: in the next message, if it holds all of them; else beside it."""
@@ -88,7 +90,7 @@ class Exchange:
         return w, b
 
     # ---- down ----
-    def announce(self, word: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
+    def broadcast(self, word: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
         """Rank 0's word and news to all ranks, before round t; returns the word. `server` is rank 0's, None elsewhere.
 
         moves: whether the model has; else what was sent before stands.
@@ -103,8 +105,12 @@ class Exchange:
                 values["_b"] = messages.shared_b.take(server.b)
             self.full.packing.write(self.message, {**values, WORD: word})
         if self.full.coding is not None:
-            begins, moves, self.told = self.told is None, moves and t != self.told, t  # before a loss can cut it
-            self._announce_coded(news, server, begins, moves)
+            begins, moves, self.broadcast_round = (
+                self.broadcast_round is None,
+                moves and t != self.broadcast_round,
+                t,
+            )  # before a loss can cut it
+            self._broadcast_coded(news, server, begins, moves)
         elif news is self.full:
             self.comm.broadcast(self.message)
         elif server is not None:
@@ -127,7 +133,7 @@ class Exchange:
         w, b = both.split(sizes)
         return w, b
 
-    def _announce_coded(self, news: Announcement, server: FederationServer | None, begins: bool, moves: bool) -> None:
+    def _broadcast_coded(self, news: Announcement, server: FederationServer | None, begins: bool, moves: bool) -> None:
         """The same in a format. moves: whether rank 0 is to bring what it keeps nearer to the model; begins: to it."""
         coding, form = news.coding, self.messages.wire.down
         assert coding is not None
@@ -145,7 +151,7 @@ class Exchange:
                 raise UserError("comm.wire.down: fp16 ends at 65,504, and the model does not; use bf16")
             if held is not self.message:
                 self._unpack(news, held)
-        if form.changes_only and self.fresh:
+        if form.changes_only and self.resync:
             self.comm.broadcast(self.message)
         else:
             self.comm.broadcast(packed)
@@ -154,7 +160,7 @@ class Exchange:
                 coding.unpack_news(packed, held)
                 if held is not self.message:
                     self._unpack(news, held)
-        self.fresh = False
+        self.resync = False
 
     def _current(self, news: Announcement, server: FederationServer) -> dict[str, Tensor]:
         """What the server has of the slots that travel in a format."""
@@ -203,26 +209,26 @@ class Exchange:
         return rows
 
     # ---- up ----
-    def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> Gathering:
+    def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
         """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
-        if upload not in self._cuts:
-            self._cuts[upload] = Cuts(upload.packing)
-        cuts = self._cuts[upload]
+        if upload not in self._chunks:
+            self._chunks[upload] = ChunkPlan(upload.packing)
+        chunks = self._chunks[upload]
         here = [k for k in members if where[k] == comm.rank]
-        trip = Trip(comm, t, upload, cuts, members, where, here, self.memory)
-        adds = (self.sums or self.reduce) and cuts.large and members  # of nobody there is no sum
+        context = GatherContext(comm, t, upload, chunks, members, where, here, self.buffers)
+        adds = (self.sums or self.reduce) and chunks.large and members  # of nobody there is no sum
         means = means_of(self.messages.method) if adds else None
-        gathering: Gathering
-        if self.sharded and cuts.large and len(comm.alive) > 1:
-            gathering = Sharded(trip)
-        elif means is not None and set(cuts.large) <= {*means, "_b"}:
-            gathering = Reduced(trip, means, p) if self.reduce else Streamed(trip, means, p)
+        gather: UploadGather
+        if self.sharded and chunks.large and len(comm.alive) > 1:
+            gather = ShardedGather(context)
+        elif means is not None and set(chunks.large) <= {*means, "_b"}:
+            gather = ReducingGather(context, means, p) if self.reduce else StreamingGather(context, means, p)
         else:
-            gathering = Whole(trip)
+            gather = RowGather(context)
         if self.acknowledge:
-            gathering.acknowledge()
-        return gathering
+            gather.acknowledge()
+        return gather
 
 
 def leaving(row: Tensor, coding: Coding | None) -> Tensor:
@@ -241,7 +247,7 @@ def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
         coding.unpack(message, row)
 
 
-class Versions:
+class TrafficCounter:
     """Which version of the model each client has, and from that how many numbers clients send and are sent.
 
     Counted client by client, as papers do, whichever rank trains whom: a client is not sent again what it has already.

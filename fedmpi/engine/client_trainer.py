@@ -1,4 +1,4 @@
-"""What one rank needs to train any client: a model to load it into, frozen copies of it, the data, the method."""
+"""The parts with which a rank trains its clients: one model, frozen copies of it, the data, the method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedmpi.engine.readonly import FrozenTensorGuard
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.chain import straight
+from fedmpi.models.mlp import straight
 from fedmpi.models.net import Net
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
@@ -28,8 +28,8 @@ from fedmpi.tasks.regression import Regression
 HOOKS = ("receive", "train", "loss", "regularizer", "gradient", "step", "upload")  # that are called while clients train
 
 
-class Worker:
-    """One a rank; its clients pass through it one after another."""
+class ClientTrainer:
+    """Trains the clients of one rank, one after another in the same model."""
 
     def __init__(
         self,
@@ -43,20 +43,24 @@ class Worker:
         seed: int,
         *,
         bf16: bool = False,
-        drop: bool = False,
-        spares: bool = False,
+        drops_bad_updates: bool = False,
+        drops_failed_clients: bool = False,
         pack: int = 1,
         strict: bool = True,
         graphs: bool | str = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """drop: clients whose numbers are not finite are for the server to refuse; spares: those with an error, too.
-        pack: how many are trained at once; strict: where that turns out to be impossible the run ends.
+        """Args:
+        drops_bad_updates: leave it to the server to refuse updates that are not finite, rather than end the run.
+        drops_failed_clients: leave a client out of the round if its code raises an error.
+        pack: how many clients are trained at once.
+        strict: end the run if they cannot be trained together; else they are trained one by one.
         graphs: whether passes are captured as CUDA graphs; auto: where their code is known.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.recipe, self.seed = data, messages, recipe, seed
-        self.bf16, self.drop, self.spares, self.stop = bf16, drop, spares, stop
+        self.bf16, self.stop = bf16, stop
+        self.drops_bad_updates, self.drops_failed_clients = drops_bad_updates, drops_failed_clients
         self.pack, self.strict = pack, strict
         captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
         self.graphs = PassGraphs(strict=graphs is True) if captures else None

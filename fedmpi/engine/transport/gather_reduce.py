@@ -18,15 +18,15 @@ from torch import Tensor
 
 from fedmpi.comm.base import Posted, tree
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel.gathering import Gathering, Received, Trip
-from fedmpi.engine.travel.streamed import AHEAD, Means, Sums
+from fedmpi.engine.transport.gather import GatherContext, GatheredUploads, UploadGather
+from fedmpi.engine.transport.gather_streaming import AHEAD, GatheredSums, Means
 from fedmpi.flat import linear
 
 UNIT = 2.0**-50  # of the sums: 9e-16
 LARGEST = 2.0**12  # of an entry. Weights sum to one, so a sum is at most as large: half of what 64 bits hold
 
 
-class Total(linear.Sum):
+class IntegerSum(linear.Sum):
     """sum_i round(c_i x_i / UNIT) in any order, in a place (n,) of int64."""
 
     def add(self, x: Tensor, c: float, first: bool = False, at: int = 0) -> None:
@@ -48,29 +48,32 @@ class Total(linear.Sum):
         return out
 
 
-class Totals(Sums):
+class GatheredIntegerSums(GatheredSums):
     """What is left of a rank's rows; at the end, of all: the small slots, totals of the large ones, and their norms."""
 
-    def __init__(self, trip: Trip, means: Means, p: Tensor) -> None:
+    def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """p: (m,) the cohort's weights, on every rank."""
-        super().__init__(trip, means, p)
-        self.long = torch.zeros(len(trip.members), len(self.cuts.large), dtype=torch.float64, device=self.heads.device)
+        super().__init__(context, means, p)
+        self.long = torch.zeros(
+            len(context.members), len(self.chunks.large), dtype=torch.float64, device=self.heads.device
+        )
 
     def place(self, name: str, kind: str, n: int) -> linear.Sum:
-        memory = self.trip.memory
-        return Total(memory.rows(f"total {name} {kind}", 1, n, torch.int64)[0].zero_(), memory.like.dtype)
+        memory = self.context.buffers
+        return IntegerSum(memory.rows(f"total {name} {kind}", 1, n, torch.int64)[0].zero_(), memory.like.dtype)
 
     def add_row(self, i: int, row: Tensor) -> None:
         """All of row i, of a client that this rank has trained."""
-        for source, place in zip(self.cuts.small_parts(row), self.cuts.places(self.heads[i]), strict=True):
+        for source, place in zip(self.chunks.small_parts(row), self.chunks.places(self.heads[i]), strict=True):
             place.copy_(source)
-        for j, (name, (a, n)) in enumerate(self.cuts.large.items()):
+        for j, (name, (a, n)) in enumerate(self.chunks.large.items()):
             x = row[a : a + n]
             self.long[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]
             if norm > LARGEST and (largest := float(x.abs().max())) > LARGEST:
+                client = self.context.members[i]
                 raise UserError(
-                    f"server.reduce: local takes entries of at most {LARGEST:g}, and client {self.trip.members[i]} has "
-                    f"one of {largest:.4g} in {name}; use server.reduce: root"
+                    f"server.reduce: local takes entries of at most {LARGEST:g}, and client {client} has one of "
+                    f"{largest:.4g} in {name}; use server.reduce: root"
                 )
             for (slot, _), (total, weights) in self.means.items():
                 if slot == name and norm.isfinite():  # else the run ends (`whole`), or does without the round
@@ -81,16 +84,16 @@ class Totals(Sums):
         return bool(self.long.isfinite().all())
 
     def _norms(self, name: str) -> Tensor:
-        return self.long[:, [*self.cuts.large].index(name)]
+        return self.long[:, [*self.chunks.large].index(name)]
 
 
-class Reduced(Gathering):
-    def __init__(self, trip: Trip, means: Means, p: Tensor) -> None:
-        super().__init__(trip)
-        self.order = {client: i for i, client in enumerate(trip.members)}
-        self.totals = Totals(trip, means, p)
-        self.one = trip.memory.rows("rows", 1, trip.upload.packing.size, uploads=True)[0]
-        train = {trip.where[k] for k in trip.members}  # the others have nothing to add
+class ReducingGather(UploadGather):
+    def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
+        super().__init__(context)
+        self.order = {client: i for i, client in enumerate(context.members)}
+        self.totals = GatheredIntegerSums(context, means, p)
+        self.one = context.buffers.rows("rows", 1, context.upload.packing.size, uploads=True)[0]
+        train = {context.where[k] for k in context.members}  # the others have nothing to add
         self.those = [rank for rank in self.comm.alive if rank == 0 or rank in train]
 
     def row(self, client: int) -> Tensor:
@@ -99,18 +102,18 @@ class Reduced(Gathering):
     def done(self, client: int) -> None:
         self.totals.add_row(self.order[client], self.one)
         if self.comm.rank == 0:
-            self.comm.count_own(self.one.element_size() * self.cuts.small.size)
+            self.comm.count_own(self.one.element_size() * self.chunks.small.size)
 
-    def _finish(self) -> Received | None:
-        comm, trip, totals = self.comm, self.trip, self.totals
+    def _finish(self) -> GatheredUploads | None:
+        comm, context, totals = self.comm, self.context, self.totals
         if comm.rank == 0:
-            theirs = [i for i, k in enumerate(trip.members) if trip.where[k]]
-            comm.exchange([], [(trip.where[trip.members[i]], x) for i in theirs for x in self._head(i)])
+            theirs = [i for i, k in enumerate(context.members) if context.where[k]]
+            comm.exchange([], [(context.where[context.members[i]], x) for i in theirs for x in self._head(i)])
             self._climb()
             return totals
         if comm.rank in self.those:
-            comm.about = trip.t, tuple(trip.upload.packing.shapes)
-            heads = comm.post([(0, x) for k in trip.here for x in self._head(self.order[k])], [])
+            comm.about = context.t, tuple(context.upload.packing.shapes)
+            heads = comm.post([(0, x) for k in context.here for x in self._head(self.order[k])], [])
             self._climb()
             comm.finish(heads)
         return None
@@ -125,11 +128,13 @@ class Reduced(Gathering):
         parent, below = tree(me, len(self.those))
         children = [self.those[place] for place in below]
         coming, sent = deque[tuple[Posted, Tensor, Tensor, bool]](), list[Posted]()
-        places = self.trip.memory.rows("came", AHEAD + 1, max((len(x) for x in self._pieces()), default=0), torch.int64)
+        places = self.context.buffers.rows(
+            "came", AHEAD + 1, max((len(x) for x in self._pieces()), default=0), torch.int64
+        )
 
         def up(piece: Tensor) -> None:
             if me:
-                comm.about = self.trip.t, tuple(self.trip.upload.packing.shapes)
+                comm.about = self.context.t, tuple(self.context.upload.packing.shapes)
                 sent.append(comm.post([(self.those[parent], piece)], []))
 
         def one() -> None:
@@ -157,6 +162,6 @@ class Reduced(Gathering):
     def _pieces(self) -> Iterator[Tensor]:
         """All totals as they travel."""
         for (name, _), (total, _) in self.totals.means.items():
-            for slot, a, b in self.cuts.pieces():
+            for slot, a, b in self.chunks.pieces():
                 if slot == name:
                     yield total.total[a:b]
