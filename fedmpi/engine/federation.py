@@ -31,9 +31,9 @@ from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.faults.policy import FailurePolicy
 from fedmpi.engine.faults.uploads import UpdateFilter
+from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
-from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.probes.probes import Probes
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
@@ -49,39 +49,59 @@ class Federation:
 
     def __init__(
         self,
-        plan: Plan,
+        config: FederationConfig,
         comm: Communicator,
         trainer: ClientTrainer,
         optimizer: ServerOptimizer,
         rule: Rule | None = None,
-        sink: Sink | None = None,
+        callbacks: RunCallbacks | None = None,
     ) -> None:
         """rule: in place of the method's own direction."""
-        data, model, messages, sink = trainer.data, trainer.model, trainer.messages, sink or Sink()
-        tolerant, stateful = plan.on_lost != "abort", bool(messages.client_state.size)
-        training_ranks = list(range(0 if comm.size == 1 or plan.server_trains else 1, comm.size))
-        self.plan, self.comm, self.trainer = plan, comm, trainer
-        self.scheduler = ClientScheduler(plan, data, comm, training_ranks)
+        data, model, messages = trainer.data, trainer.model, trainer.messages
+        tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
+        training_ranks = list(range(0 if comm.size == 1 or config.server_trains else 1, comm.size))
+        self.config, self.comm, self.trainer = config, comm, trainer
+        self.scheduler = ClientScheduler(config, data, comm, training_ranks)
         self.states = ClientStates(comm, trainer, training_ranks)
-        self.states.undoes, self.states.keeps_moves = (plan.undo or tolerant) and stateful, tolerant
-        how = {"sums": plan.adds_up, "reduce": plan.reduce, "acknowledge": tolerant or plan.acknowledge}
-        self.transport = RoundTransport(comm, messages, model.w, plan.sharded, **how)
+        self.states.undoes, self.states.keeps_moves = (config.needs_undo or tolerant) and stateful, tolerant
+        self.transport = RoundTransport(
+            comm,
+            messages,
+            model.w,
+            config.sharded,
+            sums=config.streams_sums,
+            reduce=config.reduces_locally,
+            acknowledge=tolerant or config.acknowledges,
+        )
         self.server: FederationServer | None = None
         if comm.rank == 0:
-            storage, view = self.transport.model_storage(), ServerView(data, optimizer.lr, plan.rounds, plan.seed)
-            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.last_sent)
-            update_filter, undoes = UpdateFilter(plan.max_norm, plan.drop, plan.clip), tolerant and bool(plan.probes)
-            self.server = FederationServer(*made, plan.best, plan.updates, update_filter, undoes)
+            self.server = FederationServer(
+                messages,
+                storage=self.transport.model_storage(),
+                initial=(model.w, model.b),
+                optimizer=optimizer,
+                view=ServerView(data, optimizer.lr, config.rounds, config.seed),
+                rule=rule,
+                last_sent=self.transport.last_sent,
+                choice=config.best,
+                records=config.update_stats,
+                update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates, config.clips_updates),
+                keeps_undo=tolerant and bool(config.probes),
+            )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
-        self.reporter = Reporter(plan, self.states, self.transport, self.server, sink)
-        parts = (self.scheduler, self.server, sink)
-        self.probes = Probes(plan, self.states, self.transport, *parts) if plan.probes else None
-        done_by = (self.scheduler, self.states, self.transport, self.reporter, self.server)
-        self.control, self.timeline = RoundControl(plan, comm, *done_by, trainer.stop), Timeline()
+        callbacks = callbacks or RunCallbacks()
+        self.reporter = Reporter(config, self.states, self.transport, self.server, callbacks)
+        self.probes: Probes | None = None
+        if config.probes:
+            self.probes = Probes(config, self.states, self.transport, self.scheduler, self.server, callbacks)
+        self.control = RoundControl(
+            config, comm, self.scheduler, self.states, self.transport, self.reporter, self.server, trainer.stop
+        )
+        self.timeline = Timeline()
         self.failures: FailurePolicy | None = None
         if tolerant:
-            self.failures = FailurePolicy(plan, self.control, self.timeline, movable=data.global_test is not None)
+            self.failures = FailurePolicy(config, self.control, self.timeline, movable=data.global_test is not None)
 
     # ---- the loop ----
     def run(self) -> str:
@@ -147,14 +167,14 @@ class Federation:
         if self.server is not None and line and "sha256" not in line:
             line["sha256"] = self.trainer.model.layout.sha256(self.server.w)
             self.timeline.lap("hash")
-        first, sink = self.control.first_round, self.reporter.sink
+        first, callbacks = self.control.first_round, self.reporter.callbacks
         if command is RoundCommand.ABORTED:  # the round before does not count: the one before that is the last
             if t > first + 1:
-                sink.keep(self, t - 2, self.reporter.saved, True)
+                callbacks.save_state(self, t - 2, self.reporter.saved, True)
             return
         if t > first:
             self.reporter.saved = self.memory()
-            sink.keep(self, t - 1, self.reporter.saved, command is not TRAIN)
+            callbacks.save_state(self, t - 1, self.reporter.saved, command is not TRAIN)
         self.timeline.lap("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
@@ -162,7 +182,7 @@ class Federation:
         evaluated_s = time.perf_counter() - began if evaluated else None
         self.timeline.lap("evaluate")
         if command is TRAIN:
-            if self.plan.replay:
+            if self.config.replays_failures:
                 self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
             if self.scheduler.measure is not None:
                 self.scheduler.consider_rebalancing(t + 1, evaluated_s)
@@ -174,7 +194,7 @@ class Federation:
         lap, alone = self.timeline.lap, len(clients) == 1
         for client in clients if self.states.undoes else ():
             self.states.remember(client)
-        received = self.plan.learning_rate(t), self.transport.inbox
+        received = self.config.learning_rate(t), self.transport.inbox
         write = together.rounds([self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block)
         if not alone:  # several are one lap
             lap("train", list(clients))
@@ -227,7 +247,7 @@ class Federation:
             if server.refused:
                 received.only([cohort.index(k) for k in good])
             updates = received.uploads(good, *self.scheduler.weights(good))
-            lr = self.plan.learning_rate(t)
+            lr = self.config.learning_rate(t)
             figures = server.step(t, lr, updates, upload, received, server.update_filter.norms)
             said = {**received.train_loss(updates.p), **server.updates}
         busy = Counter[int]()  # rank -> seconds in which it has trained
@@ -240,7 +260,7 @@ class Federation:
             "cohort": list(cohort),
             "refused": refused,
             **({"lost": absent} if absent else {}),
-            **({"clipped": server.update_filter.clipped} if self.plan.clip else {}),
+            **({"clipped": server.update_filter.clipped} if self.config.clips_updates else {}),
             **self.transport.traffic.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
             "train_s": max(busy.values(), default=0.0),
@@ -257,7 +277,7 @@ class Federation:
     def memory(self) -> dict[str, Any]:
         """What rank 0 needs, beside the server's tensors, to go on after the round of the latest metrics."""
         update_filter = self.server.update_filter.memory() if self.server else None
-        reporter, best = self.reporter, self.plan.best and self.plan.best.figure
+        reporter, best = self.reporter, self.config.best and self.config.best.figure
         memory = {"line": reporter.line, "guard": update_filter, "pace": self.scheduler.memory()}
         return {**memory, "watch": reporter.watch.memory(), "best": best}
 

@@ -15,8 +15,8 @@ import torch
 
 from fedmpi.comm import Communicator
 from fedmpi.engine.client_states import ClientStates, MoveLog
+from fedmpi.engine.federation_config import FederationConfig
 from fedmpi.engine.pace import Pace
-from fedmpi.engine.plan import Plan
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
@@ -45,7 +45,7 @@ class RoundControl:
 
     def __init__(
         self,
-        plan: Plan,
+        config: FederationConfig,
         comm: Communicator,
         scheduler: ClientScheduler,
         states: ClientStates,
@@ -54,7 +54,7 @@ class RoundControl:
         server: FederationServer | None,
         stop_requested: Callable[[], bool],
     ) -> None:
-        self.plan, self.comm, self.scheduler, self.states = plan, comm, scheduler, states
+        self.config, self.comm, self.scheduler, self.states = config, comm, scheduler, states
         self.transport, self.reporter, self.server, self.stop_requested = transport, reporter, server, stop_requested
         self.first_round = 0  # of this job; later than 0 where a run is resumed
         self.opened_at = 0.0  # when rank 0 decided about the latest round, by time.perf_counter
@@ -87,7 +87,7 @@ class RoundControl:
         self.states.settle(undone)
         if self.scheduler.lost_ranks.rows:
             self.states.gone = self.scheduler.lost_ranks.gone(t)
-        if self.plan.replay:
+        if self.config.replays_failures:
             self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=False)
         return command
 
@@ -106,7 +106,7 @@ class RoundControl:
 
     def leave(self, command: RoundCommand) -> str:
         """End the run; return why: "finished", "stopped", "apart" or "enough"."""
-        if self.plan.on_lost != "abort":  # no rank leaves while another one may have to repeat a round
+        if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.patience_s)
         diverges = self.reporter.watch.ends  # at the end of all rounds only rank 0 knows
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
@@ -119,7 +119,7 @@ class RoundControl:
         if t > self.first_round and self.reporter.line is None:
             return RoundCommand.ABORTED
         undoes = UNDOES if self.states.undoes and self.server.refused else 0
-        if t == self.plan.rounds:
+        if t == self.config.rounds:
             return RoundCommand.FINISHED + undoes
         if self.stop_requested():
             return RoundCommand.STOPPED + undoes
@@ -129,7 +129,7 @@ class RoundControl:
             return RoundCommand.EARLY_STOPPED + undoes
         placed = self.scheduler.commit(t)
         if placed is not None:
-            self.reporter.sink.append("placement.jsonl", placed)
+            self.reporter.callbacks.append("placement.jsonl", placed)
         return TRAIN + undoes + (REBALANCES if self.scheduler.pace != self.scheduler.announced else 0)
 
     def _broadcast_refused(self, t: int) -> list[int]:

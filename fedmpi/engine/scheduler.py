@@ -19,28 +19,28 @@ from fedmpi.comm import Communicator
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
 from fedmpi.engine.faults.lost_ranks import START, LostRanks
+from fedmpi.engine.federation_config import SERVERS, FederationConfig
 from fedmpi.engine.pace import FEW, GAIN, LEAST_S, SAME, Measure, Pace, Row
-from fedmpi.engine.plan import SERVERS, Plan
 
 
 class ClientScheduler:
     """Draws the cohort of each round, and assigns its clients to ranks; the same on every rank."""
 
-    def __init__(self, plan: Plan, data: Federated, comm: Communicator, ranks: Sequence[int]) -> None:
+    def __init__(self, config: FederationConfig, data: Federated, comm: Communicator, ranks: Sequence[int]) -> None:
         """ranks: those that train clients."""
-        self.plan, self.data, self.comm, self.ranks = plan, data, comm, ranks
+        self.config, self.data, self.comm, self.ranks = config, data, comm, ranks
         self.lost_ranks = LostRanks()
         self.pace = self.announced = Pace()  # the costs by which clients are assigned; those that all ranks know
         self.given: list[Row] = []  # the assignment of another run, to be repeated: rows of its placement.jsonl
         # Rank 0's: what it has measured, the costs that it plans for, and the round of their last change.
-        measured = plan.placement == "balanced" and plan.measured and len(ranks) > 1
+        measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
         self.measure, self.next, self.since = Measure() if measured else None, Pace(), 0
         self.recorded: Row = {}  # the latest row of placement.jsonl
 
     def sample(self, t: int) -> list[int]:
         """Draw the cohort of round t, ascending; clients that rank failures have taken out included."""
-        plan = self.plan
-        return draw_cohort(plan.seed, t, self.data.clients, plan.fraction, plan.draw, plan.members)
+        config = self.config
+        return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.members)
 
     def cohort(self, t: int) -> list[int]:
         """Return the clients that take part in round t, ascending."""
@@ -60,7 +60,7 @@ class ClientScheduler:
     def weights(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the training samples n_k and the weights p_k of a cohort, (m,) float64 each."""
         n = torch.tensor([float(self.data.train_sizes[k]) for k in members], dtype=torch.float64)
-        return n, n / n.sum() if self.plan.weighting == "samples" else torch.full_like(n, 1 / len(n))
+        return n, n / n.sum() if self.config.weighting == "samples" else torch.full_like(n, 1 / len(n))
 
     # ---- assignment to ranks ----
     def place(
@@ -68,14 +68,14 @@ class ClientScheduler:
     ) -> dict[int, int]:
         """Return client -> rank by the given costs. ranks: those that may train; pace: default the present costs."""
         ranks, pace = self.ranks if ranks is None else ranks, pace or self.pace
-        if self.plan.placement == "pinned" or len(ranks) == 1:
+        if self.config.placement == "pinned" or len(ranks) == 1:
             return pinned(members, ranks)
         costs = [pace.cost(k, float(self.data.train_sizes[k])) for k in members]
         return balanced(members, costs, ranks, pace.of_ranks(ranks), {0: self._ahead(t, pace)})
 
     def _ahead(self, t: int, pace: Pace) -> int:
         """Return the cost of what rank 0 does in round t before it trains: evaluating the round before."""
-        return pace.ahead if t and t % self.plan.every == 0 else 0
+        return pace.ahead if t and t % self.config.evaluate_every == 0 else 0
 
     def assign(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
         """Return client -> rank that trains it in round t.
@@ -85,7 +85,7 @@ class ClientScheduler:
         if self.given:
             self._follow_recorded(t)
         alive = (self._began() if self.given else self.comm.alive) if alive is None else alive
-        all_ = self.plan.placement == "pinned"
+        all_ = self.config.placement == "pinned"
         where = self.place(self.sample(t), self.ranks if all_ else self._began(), t)
         moved = [k for k, rank in where.items() if rank not in alive]
         if moved:
@@ -120,7 +120,7 @@ class ClientScheduler:
         """
         if self.measure is None or self.comm.rank:
             return
-        alone = {*self.plan.protocol} <= SERVERS and self.data.global_test is not None  # while the other ranks trained
+        alone = {*self.config.protocol} <= SERVERS and self.data.global_test is not None
         if evaluated_s is not None and 0 in self.ranks and alone:
             self.measure.began(evaluated_s)
         ranks = self._began()

@@ -80,7 +80,7 @@ class FederationServer:
         optimizer: ServerOptimizer,
         view: ServerView,
         rule: Rule | None = None,
-        held: Tensor | None = None,
+        last_sent: Tensor | None = None,
         choice: Choice | None = None,
         records: str | bool = False,
         update_filter: UpdateFilter | None = None,
@@ -88,7 +88,7 @@ class FederationServer:
     ) -> None:
         """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
 
-        held: what the other ranks have of the model, where that is not the same; choice: of a best model; records: how
+        last_sent: the model as the other ranks have it, where that differs; choice: of a best model; records: how
         much of the updates (record.updates); update_filter: decides which uploads count; keeps_undo: whether a step may
         have to be undone.
         """
@@ -101,7 +101,7 @@ class FederationServer:
                 self._start(name, slot.start)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
-        view.state, view.w, self.held = self.state, self.w, held
+        view.state, view.w, self.last_sent = self.state, self.w, last_sent
         self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
@@ -140,7 +140,7 @@ class FederationServer:
 
     def _lasting(self) -> dict[str, Tensor]:
         lasting = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
-        lasting |= {} if self.held is None else {"held": self.held}
+        lasting |= {} if self.last_sent is None else {"held": self.last_sent}
         return lasting | (self.best.lasting if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:

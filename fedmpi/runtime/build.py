@@ -27,11 +27,11 @@ from fedmpi.engine.best import Choice
 from fedmpi.engine.checks import are_finite
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.local.recipe import Recipe, learning_rate
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.packed import together
-from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.server import Rule
 from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
@@ -326,11 +326,15 @@ def make_trainer(made: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
 
 
 def federation(
-    made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None, regroups: bool = True
+    made: Experiment,
+    comm: Communicator,
+    stop: Callable[[], bool],
+    callbacks: RunCallbacks | None = None,
+    regroups: bool = True,
 ) -> Federation:
     """The experiment, ready to run on this rank. regroups: whether the job can go on without a rank."""
     s = made.settings
-    plan = Plan(
+    config = FederationConfig(
         rounds=s.rounds,
         seed=s.seed,
         learning_rate=lambda t: learning_rate(
@@ -338,32 +342,32 @@ def federation(
         ),
         fraction=s.cohort.fraction,
         members=s.cohort.size,
-        draw=s.cohort.draw,
+        sampling=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
-        measured=made.pack == 1,  # whom a client is trained with moves its last bits: that must not be a matter of time
+        measures_speed=made.pack == 1,  # packed with other clients a client gets other bits, so time may not decide
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",
-        adds_up=made.can_stream_sums(comm.size),
-        reduce=s.server.reduce == "local",
-        every=s.evaluate.every,
+        streams_sums=made.can_stream_sums(comm.size),
+        reduces_locally=s.server.reduce == "local",
+        evaluate_every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
         probes=s.analysis,
         max_norm=s.faults.max_norm,
-        drop=s.faults.on_bad_update != "abort",
-        clip=s.faults.on_bad_update == "clip",
-        stop_apart=s.faults.on_divergence == "stop",
-        on_lost=s.faults.on_lost_rank if regroups else "abort",
-        replay=s.faults.replay is not None,
+        drops_bad_updates=s.faults.on_bad_update != "abort",
+        clips_updates=s.faults.on_bad_update == "clip",
+        stops_on_divergence=s.faults.on_divergence == "stop",
+        on_lost_rank=s.faults.on_lost_rank if regroups else "abort",
+        replays_failures=s.faults.replay is not None,
         best=made.best,
         timeout_s=s.comm.round_timeout_s,
-        updates=s.record.updates,
-        undo=made.needs_undo,
-        acknowledge=bool(s.checkpoint.every and made.messages.client_state.size),
+        update_stats=s.record.updates,
+        needs_undo=made.needs_undo,
+        acknowledges=bool(s.checkpoint.every and made.messages.client_state.size),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
     constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
     optimizer = ServerOptimizer(s.server.optim, like, *constants)
-    return Federation(plan, comm, make_trainer(made, stop), optimizer, made.rule, sink)
+    return Federation(config, comm, make_trainer(made, stop), optimizer, made.rule, callbacks)

@@ -16,9 +16,9 @@ from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
 from fedmpi.engine.best import Choice
+from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages, is_change
-from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.reporting import own_parts
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (

@@ -295,7 +295,7 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     over = after + 1 >= settings.rounds or (best is not None and best.ends())
     known = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
     if best and best.round is not None:
-        recorder.best(best)
+        recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
         directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
     placed = directory.rows("placement.jsonl")[-1:]

@@ -16,7 +16,7 @@ from fedmpi.engine.packed.thin import Thin
 from fedmpi.models.chain import layers_of
 
 
-class Sink(Protocol):
+class GradientSink(Protocol):
     """Where gradients go."""
 
     def move(self, i: int, g: Tensor) -> None: ...
@@ -50,7 +50,7 @@ class Chain:
         return Chain(layers, names, module)
 
     def forward(
-        self, leaves: Sequence[Tensor], x: Tensor, sink: Sink, thin: Mapping[int, Thin]
+        self, leaves: Sequence[Tensor], x: Tensor, sink: GradientSink, thin: Mapping[int, Thin]
     ) -> tuple[Tensor, Tensor]:
         """z (n, B, z) and f (n, B, c) of x (n, B, ...). thin: weights in factors, which stand in for leaves."""
         z = x
@@ -67,7 +67,9 @@ class Chain:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, to: tuple[Sink, int, int, Thin | None]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, to: tuple[GradientSink, int, int, Thin | None]
+    ) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.to = to
         if to[3]:

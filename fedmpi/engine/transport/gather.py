@@ -112,16 +112,18 @@ def pinned(nbytes: int) -> int:
 
 @dataclass
 class GatherContext:
-    """What a gathering is told of its round."""
+    """The round whose uploads are gathered, on one rank."""
 
     comm: Communicator
     t: int
     upload: Upload
-    chunks: ChunkPlan
     members: Sequence[int]
     where: Mapping[int, int]  # client -> rank
-    here: Sequence[int]  # this rank's clients
     buffers: BufferPool
+
+    def __post_init__(self) -> None:
+        self.chunks = ChunkPlan(self.upload.packing)
+        self.here = [k for k in self.members if self.where[k] == self.comm.rank]  # this rank's clients
 
 
 class GatheredUploads(ABC):

@@ -268,7 +268,7 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
         downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
-        view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
+        view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
     with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):

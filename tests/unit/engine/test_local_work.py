@@ -152,7 +152,7 @@ def test_clipping_looks_at_what_is_trained():
     moved = it.w - it.w0
     assert not it.made.model.layout.select({"head"}).take(moved).any()
     fed = it.fed
-    k = fed.states.view(0, 1, fed.plan.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
+    k = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
     k.fit()
     assert float((k.w - k.w0).norm()) == pytest.approx(0.1 * config.train.lr, rel=1e-4)
 
@@ -160,7 +160,7 @@ def test_clipping_looks_at_what_is_trained():
 def test_a_method_that_asks_for_parts_of_a_pass():
     it = prepare(settings("fedavg", "mlp"), split_evenly())
     fed = it.fed
-    k = fed.states.view(0, 0, fed.plan.learning_rate(0), fed.transport.inbox, fed.transport.no_download)
+    k = fed.states.view(0, 0, fed.config.learning_rate(0), fed.transport.inbox, fed.transport.no_download)
     k.fit(0.25)
     assert k.steps == 2  # 43 samples, five batches of ten
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedmpi.engine.federation_config import FederationConfig
 from fedmpi.engine.pace import AGE, DEAREST, FEW, SLOWEST, Measure, Pace
-from fedmpi.engine.plan import Plan
 from fedmpi.engine.scheduler import ClientScheduler, balanced
 
 SIZES = [40] * 12
@@ -87,10 +87,12 @@ def test_by_pace_each_goes_to_the_rank_that_would_finish_it_first():
 
 
 # ---- what is decided ----
-def roster(rank=0, ranks=(1, 2), placement="balanced", **plan):
+def roster(rank=0, ranks=(1, 2), placement="balanced", **config):
     data = SimpleNamespace(clients=12, train_sizes=SIZES, global_test=[0])
     comm = SimpleNamespace(rank=rank, alive=[0, *ranks])
-    return ClientScheduler(Plan(100, 0, lambda t: 0.1, placement=placement, **plan), data, comm, list(ranks))
+    return ClientScheduler(
+        FederationConfig(100, 0, lambda t: 0.1, placement=placement, **config), data, comm, list(ranks)
+    )
 
 
 def rounds(it, first, last, seconds):

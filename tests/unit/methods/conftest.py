@@ -64,7 +64,7 @@ def client():
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
         downloads = fed.transport.send_downloads(round_, range(fed.trainer.data.clients), fed.states.owner, fed.server)
-        one = fed.states.view(k, round_, fed.plan.learning_rate(round_), fed.transport.inbox, downloads[k])
+        one = fed.states.view(k, round_, fed.config.learning_rate(round_), fed.transport.inbox, downloads[k])
         one.version_at_w0 = one.w._version
         return one
 

@@ -84,8 +84,8 @@ def test_coefficients_change_in_slow_rounds_alone():
     """period 5: after rounds 0 and 5, not after 1 to 4 and 6; atoms and theta_h move in every round."""
     it = atoms("mlp", rounds=7, period=5)
     seen = [it.w.clone()]
-    sink = it.fed.reporter.sink.round
-    it.fed.reporter.sink.round = lambda row: (sink(row), seen.append(it.w.clone()))
+    sink = it.fed.reporter.callbacks.round
+    it.fed.reporter.callbacks.round = lambda row: (sink(row), seen.append(it.w.clone()))
     it.fed.run()
     groups = {g: it.made.model.layout.select({g}).ranges for g in (ATOM, COEF, BODY, HEAD)}
     moved = {g: [not same(a, b, r) for a, b in pairwise(seen)] for g, r in groups.items()}
@@ -334,7 +334,7 @@ def test_server_optimisers_rest_with_the_coefficients(optim, period):
         small_settings("fedatom", "mlp", rounds=period, options={"period": period}, server={"optim": optim, "lr": 0.01})
     )
     after = []
-    it.fed.reporter.sink.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
+    it.fed.reporter.callbacks.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
     it.fed.run()
     layout = it.made.model.layout
     rest, others = layout.select({COEF}), layout.select(layout.groups() - {COEF})

@@ -33,19 +33,19 @@ def kept_in(folder, every=1, keep=2):
 def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: False):
     """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
     it, kept = prepare(config, stop=stop), kept_in(folder, every, keep)
-    it.fed.reporter.sink.keep = kept.save
+    it.fed.reporter.callbacks.save_state = kept.save
     if it.made.messages.client_state.size:
         it.fed.states.shelf, it.fed.states.room = kept.rows, room or 10**6
     said = []
     t = resume.go_on(it.fed, kept, 10, said.append)
-    rows = it.fed.reporter.sink.round
+    rows = it.fed.reporter.callbacks.round
 
     def on_round(row):
         if row["round"] == cut:
             raise Killed
         rows(row)
 
-    it.fed.reporter.sink.round = on_round
+    it.fed.reporter.callbacks.round = on_round
     try:
         it.reason = it.fed.run()
     except Killed:
@@ -137,21 +137,21 @@ def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded)
     def start(seat):
         it = prepare(config, comm=seat)
         it.kept = kept_in(tmp_path)
-        it.fed.reporter.sink.keep = it.kept.save
+        it.fed.reporter.callbacks.save_state = it.kept.save
         if it.made.messages.client_state.size:
             it.fed.states.shelf, it.fed.states.room = it.kept.rows, 2
         return it
 
     def play(it, cut):
         resume.go_on(it.fed, it.kept, 30, lambda text: None)
-        rows = it.fed.reporter.sink.round
+        rows = it.fed.reporter.callbacks.round
 
         def on_round(row):
             if row["round"] == cut:
                 raise Killed
             rows(row)
 
-        it.fed.reporter.sink.round = on_round
+        it.fed.reporter.callbacks.round = on_round
         try:
             it.fed.run()
         finally:
@@ -236,7 +236,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
             assert all(label > max(checkpoints, default=-1) for _, label in now - needed)
         seen.append(t)
 
-    it.fed.reporter.sink.keep = saved
+    it.fed.reporter.callbacks.save_state = saved
     it.fed.run()
     assert seen == list(range(12))
     assert not list(tmp_path.rglob(".*.tmp"))
