@@ -236,7 +236,7 @@ def record(it: FinishedRun) -> dict[str, Any]:
         "w": it.made.model.layout.sha256(it.fed.server.w) if it.fed.server else None,
         "b": digest(it.fed.server.b) if it.fed.server else None,
         "server": digest(it.fed.server.state_row) if it.fed.server else None,
-        "best": [digest(x) for x in best.lasting.values()] if best else [],
+        "best": [digest(x) for x in best.state_tensors.values()] if best else [],
     }
 
 

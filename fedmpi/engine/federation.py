@@ -83,7 +83,7 @@ class Federation:
                 view=ServerView(data, optimizer.lr, config.rounds, config.seed),
                 rule=rule,
                 last_sent=self.transport.last_sent,
-                choice=config.best,
+                criterion=config.best,
                 records=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates, config.clips_updates),
                 keeps_undo=tolerant and bool(config.probes),
@@ -105,7 +105,7 @@ class Federation:
 
     # ---- the loop ----
     def run(self) -> str:
-        """Train all rounds; return why the run ended: "finished", "stopped", "apart" or "enough"."""
+        """Train all rounds; return why the run ended: "finished", "stopped", "diverged" or "early_stopped"."""
         t, reason = self.control.first_round, None
         try:
             while reason is None:
@@ -184,7 +184,7 @@ class Federation:
         if command is TRAIN:
             if self.config.replays_failures:
                 self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
-            if self.scheduler.measure is not None:
+            if self.scheduler.estimator is not None:
                 self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
     def train_clients(
@@ -236,7 +236,7 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        if self.scheduler.measure is not None:
+        if self.scheduler.estimator is not None:
             timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
             self.scheduler.record_timings(t, cohort, placement, timings)
         upload = self.trainer.messages.upload(t)
@@ -295,5 +295,5 @@ class Federation:
             self.server.restore(server)
             self.reporter.watch.recall(memory["watch"])
             best = self.server.best
-            if best and memory.get("best") != best.choice.figure:
+            if best and memory.get("best") != best.criterion.figure:
                 best.forget()  # it was chosen by another figure

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from fedmpi.engine.best import Best, Choice
+from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 
 SERVERS = {"global", "sites"}  # protocols of evaluation for which rank 0 asks no client, but in silo mode
 
@@ -39,7 +39,7 @@ class FederationConfig:
     stops_on_divergence: bool = False  # end a run that has come apart
     needs_undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
     on_lost_rank: str = "abort"  # abort | drop | redo: what becomes of a round in which a rank is lost
-    best: Choice | None = None  # by which figure a best model is chosen; None: none is
+    best: SelectionCriterion | None = None  # by which figure a best model is chosen; None: none is
     timeout_s: float = inf  # in which a rank that is alive comes to its next message
     update_stats: str | bool = False  # what is said of each round's updates: False, "norms" or "gram"
     replays_failures: bool = False  # repeat the rank failures that another run has recorded
@@ -66,7 +66,7 @@ class RunCallbacks:
     def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         """Round t is complete. memory: what rank 0 remembers; last: the run ends."""
 
-    def save_best_model(self, best: Best) -> None:
+    def save_best_model(self, best: BestModel) -> None:
         """There is a new best model."""
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ class Reporter:
         self.callbacks.append("clients.jsonl", *({**each, "round": t} for each in lines))
         if server is not None and server.best is not None:
             best = server.best
-            if best.see(t, figures[best.choice.figure], server.w, server.b):
+            if best.update(t, figures[best.criterion.figure], server.w, server.b):
                 self.callbacks.save_best_model(best)
         return figures
 

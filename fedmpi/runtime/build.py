@@ -23,7 +23,6 @@ from fedmpi.config import Settings, machine
 from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.best import Choice
 from fedmpi.engine.checks import are_finite
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
@@ -31,6 +30,7 @@ from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.local.recipe import Recipe, learning_rate
 from fedmpi.engine.messages import Messages
+from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import together
 from fedmpi.engine.server import Rule
 from fedmpi.flat.coding import Wire
@@ -62,7 +62,7 @@ class Experiment:
     recipe: Recipe
     rule: Rule | None  # a server rule that replaces the method's own
     initial: Initial | None = None  # what the model starts from, where it is given
-    best: Choice | None = None  # by which metric the best model is chosen, if by any
+    best: SelectionCriterion | None = None  # by which metric the best model is chosen, if by any
     pack: int = 1  # clients that a rank trains at once
 
     @property

@@ -15,10 +15,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.best import Choice
 from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages, is_change
+from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.reporting import own_parts
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (
@@ -204,7 +204,7 @@ def check_cohort(settings: Settings, data: Federated) -> None:
         )
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
     """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
     best, names = settings.evaluate.best, ("loss", *task.names)
     assert best.metric is not None
@@ -222,7 +222,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
     lowest = best.goal == "lowest" or (
         best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))
     )
-    return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
+    return SelectionCriterion(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:

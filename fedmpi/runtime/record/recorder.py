@@ -20,9 +20,9 @@ from fedmpi.common.text import figure
 from fedmpi.config.yaml_source import text_for
 from fedmpi.data.batches import Shards
 from fedmpi.data.partitions.parts import Partition
-from fedmpi.engine.best import Best
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
+from fedmpi.engine.model_selection import BestModel
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import plugins, report_text
 from fedmpi.runtime.record.data_files import MANY, PREPROCESSING, Preprocessing, write_partition
@@ -165,8 +165,8 @@ class Recorder(RankRecorder):
         if rows:
             self.directory.append(file, *rows)
 
-    def save_best_model(self, best: Best) -> None:
-        about = {**self.model_facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
+    def save_best_model(self, best: BestModel) -> None:
+        about = {**self.model_facts, "figure": best.criterion.figure, "round": best.round, "value": best.value}
         self.directory.write_model(self.experiment.model.state_dict(best.w, best.b), about, BEST)
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
@@ -181,8 +181,8 @@ class Recorder(RankRecorder):
         model, best = self.experiment.model, fed.server.best
         self.directory.write_model(model.state_dict(fed.server.w, fed.server.b), self.model_facts)
         ended = f"signal {self.stop.signal}" if reason == "stopped" and self.stop.signal else reason
-        ended = f"diverged: {fed.reporter.watch.said}" if reason == "apart" else ended
-        ended = f"enough: {best.why}" if reason == "enough" and best else ended
+        ended = f"diverged: {fed.reporter.watch.said}" if reason == "diverged" else ended
+        ended = f"enough: {best.why}" if reason == "early_stopped" and best else ended
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)

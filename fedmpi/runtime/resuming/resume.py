@@ -19,10 +19,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.later import by_rounds, comparable, free_later
+from fedmpi.engine.cost_model import CostModel, Row
 from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
@@ -249,7 +249,7 @@ def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[
 
 
 def _check_placement(row: Row) -> None:
-    Pace.of(row), int(row["round"])
+    CostModel.from_row(row), int(row["round"])
 
 
 def of_same_ranks(rows: list[Row], fed: Federation, made: Experiment) -> list[Row]:
