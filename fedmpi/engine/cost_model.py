@@ -21,15 +21,12 @@ import numpy as np
 
 WINDOW, MIN_ROUNDS, MAX_AGE = 5, 3, 50  # rounds
 NORMAL = 100  # per cent
-MAX_RANK_COST, MAX_CLIENT_COST = 10_000, 1_000  # the most that an estimate says
+MAX_RANK_COST, MAX_CLIENT_COST = 10_000, 1_000
 NEAR_NORMAL = range(67, 151)  # f_k in per cent that counts as 100
-MAX_CLIENTS = 256  # clients of which f_k is told, those to which it matters most
-OUTLIER = 2.0
-TOLERANCE, MIN_GAIN, MIN_GAIN_S = (
-    0.05,
-    0.1,
-    0.01,
-)  # differences not looked at; what another placement must save of a round
+MAX_CLIENTS = 256  # whose f_k is broadcast: those whose cost changes most
+OUTLIER = 2.0  # clients of so many times the median do not count
+TOLERANCE = 0.05  # differences of costs that are ignored
+MIN_GAIN, MIN_GAIN_S = 0.1, 0.01  # share of a round, and seconds, that another placement must save
 
 Row = dict[str, Any]
 

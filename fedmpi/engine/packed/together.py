@@ -17,7 +17,7 @@ from fedmpi.engine.checks import check_pair
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import STILL, STOP
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit, cut
@@ -44,7 +44,7 @@ Drawn = seeds.State | None
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
 
 
-def why_not(method: Method, model: FlatModel, recipe: Recipe, *, bf16: bool, compiled: bool) -> str | None:
+def why_not(method: Method, model: FlatModel, config: LocalTrainingConfig, *, bf16: bool, compiled: bool) -> str | None:
     """What keeps clients from being trained together, as far as it can be told beforehand; None if nothing does."""
     name = type(method).__name__
     parts = list(model.module.modules())
@@ -56,11 +56,11 @@ def why_not(method: Method, model: FlatModel, recipe: Recipe, *, bf16: bool, com
         "the model draws random numbers (dropout)": any(
             isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
         ),
-        recipe.beyond_sgd(): bool(recipe.beyond_sgd()),
-        "train.nesterov is true": recipe.nesterov,
-        f"train.dampening is {recipe.dampening:g}": bool(recipe.dampening),
-        f"train.steps is {recipe.steps}": recipe.steps is not None,  # a round may end within a pass over the data
-        f"train.epochs is {recipe.epochs}": recipe.steps is None and recipe.epochs != int(recipe.epochs or 0),
+        config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
+        "train.nesterov is true": config.nesterov,
+        f"train.dampening is {config.dampening:g}": bool(config.dampening),
+        f"train.steps is {config.steps}": config.steps is not None,  # a round may end within a pass over the data
+        f"train.epochs is {config.epochs}": config.steps is None and config.epochs != int(config.epochs or 0),
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
     }

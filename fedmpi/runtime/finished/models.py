@@ -214,7 +214,9 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
+    return Experiment(
+        settings, data, method, _NoTask(), net, model, messages, build.make_local_training(settings), None
+    )
 
 
 # ---- its state ----

@@ -4,7 +4,7 @@ import pytest
 from helpers import prepare, settings
 
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.local.recipe import learning_rate
+from fedmpi.engine.local.local_training_config import learning_rate
 
 
 @pytest.mark.parametrize(

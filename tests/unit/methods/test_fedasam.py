@@ -20,7 +20,7 @@ def eps(name, **options):
     return FedASAM(rho=0.1, **options).perturbation(k, G).tolist()
 
 
-def test_by_hand():
+def test_mlp_backward():
     assert eps("layer.bias", eta=0.0, scaled="all") == pytest.approx([0.0351123, 0.1872658, 0], abs=5e-8)
     assert eps("layer.bias", eta=0.2, scaled="all") == pytest.approx([0.0454359, 0.2036203, 0], abs=5e-8)
     assert eps("layer.weight", eta=0.2) == pytest.approx([0.0454359, 0.2036203, 0], abs=5e-8)

@@ -47,7 +47,7 @@ def server_step(updates, n=None, eps=1e-15, round=0, state=None, **options):
         ([[1, 0], [-1, 0]], None, 1e-3, 500, [0, 0]),  # D = 0: 1 / (2 * .001), of nothing
     ],
 )
-def test_by_hand(updates, n, eps, eta, w):
+def test_mlp_backward(updates, n, eps, eta, w):
     step, direction, _ = server_step(updates, n, eps)
     assert step == pytest.approx(eta, rel=1e-12)
     assert direction == pytest.approx(w, abs=1e-12)

@@ -20,7 +20,7 @@ def term(f, tau):
 
 
 @pytest.mark.parametrize(("tau", "value"), [(1.0, 0.2193787), (3.0, 0.2984086)])
-def test_by_hand(tau, value):
+def test_mlp_backward(tau, value):
     assert cross_entropy(F, Y).item() == pytest.approx(0.3954948, abs=1e-7)
     assert term(F, tau).item() == pytest.approx(value, abs=5e-8)
 

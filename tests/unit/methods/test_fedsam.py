@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from fedmpi.methods._terms import perturbation
 
 
-def test_by_hand():
+def test_mlp_backward():
     """By hand: g = (.3, .4, 0), rho = .1."""
     eps = perturbation(torch.tensor([0.3, 0.4, 0], dtype=torch.float64), 0.1)
     assert eps.tolist() == pytest.approx([0.06, 0.08, 0], abs=1e-12)

@@ -16,7 +16,7 @@ FAR = torch.tensor([[0.0, 1], [1, 1]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("tau", "value"), [(0.5, 0.6229779), (1.0, 0.6255563)])
-def test_by_hand(tau, value):
+def test_mlp_backward(tau, value):
     assert contrastive(Z, NEAR, FAR, tau).item() == pytest.approx(value, abs=5e-8)
 
 
