@@ -33,7 +33,7 @@ from fedmpi.engine.faults.policy import FailurePolicy
 from fedmpi.engine.faults.uploads import UpdateFilter
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.messages import FAILED, STOP
-from fedmpi.engine.packed import together
+from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.probes.probes import Probes
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
@@ -125,10 +125,10 @@ class Federation:
 
     def run_round(self, t: int) -> str | None:
         """Make round t; return why the run ends before it, None if it goes on."""
-        counted, lap = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.lap
+        counted, span = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.span
         self.timeline.begin(t)
         command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
-        lap("word" if self.server is None else "announce")
+        span("word" if self.server is None else "announce")
         self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do where clients evaluate
         if command is not TRAIN:
             return self.control.leave(command)
@@ -136,12 +136,12 @@ class Federation:
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
         placement = self.scheduler.assign(t)  # client -> rank
         self.states.move(placement)  # the state of a client follows it to its rank
-        lap("move")
+        span("move")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
-        lap("download")
+        span("download")
         if self.probes is not None:
             self.probes.train(t, cohort, placement, downloads)
-            lap("analyse")
+            span("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.trainer.pack)
@@ -149,24 +149,24 @@ class Federation:
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
         trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
-        lap("uploads")
+        span("uploads")
         if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
             self.reporter.line = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
-            lap("step")
+            span("step")
         if self.probes is not None:
             self.probes.measure(t, cohort, placement)
-            lap("analyse")
+            span("analyse")
         return None
 
     # ---- the steps of a round ----
     def report_previous_round(self, t: int, command: RoundCommand) -> None:
         """Hash, save and evaluate the round before t, at the beginning of round t."""
         began, line = time.perf_counter(), self.reporter.line
-        self.timeline.tell()
-        self.timeline.lap("settle")
+        self.timeline.flush()
+        self.timeline.span("settle")
         if self.server is not None and line and "sha256" not in line:
             line["sha256"] = self.trainer.model.layout.sha256(self.server.w)
-            self.timeline.lap("hash")
+            self.timeline.span("hash")
         first, callbacks = self.control.first_round, self.reporter.callbacks
         if command is RoundCommand.ABORTED:  # the round before does not count: the one before that is the last
             if t > first + 1:
@@ -175,12 +175,12 @@ class Federation:
         if t > first:
             self.reporter.saved = self.memory()
             callbacks.save_state(self, t - 1, self.reporter.saved, command is not TRAIN)
-        self.timeline.lap("checkpoint")
+        self.timeline.span("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
             evaluated = self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
         evaluated_s = time.perf_counter() - began if evaluated else None
-        self.timeline.lap("evaluate")
+        self.timeline.span("evaluate")
         if command is TRAIN:
             if self.config.replays_failures:
                 self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
@@ -191,23 +191,25 @@ class Federation:
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
     ) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
-        lap, alone = self.timeline.lap, len(clients) == 1
+        span, alone = self.timeline.span, len(clients) == 1
         for client in clients if self.states.undoes else ():
             self.states.remember(client)
         received = self.config.learning_rate(t), self.transport.inbox
-        write = together.rounds([self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block)
-        if not alone:  # several are one lap
-            lap("train", list(clients))
+        write = packed_rounds.train_clients(
+            [self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block
+        )
+        if not alone:  # several are one span
+            span("train", list(clients))
         for client in clients:
             row = gather.row(client)
             if alone:
-                lap("send")
+                span("send")
             write[client](row)
             if alone:
-                lap("train", client)
+                span("train", client)
             self.states.trained[client] = t  # before another client needs the memory of its row
             gather.done(client)
-        lap("send")
+        span("send")
 
     def step_server(
         self,

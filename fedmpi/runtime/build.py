@@ -31,7 +31,7 @@ from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learn
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
-from fedmpi.engine.packed import together
+from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import Rule
 from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
@@ -283,7 +283,9 @@ def clients_at_once(
 ) -> int:
     """Return how many clients a rank trains at once (compute.pack), 1 with a warning where they cannot be."""
     compute, pack = settings.compute, settings.compute.pack
-    reason = together.why_not(method, model, local_training, bf16=compute.precision == "bf16", compiled=compute.compile)
+    reason = packed_rounds.unsupported_reason(
+        method, model, local_training, bf16=compute.precision == "bf16", compiled=compute.compile
+    )
     reason = "a sample is several tensors" if isinstance(data.input_shape, dict) else reason
     weigh, balanced = getattr(type(task), "weigh", Task.weigh), settings.task.options.get("weights") == "balanced"
     uses_counts = balanced if weigh is Classification.weigh else weigh is not Task.weigh
@@ -294,9 +296,9 @@ def clients_at_once(
         full = local_training.momentum or local_training.weight_decay or other_gradient
         most = int(data.train_sizes.max(initial=0))
         samples = 0 if full else int(local_training.epochs or 0) * most
-        return together.many(pack, model, net, min(local_training.batch_size or most, most), samples)
+        return packed_rounds.clients_at_once(pack, model, net, min(local_training.batch_size or most, most), samples)
     if pack != "auto":
-        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
+        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")
     warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
     return 1
 

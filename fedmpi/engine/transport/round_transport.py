@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.engine.checks import check_finite
-from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, WORD, Announcement, Messages
+from fedmpi.engine.messages import COMMAND, ENGINE_DOWN, ENGINE_UP, Announcement, Messages
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.gather import BufferPool, GatherContext, UploadGather
 from fedmpi.engine.transport.gather_reduce import ReducingGather
@@ -102,7 +102,7 @@ class RoundTransport:
                 values["_w"] = messages.shared.take(server.w)
             if not messages.shared_b.whole:
                 values["_b"] = messages.shared_b.take(server.b)
-            self.full.packing.write(self.message, {**values, WORD: word})
+            self.full.packing.write(self.message, {**values, COMMAND: word})
         if self.full.coding is not None:
             begins, moves, self.broadcast_round = (
                 self.broadcast_round is None,
@@ -120,7 +120,7 @@ class RoundTransport:
             self._unpack(news, came)
         if self.inbox is not self.message:
             self.inbox.copy_(self.message)
-        return float(self.full.packing.views(self.message)._word)
+        return float(self.full.packing.views(self.message)._command)
 
     def exact(self, server: FederationServer | None) -> tuple[Tensor, Tensor] | None:
         """The global w and b on every rank; None where announcements are exact, and all have them."""
