@@ -45,8 +45,8 @@ from fedmpi.analysis.local_models import LocalModels, experiment, local_models, 
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import flow, redacted
-from fedmpi.common.text import figure
+from fedmpi.common.redaction import redacted, to_one_line
+from fedmpi.common.text import format_metric
 from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
 from fedmpi.engine.evaluate import evaluate
@@ -214,7 +214,7 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse virtual`; settings: those of the run."""
     to, module = report.folder(to), rebuild_model(run, settings)
-    options = f" {flow(redacted(settings.data.options))}" if settings.data.options else ""
+    options = f" {to_one_line(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
@@ -279,7 +279,7 @@ def virtual_lines(facts: dict[str, Any]) -> list[str]:
     name, clients = facts["headline"], facts["clients"]
 
     def shown(name: str, value: float) -> str:
-        return "-" if value != value else figure(name, value, 4)
+        return "-" if value != value else format_metric(name, value, 4)
 
     at = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
     matrix = [[f"alpha {i}", *(shown(name, at[i, j]) for j in clients)] for i in clients]

@@ -75,7 +75,7 @@ def local_models(
         download = inbox.new_zeros(messages.per_client.size)
         messages.per_client.write(download, server.download(t, client))
         kept = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
-        with seeds.scoped():
+        with seeds.preserve_rng():
             k = ClientContext(trainer, client, t, lr, inbox, download, kept)
             k.watch, k.cut_short = watch and watch(k), False
             k.run_round(row)

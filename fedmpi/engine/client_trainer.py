@@ -20,7 +20,7 @@ from fedmpi.engine.readonly import FrozenTensorGuard
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.chain import straight
+from fedmpi.models.mlp import straight
 from fedmpi.models.net import Net
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
@@ -92,11 +92,6 @@ class ClientTrainer:
         """Until a GPU has done what it was told to: only then it is known how long that has taken."""
         if self.model.w.is_cuda:
             torch.cuda.current_stream(self.model.w.device).synchronize()
-
-    def chance(self) -> AbstractContextManager[Any]:
-        """Around the rounds of clients: the global generators, which each client seeds for itself, are afterwards what
-        they were. Where no code draws from them that takes a moment, and is left out."""
-        return seeds.scoped() if self.draws else nullcontext()
 
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""

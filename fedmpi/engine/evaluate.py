@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.text import lower_is_better
+from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
@@ -83,13 +83,13 @@ def evaluate(
                 given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
                 who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
                 text = f"{who} returned {given} for {len(x)} samples; it must return a tensor {shape}"
-                raise told(text, predict or module)
+                raise located_error(text, predict or module)
             f = f.to(trainer.model.w.dtype)
             of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
             if samples.written():
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
-                raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
+                raise located_error(f"{who} wrote to the test samples, x: make a copy", module, task)
             outputs.append(contract.hold(task, f, y))
             targets.append(y)
         trainer.frozen_guard.check()
@@ -187,7 +187,7 @@ class Evaluator:
                 if model is not None:
                     self.trainer.model.load(*model)
                     assert self.data.global_test is not None
-                    with blaming(f"evaluation after round {t}"):
+                    with attribute_errors(f"evaluation after round {t}"):
                         figures, f, y = evaluate(self.trainer, self.data.global_test, self.batch_size)
                     self._look_at_classes(f, y)
                     found |= figures
@@ -214,7 +214,7 @@ class Evaluator:
         self.trainer.model.load(w, b)
         rows, weights = dict[str, Figures](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
-            with blaming(f"evaluation after round {t}"):
+            with attribute_errors(f"evaluation after round {t}"):
                 rows[site], weights[site] = self._weighed(evaluate(self.trainer, shard, self.batch_size))
         found = self._over_all(t, "sites", rows, weights)
         return found | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
@@ -255,20 +255,20 @@ class Evaluator:
         if model is None:
             return {}
         self.trainer.model.load(*model)
-        with blaming(f"evaluation after round {t}"):
+        with attribute_errors(f"evaluation after round {t}"):
             return evaluate(self.trainer, pooled_rows(self.data.validation), self.batch_size).figures
 
     def _ask(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Figures], dict[int, float]]:
         """Every client's figures and their weights, computed where the client's state is; complete on rank 0. Within
-        `seeds.scoped`."""
+        `seeds.preserve_rng`."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
         for client in downloads:
             if owner[client] == comm.rank:
                 seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
-                with blaming(f"evaluation after round {t}, client {client}"):
+                with attribute_errors(f"evaluation after round {t}, client {client}"):
                     row, weight = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)

@@ -111,7 +111,7 @@ class Reporter:
         model = None if server is None else (server.w, server.b)
         exact = self.transport.exact(server) if evaluator.asks_for_global else None
         lr, inbox = self.config.learning_rate(t_seen), self.transport.inbox
-        with seeds.scoped(self.config.seed, "evaluate", t):
+        with seeds.seeded(self.config.seed, "evaluate", t):
             figures, lines = evaluator(t_seen, lr, model, exact, inbox, downloads, last=last)
         self.callbacks.append("clients.jsonl", *({**each, "round": t} for each in lines))
         if server is not None and server.best is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.common.text import brief, lower_is_better, nearest
+from fedmpi.common.text import lower_is_better, nearest, shorten
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
@@ -297,7 +297,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
         buffers: float buffers that travel.
     """
     if idle:
-        whose = f"client{'s' if len(idle) > 1 else ''} {brief(', '.join(map(str, idle)))}"
+        whose = f"client{'s' if len(idle) > 1 else ''} {shorten(', '.join(map(str, idle)))}"
         raise UserError(
             f"server.rule: {rule} would count the updates of {whose}, who make no step (train.drop_last), and are "
             "zero; lower train.batch_size, or set drop_last: false"

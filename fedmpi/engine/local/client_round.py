@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming, once
 from fedmpi.common.errors import RankWarning
+from fedmpi.common.user_code_errors import attribute_errors, one_line
 from fedmpi.engine.checks import are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
@@ -39,7 +39,7 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
         inputs = client.read_only_check()
         if trainer.draws:
             seeds.reseed(trainer.seed, "torch", client.round, client.id)
-        with blaming(client.where):
+        with attribute_errors(client.where):
             client.start()
             inputs.check_hooks(method, client.where, "receive")
             new = method.train(client)
@@ -67,7 +67,7 @@ def leave_out(client: ClientContext, row: Tensor, error: Exception, began: float
     began: `time.perf_counter` when its round began.
     """
     trainer = client.trainer
-    warnings.warn(RankWarning(f"{once(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
+    warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
     flag = STOP if trainer.stop() else FAILED
     trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
 

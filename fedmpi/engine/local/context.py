@@ -143,7 +143,7 @@ class ClientContext(Client):
         self.trainer.model.module.train()
         self.cut_short = False  # what is measured does not go up with a word of it
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
-        with seeds.scoped(self.trainer.seed, "tune", self.round, self.id):
+        with seeds.seeded(self.trainer.seed, "tune", self.round, self.id):
             self.trainer.method.tune(self, epochs)
 
     # ---- forward passes ----

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import batches, grouped
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.losses import add_regularizer, run_pass
@@ -193,7 +193,7 @@ def _batch_modified_error(client: ClientContext) -> UserError:
         f"{type(client.trainer.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
         "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
     )
-    return told(said, client.trainer.model.module, type(client.trainer.method))
+    return located_error(said, client.trainer.model.module, type(client.trainer.method))
 
 
 def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | None) -> None:

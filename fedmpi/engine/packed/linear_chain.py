@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.engine.packed.low_rank import LowRankWeights
-from fedmpi.models.chain import layers_of
+from fedmpi.models.mlp import layers_of
 
 
 class GradientSink(Protocol):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.engine.checks import check_pair
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
@@ -195,7 +195,7 @@ def _arrive(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "receive"):
         seeds.reseed(trainer.seed, "torch", client.round, client.id)
-        with blaming(client.where):
+        with attribute_errors(client.where):
             trainer.model.load(client.received, client.b0)
             client.start()
             drawn = seeds.state() if overrides(trainer.method, "upload") else None
@@ -217,9 +217,9 @@ def _finish(
             trainer.model.load(fit.stack.row(i), client.b0)
         if asked:
             seeds.reseed(trainer.seed, "torch", client.round, client.id)
-            with blaming(client.where):
+            with attribute_errors(client.where):
                 if drawn is not None:
-                    seeds.go_on(drawn)
+                    seeds.set_state(drawn)
                 sent, more = check_pair(method, "upload", method.upload(client), client.where)
             inputs.check_hooks(method, client.where, "upload")
         state = write_upload(client, here, (State(), sent, more), partial(fit.stack.subtract, i))

@@ -80,7 +80,7 @@ class Probes:
             seen = self.states.view(client, t, lr, self.transport.inbox, downloads[client])
             k = ClientContext(trainer, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
             steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
-            with seeds.scoped():
+            with seeds.preserve_rng():
                 k.run_round(row)
             if steps is not None:
                 self._steps[client] = steps.row()

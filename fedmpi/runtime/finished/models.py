@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
@@ -273,7 +273,7 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
         view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
-    with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
+    with seeds.seeded(made.settings.seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
         predict = load_own_model(view)
     if predict is not None:
         return ClientPredictor(trainer.model.module, predict).eval()

@@ -35,7 +35,7 @@ def naive(config, data):
             x, y = data.train[k].x[data.train[k].index], data.train[k].y[data.train[k].index]
             sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
             g, seen = seeds.generator(config.seed, "batches", t, k, 0), []
-            with seeds.scoped(config.seed, "torch", t, k):
+            with seeds.seeded(config.seed, "torch", t, k):
                 for _ in range(train.epochs):
                     for rows in torch.randperm(len(x), generator=g).split(train.batch_size):
                         sgd.zero_grad()

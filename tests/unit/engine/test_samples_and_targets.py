@@ -84,7 +84,7 @@ class Open(Halves):
 def halves(input_shape, classes, inner, kind="Halves"):
     (c, h, w), (_, more, _) = input_shape["top"], input_shape["bottom"]
     options = {k: v for k, v in inner.items() if k != "name"}
-    made = registry.make(KIND, registry.Chosen(inner["name"], options))
+    made = registry.make(KIND, registry.Selection(inner["name"], options))
     return {"Halves": Halves, "Together": Together, "Open": Open}[kind](made((c, h + more, w), classes))
 
 

@@ -49,7 +49,7 @@ def test_errors_are_within_their_bounds(n):
         assert torch.equal(out, naive)
 
 
-def test_mlp_backward():
+def test_by_hand():
     x = torch.tensor([127.0, -63.5, 0.4, 0.5, 1.5, -127.0])
     assert through(Int8(), x)[1].tolist() == [127, -64, 0, 0, 2, -127]  # to the nearest, of two to the even one
     assert through(TopK(1 / 3), x)[1].tolist() == [127, 0, 0, 0, 0, -127]

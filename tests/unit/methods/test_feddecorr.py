@@ -36,7 +36,7 @@ def term(rows, scale="code"):
     ],
 )
 @pytest.mark.parametrize("unit", [1, 1000.0, -1000.0])
-def test_mlp_backward(rows, code, paper, slope, unit):
+def test_by_hand(rows, code, paper, slope, unit):
     """The gradients differ by (B - 1)^2 / B * d / (d - 1). In a larger unit the 1e-8 in the variances is less."""
     (B, d), z = (len(rows), len(rows[0])), [[unit * v + 7 for v in row] for row in rows]
     for scale, value, factor in (("code", code, 1), ("paper", paper, (B - 1) ** 2 / B * d / (d - 1))):

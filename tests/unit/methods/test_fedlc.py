@@ -30,7 +30,7 @@ def loss_and_gradient(rows, y, counts, tau):
         (2, 2.9165258500359257, [0.65933346878129073, 0.28654514434110656, -0.94587861312239729]),
     ],
 )
-def test_mlp_backward(y, loss, slope):
+def test_by_hand(y, loss, slope):
     """Counts 16, 81, 1 take 1/2, 1/3, 1 off: (3/2, 2/3, -1), whose log-sum-exp is 1.9165258500359258.
 
     The slopes are softmax - onehot. By pairs: log(1 + sum over c != y of exp(f_c - f_y + n_y^(-1/4) - n_c^(-1/4))).

@@ -151,7 +151,7 @@ def test_no_mean_is_over_two_codes_or_data(asked):
         table.collect(asked, None, "last")
 
 
-def test_mlp_backward(asked):
+def test_by_hand(asked):
     cells = table.collect(asked, None, "last")
     lines = table.text(cells)
     assert lines[0].startswith(

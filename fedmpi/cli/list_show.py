@@ -143,11 +143,10 @@ def check(name: Name, root: Root = None) -> None:
 def fetch(name: Name, root: Root = None) -> None:
     """Fetch what is missing of data set NAME. What was broken off is gone on with; checksums are compared."""
     from fedmpi.data.fetching import getting
-    from fedmpi.data.fetching.progress import progress
 
     where = _root(root)
     getting.find(name)
-    with getting.one_at_a_time(where), progress() as shown:
+    with getting.one_at_a_time(where), getting.progress() as shown:
         new = getting.fetch(name, where, shown)
     typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
 

@@ -59,7 +59,7 @@ _MEANT = {word: ours for ours, words in _OURS.items() for word in words.split()}
 _OUTERMOST = {word: ours for ours, words in _OF_A_SWEEP.items() for word in words.split()}
 
 
-def advice(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()) -> str:
+def suggest_key(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()) -> str:
     """What follows an unknown key: `did you mean 'epochs'? allowed: batch_size, epochs, lr`.
 
     Args:

@@ -92,7 +92,7 @@ DEVICE_ERRORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 @contextmanager
-def blaming(where: str, *passing: type[Exception]) -> Iterator[None]:
+def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
     """Put `where` ("round 3, client 4") in front of errors; one from a user's file becomes a UserError that names it.
 
     So does a lack of memory, and a batch that cannot be normalised. Any other error without a user's file in its
@@ -110,14 +110,14 @@ def blaming(where: str, *passing: type[Exception]) -> Iterator[None]:
         said = said if said.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {said}"
         raise _placed(f"{said} ({found})" if found else said) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
-        found, known = in_user_code(error), remedy(error)
+        found, known = in_user_code(error), known_fix(error)
         said = known or (f"{type(error).__name__}: {error}" if found else "")
         if not said:
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
         raise _placed(": ".join(each for each in (where, found, said) if each)) from error
 
 
-def remedy(error: BaseException) -> str | None:
+def known_fix(error: BaseException) -> str | None:
     """What a user can do about an error that torch or Python words for nobody in particular; None if unknown."""
     said = (str(error).strip().splitlines() or [""])[0]
     known = None
@@ -141,11 +141,11 @@ def remedy(error: BaseException) -> str | None:
     return None
 
 
-def once(error: BaseException, where: str) -> str:
+def one_line(error: BaseException, where: str) -> str:
     """An error in a line, with its place: `round 3, client 4: ... (at file.py:12)`."""
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
-    said = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else remedy(error)
+    said = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
     said = said or f"{type(error).__name__}: {error}".strip().splitlines()[0]
     while error.__cause__ is not None:
         error = error.__cause__
@@ -157,22 +157,22 @@ def once(error: BaseException, where: str) -> str:
 
 def _placed(text: str) -> UserError:
     error = UserError(text)
-    error.placed = True  # type: ignore[attr-defined]  # an outer `blaming` has nothing to add
+    error.placed = True  # type: ignore[attr-defined]  # an outer `attribute_errors` has nothing to add
     return error
 
 
 ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
 
 
-def told(text: str, *made_by: Any) -> UserError:
+def located_error(text: str, *made_by: Any) -> UserError:
     """A UserError with the line of the first of `made_by` that is a user's own; no other is added to it."""
-    place = next((found for each in made_by if (found := place_of(each))), "")
+    place = next((found for each in made_by if (found := source_location(each))), "")
     error = UserError(f"{text} ({place})" if place else text)
     error.located = True  # type: ignore[attr-defined]
     return error
 
 
-def place_of(what: Any) -> str:
+def source_location(what: Any) -> str:
     """`Bounded.loss at mine.py:12` of a user's function, class, or object of such a class; "" of anything else."""
     what = inspect.unwrap(getattr(what, "func", what))  # of a partial
     what = getattr(what, "__func__", what)

@@ -12,27 +12,27 @@ _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
-def words(hint: Any, metadata: Sequence[Any] = ()) -> str:
+def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
     """The type with its bounds.
 
     Args:
         metadata: what stands beside the type in Annotated, where pydantic has taken it apart.
 
     >>> from pydantic import Field
-    >>> words(Annotated[float, Field(gt=0)] | Literal["auto"] | None)
+    >>> describe_type(Annotated[float, Field(gt=0)] | Literal["auto"] | None)
     'number > 0; auto; null'
-    >>> words(tuple[Annotated[int, Field(ge=1)], ...]), words(Literal["a", "b"])
+    >>> describe_type(tuple[Annotated[int, Field(ge=1)], ...]), describe_type(Literal["a", "b"])
     ('list of: whole number >= 1', 'a, b')
     """
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return words(inside[0], (*inside[1:], *metadata))
+        return describe_type(inside[0], (*inside[1:], *metadata))
     if origin in (Union, UnionType):
-        return "; ".join(words(each, () if each is NoneType else metadata) for each in inside)
+        return "; ".join(describe_type(each, () if each is NoneType else metadata) for each in inside)
     elif origin is Literal:
-        said = ", ".join(value_words(each) for each in inside)
+        said = ", ".join(describe_value(each) for each in inside)
     elif inspect.isclass(origin) and issubclass(origin, Sequence):
-        items = dict.fromkeys(words(each) for each in inside if each is not ...)
+        items = dict.fromkeys(describe_type(each) for each in inside if each is not ...)
         said = f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
     else:
         said = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
@@ -49,10 +49,10 @@ def words(hint: Any, metadata: Sequence[Any] = ()) -> str:
     return said + (" " if bounds else "") + ", ".join(bounds)
 
 
-def value_words(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value as a config has it: null, true, [1, 2], 0.001, sgd."""
     if isinstance(value, (str, Path)):
         return str(value) or '""'
     if isinstance(value, Sequence):
-        return f"[{', '.join(value_words(each) for each in value)}]"
+        return f"[{', '.join(describe_value(each) for each in value)}]"
     return json.dumps(value, default=str)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedmpi.common.blame import blaming, remedy
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import attribute_errors, known_fix
 
 
 def test_a_kernel_that_has_no_deterministic_form():
@@ -16,13 +16,13 @@ def test_a_kernel_that_has_no_deterministic_form():
         "compute.deterministic: adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation; "
         "take another layer or loss, or set it to false"
     )
-    assert remedy(RuntimeError(said)) == expected
+    assert known_fix(RuntimeError(said)) == expected
     with (
         pytest.raises(UserError, match=r"^round 0, client 2: .*: compute\.deterministic: adaptive"),
-        blaming("round 0, client 2"),
+        attribute_errors("round 0, client 2"),
     ):
         raise RuntimeError(said)
-    assert remedy(UserError(f"round 0, client 2: {expected}")) is None  # it has been said
+    assert known_fix(UserError(f"round 0, client 2: {expected}")) is None  # it has been said
 
 
 def test_products_of_matrices_that_were_told_too_late():
@@ -35,7 +35,7 @@ def test_products_of_matrices_that_were_told_too_late():
     )
     with (
         pytest.raises(UserError, match=r"^round 0, client 2: .*compute\.deterministic: .*; set CUBLAS_WORKSPACE_CONF"),
-        blaming("round 0, client 2"),
+        attribute_errors("round 0, client 2"),
     ):
         raise RuntimeError(said)
 
@@ -98,7 +98,7 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 )
 def test_errors_of_a_gpu_are_said_in_one_line_with_what_to_do(said, sentence, advice):
     """The words are those of torch 2.13 and of CUDA's cudaGetErrorString."""
-    with pytest.raises(UserError) as raised, blaming("round 3, client 2"):
+    with pytest.raises(UserError) as raised, attribute_errors("round 3, client 2"):
         raise torch.AcceleratorError(said + HELP) if said.startswith("CUDA error") else RuntimeError(said)
     text = str(raised.value)
     assert text.startswith("round 3, client 2: ")
@@ -110,5 +110,5 @@ def test_errors_of_a_gpu_are_said_in_one_line_with_what_to_do(said, sentence, ad
 
 
 def test_other_errors_are_a_defect():
-    assert remedy(RuntimeError("CUDA error: an unknown one")) is None
-    assert remedy(ValueError("CUDA error: device-side assert triggered")) is None
+    assert known_fix(RuntimeError("CUDA error: an unknown one")) is None
+    assert known_fix(ValueError("CUDA error: device-side assert triggered")) is None

@@ -1,4 +1,12 @@
-"""What an architecture requires of the shape of one sample."""
+"""What several architectures need: checks of the shape of a sample, and the projection of FedUV.
+
+Son, Kim, Chung, Huang, Liu: FedUV, CVPR 2024, https://arxiv.org/abs/2402.18372, supplement, Table 1.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import nn
 
 from fedmpi.common.errors import UserError
 
@@ -23,3 +31,20 @@ def image(model: str, input_shape: tuple[int, ...], least: int = 1) -> tuple[int
             "choose logistic or mlp, which take any shape"
         )
     return channels, height, width
+
+
+WIDTH = 256  # units
+NORMS: dict[str, Callable[[int], nn.Module]] = {  # of vectors, by the names of those of maps
+    "bn": nn.BatchNorm1d,
+    "bn_nostats": partial(nn.BatchNorm1d, track_running_stats=False),
+    "gn": partial(nn.GroupNorm, 32),
+    "ln": partial(nn.GroupNorm, 1),
+}
+
+
+def projection(inputs: int, norm: str = "bn") -> nn.Sequential:
+    """(linear 256, normalisation, ReLU) twice: (B, inputs) -> (B, 256). The paper's normalisation is bn."""
+    layers: list[nn.Module] = []
+    for width in (inputs, WIDTH):
+        layers += [nn.Linear(width, WIDTH), NORMS[norm](WIDTH), nn.ReLU()]
+    return nn.Sequential(*layers)

@@ -9,7 +9,7 @@ from typing import Any
 from fedmpi.config.schema import Settings
 
 # None of it moves a bit of the rounds that are done, or to come.
-FREE_LATER = (
+MAY_CHANGE = (
     "rounds",
     "name",
     "checkpoint.",
@@ -32,18 +32,18 @@ FREE_LATER = (
 IN_GROUPS = ("state.memory", "cohort.placement", "server.trains")  # of these it depends who is trained together
 
 
-def by_rounds(settings: Settings) -> str:
+def depends_on_rounds(settings: Settings) -> str:
     """What depends on how many rounds there are in all, so that those that are done would have been others; or ""."""
     if settings.train.schedule in ("cosine", "step"):
         return f"train.schedule: {settings.train.schedule} has its course over all rounds"
     return "method ccvr ends with the last round" if settings.method.name == "ccvr" else ""
 
 
-def free_later(key: str, settings: Settings) -> bool:
+def may_change(key: str, settings: Settings) -> bool:
     """Whether this setting may be another one. With compute.pack not one of which clients are trained together."""
-    if key == "rounds" and by_rounds(settings):
+    if key == "rounds" and depends_on_rounds(settings):
         return False
-    return key.startswith(FREE_LATER) and not (settings.compute.pack != 1 and key in IN_GROUPS)
+    return key.startswith(MAY_CHANGE) and not (settings.compute.pack != 1 and key in IN_GROUPS)
 
 
 PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # of a file, as identity.json has it

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import usable_cores
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
 
 
@@ -59,7 +59,7 @@ def _check_output(settings: Settings) -> None:
         raise UserError(f"{where}: {above} cannot be written to; choose another output")
     if max(map(len, map(os.fsencode, output.parts)), default=0) > os.pathconf(above, "PC_NAME_MAX"):
         raise UserError(
-            f"{where}: {brief(str(output), 200)} has a part that is too long for a name; choose another output"
+            f"{where}: {shorten(str(output), 200)} has a part that is too long for a name; choose another output"
         )
 
 

@@ -12,8 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import Overrides, RunDir, Trust, alone, fit, fix_threads, importing, table
-from fedmpi.cli.shared import alone as in_one_process
+from fedmpi.cli.shared import (
+    Overrides,
+    RunDir,
+    Trust,
+    apply_machine_settings,
+    fast_import,
+    fix_threads,
+    require_single_process,
+    table,
+)
 from fedmpi.cli.sweeps import train_child
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import compare as comparing
@@ -128,7 +136,7 @@ def report(
     """Write all that is recorded of one run, of several, or of all in a sweep's directory as one file of HTML, which
     needs nothing else: learning, clients, updates, classes, partition, traffic, time, faults, settings, hashes."""
     fix_threads(1)
-    in_one_process()
+    require_single_process()
     given = {"--alone": alone, "--about": about} if not sites else {"--to": to, "--figures": figures}
     for option, value in given.items():
         if value is not None:
@@ -159,7 +167,7 @@ def verify(
 ) -> None:
     """Check that nothing in RUN_DIR was altered since the run ended, that its files follow from each other, and train N
     random rounds once more to compare models and figures. Exit code 0: verified; 1: altered; 2: it cannot be told."""
-    alone("verify")
+    require_single_process("verify")
     if rounds != "all" and not (rounds.isdecimal() and 0 < int(rounds) < 10**9):
         raise UserError(f"--rounds: {rounds}; allowed: a whole number from 1 on, or all")
     if tolerance is not None and not 0 <= tolerance < float("inf"):
@@ -170,10 +178,12 @@ def verify(
 
     first = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
     try:
-        fit(run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides or ()))
+        apply_machine_settings(
+            run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides or ())
+        )
     except UserError:  # which is told beside what else was found
         fix_threads(1)
-    with importing():
+    with fast_import():
         from fedmpi.runtime.finished import verify as checks
 
     options = {"trusted": trust, "overrides": overrides or (), "tolerance": tolerance, "asked": seal}
@@ -199,11 +209,11 @@ def export(
     """Write the global model of RUN_DIR, or that of a client, as a file that needs no fedmpi, and compare its outputs
     with the model's on test samples; where they differ there is an error, and no file. onnx needs
     `pip install 'fedmpi[export]'`."""
-    alone("export")
+    require_single_process("export")
     from fedmpi.runtime.trust import run_settings
 
     fix_threads(run_settings(directory, trust, overrides or ()).compute.threads)
-    with importing():
+    with fast_import():
         from fedmpi.runtime.finished import export as files
 
     files.export(directory, to, typer.echo, best=best, client=client, out=out, trusted=trust, given=overrides or ())
@@ -234,11 +244,11 @@ def predict(
     """Prepare the rows of FILE as those of the training were, and write what the model of RUN_DIR predicts: class and
     probabilities, number, risk, labels, next symbol; masks as .npz. FILE is a table, a folder, a file or a CSV of
     pictures, texts, or an .npz, as the run's data source reads it; its label column may be missing."""
-    alone("predict")
+    require_single_process("predict")
     from fedmpi.runtime.trust import run_settings
 
     fix_threads(run_settings(directory, trust, overrides or ()).compute.threads)
-    with importing():
+    with fast_import():
         from fedmpi.runtime.finished import predict as rows
 
     which = {"client": client, "site": site}
@@ -257,7 +267,7 @@ def reproduce(
     """Fetch or find the data of TABLE, train what is missing of its runs, show the table beside what is published, and
     write it with a verdict for each cell. Without TABLE: show which there are, and which data they need. Exit code 1 if
     a cell is missing or lies outside."""
-    alone("reproduce")
+    require_single_process("reproduce")
     fix_threads(1)
     from fedmpi.sweeps import expand, reproduce
 
@@ -265,8 +275,8 @@ def reproduce(
         return table(list(reproduce.overview([*([name] if name else []), *(overrides or ())])))
     path = reproduce.find_table(name)
     asked = expand.load(path, overrides or ())
-    fit(asked.settings(asked.first()[0]))
-    with importing():
+    apply_machine_settings(asked.settings(asked.first()[0]))
+    with fast_import():
         import fedmpi.runtime.run  # noqa: F401  once for all runs
         from fedmpi.sweeps import run as runs
 
