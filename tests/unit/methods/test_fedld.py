@@ -92,8 +92,11 @@ def test_code_is_the_authors_program():
     """Round 0 is the plain mean; after it the rule is theirs, tensor by tensor."""
     options, fedavg = {"margin": 0.0, "variant": "code"}, play(settings("fedavg", rounds=1, **EVERYONE))
     it = prepare(settings("fedld", rounds=2, options=options, **EVERYONE))
-    sink, seen = it.fed.reporter.sink.round, []
-    it.fed.reporter.sink.round = lambda row: (sink(row), seen.append((row["sha256"], it.w.double().numpy().copy())))
+    sink, seen = it.fed.reporter.callbacks.round, []
+    it.fed.reporter.callbacks.round = lambda row: (
+        sink(row),
+        seen.append((row["sha256"], it.w.double().numpy().copy())),
+    )
     it.fed.run()
     assert seen[0][0] == fedavg.hashes[0]
     G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes.astype(float)
