@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, clean_env, fedmpi
+from helpers import ROOT, clean_env
+from real_job import succeed
 
 CONFIG = f"""\
 name: theirs
@@ -21,8 +22,7 @@ def run(tmp_path_factory):
     """A finished run of fedmpi's own code alone (CONFIG's model was a plug-in; its atoms make it worth analysing)."""
     place = tmp_path_factory.mktemp("theirs")
     (place / "theirs.yaml").write_text(CONFIG.replace(f"{ROOT}/tests/helpers.py:norm_net", "mcmahan_cnn"))
-    done = fedmpi("run", place / "theirs.yaml", f"output={place}", "data.root=their/files", cwd=place)
-    assert done.returncode == 0, done.stderr
+    succeed("run", place / "theirs.yaml", f"output={place}", "data.root=their/files", cwd=place)
     return place / "theirs"
 
 
