@@ -68,7 +68,8 @@ def test_a_replay_ends_where_its_run_did(place):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "number", "every"), [("alone", 1, signal.SIGTERM, 1), ("mpirun", 3, signal.SIGUSR1, 50)]
+    ("kind", "size", "number", "every"),
+    [("alone", 1, signal.SIGTERM, 1), pytest.param("mpirun", 3, signal.SIGUSR1, 50, marks=pytest.mark.smoke)],
 )
 def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
     """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with. Nothing that was complete
@@ -84,12 +85,6 @@ def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
     done = succeed("resume", job.run, f"rounds={complete + 4}")
     assert f"going on after round {complete} (" in done.stdout
     assert_same(job.run, undisturbed(job, complete + 4))
-
-
-def test_more_rounds(place):
-    succeed("run", place / "run.yaml", "name=more", "rounds=9")
-    succeed("resume", place / "more", "rounds=24")
-    assert_same(place / "more", place / "whole")
 
 
 @pytest.mark.parametrize(
@@ -176,11 +171,7 @@ def test_what_was_accepted_once_is_written_down_and_asked_for_again(place):
     assert fedmpi("resume", place / "changed", "rounds=4").returncode == 0
 
 
-def test_must_and_what_is_no_run(place, tmp_path):
-    done = fedmpi("run", place / "run.yaml", "name=none", "checkpoint.resume=must")
-    assert (done.returncode, "holds no run to go on with" in done.stderr) == (2, True)
-    done = fedmpi("resume", tmp_path)
-    assert (done.returncode, "is no run directory" in done.stderr) == (2, True)
+def test_name_and_output_are_refused_where_the_directory_is_given(place):
     for command, word in (("resume", "name=zz"), ("resume", "output=zz"), ("replay", "name=zz")):
         done = fedmpi(command, place / "whole", word)
         said = f"error: {word}: has no effect here, for {place / 'whole'} says where the run is; leave it out"

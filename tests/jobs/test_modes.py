@@ -5,7 +5,6 @@ import sys
 
 import pytest
 from helpers import ROOT, clean_env
-from real_job import succeed
 
 CONFIG = f"""\
 name: theirs
@@ -17,22 +16,11 @@ train: {{batch_size: 200}}
 """
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A finished run of fedmpi's own code alone (CONFIG's model was a plug-in; its atoms make it worth analysing)."""
-    place = tmp_path_factory.mktemp("theirs")
-    (place / "theirs.yaml").write_text(CONFIG.replace(f"{ROOT}/tests/helpers.py:norm_net", "mcmahan_cnn"))
-    succeed("run", place / "theirs.yaml", f"output={place}", "data.root=their/files", cwd=place)
-    return place / "theirs"
-
-
 @pytest.mark.parametrize(
     ("umask", "private", "folder", "file"),
     [
-        (0o022, False, 0o755, 0o644),
         (0o027, False, 0o750, 0o640),
         (0o002, True, 0o700, 0o600),
-        (0o077, False, 0o700, 0o600),
     ],
 )
 def test_modes(tmp_path, umask, private, folder, file):
