@@ -23,8 +23,14 @@ from fedmpi.data.sources.common import (
 )
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
-from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
-from fedmpi.data.sources.pictures.table_of_files import Row, rows
+from fedmpi.data.sources.pictures.image_dataset import (
+    Files,
+    Row,
+    check_site,
+    dataset_of_parts,
+    dataset_with_test_part,
+    read_rows,
+)
 from fedmpi.data.sources.tables.files import GAPS
 from fedmpi.data.sources.tables.index import FEW
 
@@ -84,7 +90,7 @@ def csv_images(
     options |= {"split_column": split_column} if split_column else {}
     options |= {"group_column": group_column} if group_column else {}
     columns = {"picture_column": picture_column, "label_column": label_column, "delimiter": delimiter, "folder": folder}
-    table = rows(at, list(options.values()), delimiter, list(options))
+    table = read_rows(at, list(options.values()), delimiter, list(options))
     _check_gaps(table, label_column, class_names or ())
     names = list(class_names or _classes(table, label_column, at))
 
@@ -101,13 +107,13 @@ def csv_images(
 
     def one(mine: Sequence[Row], whose: str) -> Dataset:
         if split_column is None:
-            return held_out(files(mine), share, names, decoding, groups(mine))
+            return dataset_with_test_part(files(mine), share, names, decoding, groups(mine))
         part = [PARTS[row.values[split_column].lower()] for row in mine]
         train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
         if not train:
             none = f"none of {count(len(mine), 'row')}{whose}, the first in line {mine[0].at.rpartition(' ')[2]},"
             raise UserError(f"{at}: {none} is of the training part ({split_column})")
-        return parted(files(train), files(_of(mine, part, "test")), names, decoding, groups(train))
+        return dataset_of_parts(files(train), files(_of(mine, part, "test")), names, decoding, groups(train))
 
     def check_parts(mine: Sequence[Row]) -> None:
         test = [bool(split_column) and PARTS[row.values[split_column or ""].lower()] == "test" for row in mine]
