@@ -15,6 +15,7 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import (
+    PARTS,
     check_groups,
     checked_fraction,
     find,
@@ -24,7 +25,6 @@ from fedmpi.data.sources.common import (
     numbered,
     tell_of_travellers,
 )
-from fedmpi.data.sources.pictures.csv_images import PARTS
 from fedmpi.data.sources.pictures.image_dataset import Row, class_folders, read_rows
 
 
