@@ -15,7 +15,7 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import show
 from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.fetching.by_hand import COVID_SITES, HAM_FOLDERS, HAM_TABLES, HOME_FOLDERS, PACS, PACS_FOLDERS
+from fedmpi.data.fetching.catalogue import COVID_SITES, HAM_FOLDERS, HAM_TABLES, HOME_FOLDERS, PACS, PACS_FOLDERS
 from fedmpi.data.fetching.getting import advice, ready
 from fedmpi.data.sources.common import by_site, find
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
