@@ -24,7 +24,7 @@ def experiment(method, options=None, epochs=5, net=NET, **changes):
 
 
 def rows_of(it, k=0, part="train"):
-    """x and y of client k's training or test rows."""
+    """x and y of client k's rows of a part: train, test, validation."""
     shard = getattr(it.made.data, part)[k]
     return shard.x[shard.index], shard.y[shard.index]
 
