@@ -69,7 +69,7 @@ def connect(kind):
     comm, error_reporter = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:
         error_reporter.listen(store.new_connection)
-        error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.awaits, store))
+        error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.waiting_for, store))
     return comm, error_reporter
 
 

@@ -8,7 +8,7 @@ from helpers import FinishedRun, prepare, small_settings
 from test_recovery import SIZE, checkpoints, make, replay, replayed, run, same
 from thread_ranks import Dead, Seat, play_in_threads
 
-from fedmpi.comm.base import Gone
+from fedmpi.comm.base import ConnectionLostError
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
 from fedmpi.engine.faults import lost_ranks
@@ -118,7 +118,7 @@ def test_nobody_misses_a_round(monkeypatch):
         if self.generation == 0 and (self.rank, at) == (idle, t0 - 1):
             with hall.changed:
                 hall.wait(lambda: bool(hall.dead))
-            raise Gone("its parent in the tree is dead")
+            raise ConnectionLostError("its parent in the tree is dead")
         if self.generation == 0 and (self.rank, at) == (dead, t0):
             end = time.monotonic() + 2
             while feds[0].states.round < t0 + 2 and time.monotonic() < end:  # as far as rank 0 gets
