@@ -5,7 +5,6 @@ A key smells of a secret by one of its words (`api_key`, `dbPassword`). null, tr
 or `token` is not the last word, a number is none either: `key_dim: 64` is a size.
 """
 
-import json
 import re
 from typing import Any
 
@@ -33,16 +32,3 @@ def redacted(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: MARK if looks_secret(str(key), value) else redacted(value) for key, value in tree.items()}
     return [redacted(each) for each in tree] if isinstance(tree, (list, tuple)) else tree
-
-
-def to_one_line(value: Any) -> str:
-    """A value on one line, near enough to YAML to be read.
-
-    >>> to_one_line({"source": "web", "token": MARK, "sizes": [1, 2]})
-    '{source: web, token: <redacted>, sizes: [1, 2]}'
-    """
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {to_one_line(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(to_one_line, value)) + "]"
-    return value if isinstance(value, str) else json.dumps(value)

@@ -87,6 +87,9 @@ def preserve_rng() -> Iterator[None]:
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Seed the global generators for one purpose, and restore their states at the end of the block."""
-    with preserve_rng():
+    before = state()
+    try:
         reseed(seed, *purpose)
         yield
+    finally:
+        set_state(before)

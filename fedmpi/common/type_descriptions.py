@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -52,7 +52,13 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A value as a config has it: null, true, [1, 2], 0.001, sgd."""
+    """Return a value as a config has it, on one line.
+
+    >>> describe_value(None), describe_value((1, 2)), describe_value({"source": "web", "size": 0.5})
+    ('null', '[1, 2]', '{source: web, size: 0.5}')
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (str, Path)):
         return str(value) or '""'
     if isinstance(value, Sequence):

@@ -22,6 +22,7 @@ from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import control_character, shorten, show
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.validation_errors import SWEEP, complaints
@@ -137,7 +138,7 @@ def shown(text: str) -> str:
     except UserError:  # not YAML: all of it is left out
         return f"{key}={redaction.MARK}"
     clean = redaction.MARK if redaction.looks_secret(key, tree) else redaction.redacted(tree)
-    return text if clean == tree else f"{key}={redaction.to_one_line(clean)}"
+    return text if clean == tree else f"{key}={describe_value(clean)}"
 
 
 def command_line(overrides: Sequence[str]) -> Document:

@@ -210,7 +210,7 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
                 curves.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_name(k): curves[k] for k in sorted(curves)}
+    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
 
 
 def _norms(run: Run) -> Figure | None:
@@ -271,7 +271,7 @@ def _maps(run: Run) -> list[Figure]:
         if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
             continue
         values = [[number(v) for v in each] for each in rows[-1][source][key]]
-        clients = [run.client_name(int(k)) for k in rows[-1].get("clients") or ()]
+        clients = [run.client_names.get(int(k), str(k)) for k in rows[-1].get("clients") or ()]
         names, columns = (
             clients if side.endswith("client") else [str(c) for c in range(size)]
             for side, size in zip(sides, (len(values), len(values[0])), strict=True)

@@ -187,7 +187,8 @@ def _judged(run: Run, protocol: str, name: str) -> tuple[dict[str, float], dict[
         if str(line.get("protocol")) == protocol:
             at = by_round.setdefault(line["round"], {})
             if (value := number(line.get(name))) is not None:
-                at[run.client_name(line.get("client", -1))] = value
+                client = line.get("client", -1)
+                at[run.client_names.get(client, str(client))] = value
     rounds = {t: over_clients(list(at.values()), run.falls(name)) for t, at in by_round.items() if at}
     parts = (*SPREAD, *FAIRNESS)
     curves = {part: {t: v for t, each in rounds.items() if (v := each[part]) is not None} for part in parts}
@@ -283,7 +284,7 @@ def _samples(run: Run, ending: str, whose: str) -> list[Part]:
     every = -(-len(sizes) // CLIENTS)
     drawn = range(0, len(sizes), every)
     listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
-    names, parts = [run.client_name(k) for k in range(len(sizes))], list[Part]()
+    names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part]()
     if counts is not None and any(map(any, counts)):
         wide = len(counts[0])
         values = [[float(v) for v in counts[k][:CLASSES]] for k in drawn]

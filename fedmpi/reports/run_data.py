@@ -100,10 +100,6 @@ class Run:
         many = Counter(names.values())
         return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
 
-    def client_name(self, client: int) -> str:
-        """Its site's name, or its number."""
-        return self.client_names.get(client, str(client))
-
     def falls(self, name: str) -> bool:
         """Whether less of a metric is better."""
         own = self.summary.get("falling")

@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
-from fedmpi.common.redaction import redacted, to_one_line
+from fedmpi.common.redaction import redacted
 from fedmpi.common.text import metric_title
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings, section
@@ -131,7 +131,7 @@ def settings(runs: Runs) -> list[Part | None]:
 
 
 def _shown(run: Run, key: str) -> str:
-    return to_one_line(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
+    return describe_value(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
 
 
 def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
