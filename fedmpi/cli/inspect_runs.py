@@ -1,4 +1,4 @@
-"""The commands that look at runs: their state, how they differ, pages, and what is done with one that has ended."""
+"""The commands on existing runs: status, compare, report, verify, export, predict, reproduce."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The commands that train, check and list."""
+"""The commands that start runs (run, resume, replay) or check what a run would need (validate, plan, doctor)."""
 
 import json
 from collections.abc import Sequence

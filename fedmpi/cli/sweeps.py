@@ -1,4 +1,4 @@
-"""The commands that deal with many runs at once."""
+"""The commands on sweeps: sweep and table."""
 
 import shlex
 from pathlib import Path
@@ -83,7 +83,7 @@ def sweep(
 
 
 def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
-    """A run of a sweep, on this rank of any launcher's; where it is done, nothing."""
+    """Train one run of a sweep on this rank, under any launcher; do nothing if it is done."""
     from fedmpi.sweeps import progress, slurm
 
     settings = progress.resuming(slurm.named(asked, name))

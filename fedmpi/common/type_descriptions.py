@@ -1,4 +1,4 @@
-"""An annotation in words, for those who write configs: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
+"""Describe types and values as a config has them: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
 
 import inspect
 import json
@@ -13,10 +13,10 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """The type with its bounds.
+    """Describe a type and its bounds.
 
     Args:
-        metadata: what stands beside the type in Annotated, where pydantic has taken it apart.
+        metadata: the other arguments of Annotated, where pydantic has separated them from the type.
 
     >>> from pydantic import Field
     >>> describe_type(Annotated[float, Field(gt=0)] | Literal["auto"] | None)
