@@ -57,7 +57,7 @@ SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True)
 class Series:
-    """A line. y: None or nan leaves a gap; low, high: the band around it."""
+    """A line. y: None or nan makes a gap; low, high: the band around it."""
 
     label: str
     x: Sequence[float]
@@ -106,7 +106,7 @@ Box = tuple[float, float, float, str]  # row, from, to, what it says under the p
 
 @dataclass(frozen=True)
 class Spans:
-    """What happened from when to when, in rows. boxes: kind -> the spans of one colour."""
+    """Time spans in rows. boxes: kind -> the spans of one colour."""
 
     rows: Sequence[str]
     boxes: Mapping[str, Sequence[Box]]
@@ -162,8 +162,10 @@ def write(chart: Chart, name: str, title: str, folder: Path) -> None:
 def _axes(
     high: float, left: float, bottom: float, legend: Sequence[tuple[Any, str]] = (), above: float = 0.0, wide: float = 0
 ) -> Axes:
-    """Axes of a chart under its legend and `above`, the room for a line of text. All in inches; wide: 0 for all there
-    is."""
+    """Make the axes of a chart below its legend and `above`, space for a line of text. All in inches.
+
+    wide: 0 takes the whole width.
+    """
     longest = min(max((len(name) for _, name in legend), default=1), 60)
     columns = min(max(int((WIDE - 0.1) / (0.55 + LETTER * longest)), 1), max(len(legend), 1))
     total = high + LINE * -(-len(legend) // columns) + above + 0.1 + bottom
@@ -184,7 +186,7 @@ def _numbers(axis: Any, most: int, *, integer: bool = False) -> None:
 
 
 def short(value: float, _: object = None) -> str:
-    """A number beside an axis.
+    """Format a number beside an axis.
 
     >>> [short(v) for v in (0.0, 0.25, 20.0, 1500.0, 2e6, 1e-5, -3.0)]
     ['0', '0.25', '20', '1.5k', '2M', '1e-05', '-3']
@@ -229,7 +231,7 @@ def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
 
 
 def _rows(labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]] = (), cells: int = 0) -> Axes:
-    """Axes with a row for each label, from 0 at the top; thin rows where there are many. cells: of a grid, in a row."""
+    """Make axes with a row for each label, from 0 at the top; many rows are thin. cells: columns of a grid."""
     thick = max(min(0.28, 6.5 / max(len(labels), 1)), 0.03)
     names = [shorten(printable(label), 24) for label in labels]
     left = LETTER * max(map(len, names), default=1) + 0.2
