@@ -39,8 +39,8 @@ from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
+from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.tasks import contract
 from fedmpi.tasks.measures import Figures, pooled, spread

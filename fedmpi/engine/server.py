@@ -19,7 +19,6 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.data.federated import Federated
-from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
     are_finite,
     check_finite,
@@ -30,6 +29,7 @@ from fedmpi.engine.checks import (
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
+from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
@@ -80,17 +80,21 @@ class FederationServer:
         optimizer: ServerOptimizer,
         view: ServerView,
         rule: Rule | None = None,
-        held: Tensor | None = None,
-        choice: Choice | None = None,
+        last_sent: Tensor | None = None,
+        criterion: SelectionCriterion | None = None,
         records: str | bool = False,
         update_filter: UpdateFilter | None = None,
         keeps_undo: bool = False,
     ) -> None:
-        """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
-
-        held: what the other ranks have of the model, where that is not the same; choice: of a best model; records: how
-        much of the updates (record.updates); update_filter: decides which uploads count; keeps_undo: whether a step may
-        have to be undone.
+        """Args:
+        storage: where w and b are stored.
+        initial: their initial values.
+        rule: in place of the method's direction.
+        last_sent: the model as the other ranks have it, where that differs.
+        criterion: by which a best model is selected.
+        records: how much of the updates is recorded (record.updates).
+        update_filter: decides which uploads count.
+        keeps_undo: whether a step may have to be undone.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -101,18 +105,15 @@ class FederationServer:
                 self._start(name, slot.start)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
-        view.state, view.w, self.held = self.state, self.w, held
+        view.state, view.w, self.last_sent = self.state, self.w, last_sent
         self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
-        self.best = Best(choice, self.w, self.b) if choice else None
+        self.best = BestModel(criterion, self.w, self.b) if criterion else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
-        self.update_filter, self.refused = (
-            update_filter or UpdateFilter(),
-            list[int](),
-        )  # refused: clients, in the last step
+        self.update_filter = update_filter or UpdateFilter()
+        self.refused = list[int]()  # clients, in the last step
         self.keeps_undo = keeps_undo
-        self._before_step: tuple[int, dict[str, Tensor]] | None = (
-            None  # the round of the last step, and what it changed
-        )
+        # The round of the last step, and copies of the tensors before it.
+        self._before_step: tuple[int, dict[str, Tensor]] | None = None
 
     def _start(self, name: str, hook: str) -> None:
         """A slot of the server's state begins with what a hook of the method draws."""
@@ -125,11 +126,11 @@ class FederationServer:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that changes from round to round."""
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self._lasting().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._state_tensors().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Back to what `snapshot` gave."""
-        for name, tensor in self._lasting().items():
+        for name, tensor in self._state_tensors().items():
             if name in tensors or not name.startswith("best"):  # else a best model was not asked for before
                 tensor.copy_(tensors[name])
 
@@ -138,10 +139,10 @@ class FederationServer:
         if self._before_step is not None and self._before_step[0] == t:
             self.restore(self._before_step[1])
 
-    def _lasting(self) -> dict[str, Tensor]:
-        lasting = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
-        lasting |= {} if self.held is None else {"held": self.held}
-        return lasting | (self.best.lasting if self.best else {})
+    def _state_tensors(self) -> dict[str, Tensor]:
+        tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
+        tensors |= {} if self.last_sent is None else {"held": self.last_sent}
+        return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
@@ -190,7 +191,7 @@ class FederationServer:
             self.updates = {"updates": update_stats(seen, norms, given, self.records == "gram")}
         # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
         if self.keeps_undo:
-            self._before_step = t, {name: tensor.clone() for name, tensor in self._lasting().items()}
+            self._before_step = t, {name: tensor.clone() for name, tensor in self._state_tensors().items()}
         if upload.w.whole:
             self.optimizer.step(self.w, direction, self.optimizer.state)
         elif upload.w.size:  # what has not travelled rests: the rest of w, and of the optimiser's state

@@ -15,10 +15,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.best import Choice
-from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.federation_config import SERVERS
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import Messages, is_change
-from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.reporting import own_parts
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (
@@ -56,9 +56,9 @@ REMEDIES = {  # what to set where a method needs something else
 }
 
 
-def check_method(settings: Settings, method: Method, task: Any, net: Net, recipe: Recipe) -> None:
+def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
     """Check that model, task and settings are what the method needs, and warn of settings that it does not use."""
-    name, beyond, train = settings.method.name, recipe.beyond_sgd(), settings.train
+    name, beyond, train = settings.method.name, local_training.not_plain_sgd_reason(), settings.train
     model, server = settings.model.name, settings.server
     cannot = f"model {model} does not end in a linear layer that can be split off"
     rows = f"model {model} gives more than one row of features, or of outputs, a sample"
@@ -204,7 +204,7 @@ def check_cohort(settings: Settings, data: Federated) -> None:
         )
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
     """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
     best, names = settings.evaluate.best, ("loss", *task.names)
     assert best.metric is not None
@@ -222,7 +222,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
     lowest = best.goal == "lowest" or (
         best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))
     )
-    return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
+    return SelectionCriterion(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:

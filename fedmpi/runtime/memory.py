@@ -11,7 +11,7 @@ from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
-from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.transport.gather import UNSENT, ChunkPlan, pinned
 from fedmpi.flat import linear
 from fedmpi.method.base import means_of

@@ -248,7 +248,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
     heard = comm.broadcast_json(told)
     fed.scheduler.lost_ranks = LostRanks(heard["losses"])
     if heard["placement"]:
-        fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
+        fed.scheduler.replayed_rows = resume.of_same_ranks(heard["placement"], fed, made)
     there = settings.working_dir / settings.output / heard["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
@@ -292,10 +292,10 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     whole = (directory.path / "config.yaml").exists()  # else it is where a replay begins
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
-    over = after + 1 >= settings.rounds or (best is not None and best.ends())
+    over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
     known = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
     if best and best.round is not None:
-        recorder.best(best)
+        recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
         directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
     placed = directory.rows("placement.jsonl")[-1:]
@@ -318,7 +318,7 @@ def _finish(
     result = recorder.close(fed, reason)
     # The signal may have come to another rank.
     stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
-    code = {"finished": 0, "enough": 0, "apart": 1}.get(reason, stopped)
+    code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME):
         fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)
         with suppress(OSError):  # its reader has the launcher's exit code, too

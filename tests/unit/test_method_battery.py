@@ -128,7 +128,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     def train(order):
         rows = {k: torch.zeros(packing.size) for k in order}
         for k in order:
-            fed.states.view(k, 3, fed.plan.learning_rate(3), fed.transport.inbox, downloads[k]).run_round(rows[k])
+            fed.states.view(k, 3, fed.config.learning_rate(3), fed.transport.inbox, downloads[k]).run_round(rows[k])
         a, b = packing.spans["_seconds"]
         for row in rows.values():
             row[a:b] = 0  # a time, not a result

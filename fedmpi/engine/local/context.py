@@ -56,12 +56,12 @@ class ClientContext(Client):
         self.trainer, self.id, self.round, self.lr = trainer, client, t, lr
         self.announcement, self.download, self.state_row = announcement, download, state_row
         self.where = f"round {t}, client {client}"  # in messages
-        messages, data, recipe = trainer.messages, trainer.data, trainer.recipe
+        messages, data, config = trainer.messages, trainer.data, trainer.local_training
         self.n, self.classes, self.rounds = int(trainer.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
         if not data.counts_shared:
             trainer.weigh(trainer.label_counts[client])
-        self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
+        self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
         self.steps, self.a, self.fits = 0, trainer.a0, 0
         self.w, self.b = trainer.model.w, trainer.model.b
 
@@ -100,7 +100,7 @@ class ClientContext(Client):
 
     @property
     def epochs(self) -> int:  # type: ignore[override]
-        return self.trainer.recipe.amount(self.n, self.trainer.method.batches_a_step)[0]
+        return self.trainer.local_training.passes_and_steps(self.n, self.trainer.method.batches_a_step)[0]
 
     run_round = client_round.run_round
     fit = training_loop.fit
@@ -135,7 +135,7 @@ class ClientContext(Client):
             if self.w0 is not self.received:
                 model.load(self.w0, self.b0)
         self.version_at_w0 = model.w._version
-        if self.trainer.recipe.keep:
+        if self.trainer.local_training.keep:
             self.optim = OptimizerState(self.trainer.messages.client_state.views(self.state_row), model.layout)
 
     def fine_tune(self, epochs: int) -> None:

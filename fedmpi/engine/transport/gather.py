@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message, Posted
-from fedmpi.engine.messages import STILL, Upload
+from fedmpi.engine.messages import NO_STEPS, Upload
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
@@ -112,16 +112,18 @@ def pinned(nbytes: int) -> int:
 
 @dataclass
 class GatherContext:
-    """What a gathering is told of its round."""
+    """The round whose uploads are gathered, on one rank."""
 
     comm: Communicator
     t: int
     upload: Upload
-    chunks: ChunkPlan
     members: Sequence[int]
     where: Mapping[int, int]  # client -> rank
-    here: Sequence[int]  # this rank's clients
     buffers: BufferPool
+
+    def __post_init__(self) -> None:
+        self.chunks = ChunkPlan(self.upload.packing)
+        self.here = [k for k in self.members if self.where[k] == self.comm.rank]  # this rank's clients
 
 
 class GatheredUploads(ABC):
@@ -156,7 +158,7 @@ class GatheredUploads(ABC):
     def train_loss(self, p: Tensor) -> dict[str, float]:
         """{"train_loss": sum_k p_k loss_k} over the clients that made steps, whose p_k are made to add up to one; {}
         where none did. p: (m,) float64."""
-        losses, steps = self.small._loss.double().cpu(), (self.small._flag != STILL).cpu()
+        losses, steps = self.small._loss.double().cpu(), (self.small._flag != NO_STEPS).cpu()
         if not steps.any():
             return {}
         return {"train_loss": float(p @ losses if steps.all() else p[steps] @ losses[steps] / p[steps].sum())}
@@ -232,12 +234,14 @@ class UploadGather(ABC):
 class SendBuffer:
     """A rank's rows on their way out: written, sent, and written again once they have gone."""
 
-    def __init__(self, context: GatherContext, unsent: int = UNSENT) -> None:
-        """As many rows are held as fit into `unsent` bytes, at least one."""
+    def __init__(self, context: GatherContext, max_bytes: int | None = UNSENT) -> None:
+        """max_bytes: of the rows that have not been sent yet, at least one row; None: all rows of this rank."""
         size, count = context.upload.packing.size, len(context.here)
-        held = max(1, unsent // max(size * context.buffers.like.element_size(), 1))
+        fitting = count
+        if max_bytes is not None:
+            fitting = max(1, max_bytes // max(size * context.buffers.like.element_size(), 1))
         self.context, self.order = context, {client: i for i, client in enumerate(context.here)}
-        self.rows = context.buffers.rows("rows", min(count, held), size, uploads=True)
+        self.rows = context.buffers.rows("rows", min(count, fitting), size, uploads=True)
         self.gone: list[Posted | None] = [None] * len(self.rows)
 
     def row(self, client: int) -> Tensor:

@@ -17,9 +17,9 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.engine.checks import check_finite
-from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, WORD, Announcement, Messages, Upload
+from fedmpi.engine.messages import COMMAND, ENGINE_DOWN, ENGINE_UP, Announcement, Messages
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.transport.gather import BufferPool, ChunkPlan, GatherContext, UploadGather
+from fedmpi.engine.transport.gather import BufferPool, GatherContext, UploadGather
 from fedmpi.engine.transport.gather_reduce import ReducingGather
 from fedmpi.engine.transport.gather_rows import RowGather
 from fedmpi.engine.transport.gather_sharded import ShardedGather
@@ -79,7 +79,6 @@ class RoundTransport:
         self.broadcast_round: int | None = None  # rank 0's: the latest round for which `last_sent` was updated
         self.traffic = TrafficCounter(messages)
         self.buffers = BufferPool(self.message, pins)
-        self._chunks: dict[Upload, ChunkPlan] = {}
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Where the global w and b live at the root: in the next message, if it holds all of them; else beside it."""
@@ -103,7 +102,7 @@ class RoundTransport:
                 values["_w"] = messages.shared.take(server.w)
             if not messages.shared_b.whole:
                 values["_b"] = messages.shared_b.take(server.b)
-            self.full.packing.write(self.message, {**values, WORD: word})
+            self.full.packing.write(self.message, {**values, COMMAND: word})
         if self.full.coding is not None:
             begins, moves, self.broadcast_round = (
                 self.broadcast_round is None,
@@ -121,7 +120,7 @@ class RoundTransport:
             self._unpack(news, came)
         if self.inbox is not self.message:
             self.inbox.copy_(self.message)
-        return float(self.full.packing.views(self.message)._word)
+        return float(self.full.packing.views(self.message)._command)
 
     def exact(self, server: FederationServer | None) -> tuple[Tensor, Tensor] | None:
         """The global w and b on every rank; None where announcements are exact, and all have them."""
@@ -212,11 +211,8 @@ class RoundTransport:
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
         """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
-        if upload not in self._chunks:
-            self._chunks[upload] = ChunkPlan(upload.packing)
-        chunks = self._chunks[upload]
-        here = [k for k in members if where[k] == comm.rank]
-        context = GatherContext(comm, t, upload, chunks, members, where, here, self.buffers)
+        context = GatherContext(comm, t, upload, members, where, self.buffers)
+        chunks = context.chunks
         adds = (self.sums or self.reduce) and chunks.large and members  # of nobody there is no sum
         means = means_of(self.messages.method) if adds else None
         gather: UploadGather

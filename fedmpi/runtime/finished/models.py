@@ -214,7 +214,9 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
+    return Experiment(
+        settings, data, method, _NoTask(), net, model, messages, build.make_local_training(settings), None
+    )
 
 
 # ---- its state ----
@@ -268,7 +270,7 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
         downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
-        view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
+        view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
     with seeds.seeded(made.settings.seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):

@@ -17,7 +17,7 @@ from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import scheduler
-from fedmpi.engine.local.recipe import learning_rate
+from fedmpi.engine.local.local_training_config import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment

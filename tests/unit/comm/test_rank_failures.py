@@ -50,7 +50,7 @@ class Program:
                 else:
                     getattr(rank, each["act"])()
 
-        for name, where in (("_word", "vote"), ("_build", "build")):
+        for name, where in (("_command", "vote"), ("_build", "build")):
             plain = getattr(comm.membership, name)
             setattr(comm.membership, name, lambda *a, plain=plain, where=where: (act(where), plain(*a))[1])
 

@@ -110,8 +110,8 @@ def test_what_clients_start_from(monkeypatch, down):
 
     monkeypatch.setattr(ClientContext, "run_round", watched)
     it = prepare(wired(down=down, rounds=5))
-    rows = it.fed.reporter.sink.round
-    it.fed.reporter.sink.round = lambda row: (rows(row), models.append(it.w.clone()))
+    rows = it.fed.reporter.callbacks.round
+    it.fed.reporter.callbacks.round = lambda row: (rows(row), models.append(it.w.clone()))
     it.fed.run()
     v = it.w0.clone()
     for t, w in enumerate([it.w0, *models[:-1]]):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmpi.engine.packed.thin import Thin
+from fedmpi.engine.packed.low_rank import LowRankWeights
 from fedmpi.flat.layout import Layout, Segment, Selection
 
 
 @dataclass(frozen=True)
-class Descent:
+class SGDStep:
     """Plain SGD, as in engine/local/optimizers.py:  g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v."""
 
     lr: float
@@ -21,7 +21,7 @@ class Descent:
     weight_decay: float
 
 
-class Stack:
+class StackedWeights:
     """Tensor by tensor: weights `raw` (n, entries), velocities `v` (of momentum). Weights in factors are in `thin`.
 
     flat: the same memory as (n, d), where hooks want whole vectors; else each tensor of the model lies by itself, which
@@ -29,11 +29,11 @@ class Stack:
     """
 
     def __init__(
-        self, layout: Layout, rows: Sequence[Tensor], descent: Descent, flat: bool, thin: Mapping[int, Thin]
+        self, layout: Layout, rows: Sequence[Tensor], sgd_step: SGDStep, flat: bool, thin: Mapping[int, LowRankWeights]
     ) -> None:
         """rows: (d,) each client's weights at the start."""
         n, like = len(rows), rows[0]
-        self.layout, self.descent, self.thin = layout, descent, thin
+        self.layout, self.sgd_step, self.thin = layout, sgd_step, thin
         self.flat = like.new_empty(n, layout.size) if flat else None
         sizes = [0 if i in thin else s.stop - s.start for i, s in enumerate(layout.segments)]
         self.raw = [
@@ -48,17 +48,17 @@ class Stack:
                 raw.copy_(like[s.start : s.stop])
             else:
                 torch.stack([row[s.start : s.stop] for row in rows], out=raw)
-        self.v = [torch.zeros_like(raw) for raw in self.raw] if descent.momentum else []
+        self.v = [torch.zeros_like(raw) for raw in self.raw] if sgd_step.momentum else []
 
     @staticmethod
     def _cut(flat: Tensor | None, s: Segment) -> Tensor:
         assert flat is not None
         return flat[:, s.start : s.stop]
 
-    def part(self, members: slice | Tensor) -> Stack:
+    def part(self, members: slice | Tensor) -> StackedWeights:
         """Some of the clients: the same memory for a slice, a copy (see `put`) for indices."""
-        part = object.__new__(Stack)
-        part.layout, part.descent = self.layout, self.descent
+        part = object.__new__(StackedWeights)
+        part.layout, part.sgd_step = self.layout, self.sgd_step
         part.thin = {i: thin.part(members) for i, thin in self.thin.items()}
         part.flat = None if self.flat is None else self.flat[members]
         if part.flat is None:
@@ -68,7 +68,7 @@ class Stack:
         part.v = [v[members] for v in self.v]
         return part
 
-    def put(self, members: Tensor, part: Stack) -> None:
+    def put(self, members: Tensor, part: StackedWeights) -> None:
         """What has become of a part that was copied."""
         for mine, new in zip((*self.raw, *self.v), (*part.raw, *part.v), strict=True):
             mine[members] = new
@@ -137,7 +137,7 @@ class Stack:
     # ---- steps ----
     def move(self, i: int, g: Tensor) -> None:
         """One step of tensor i along its gradients (n, *shape)."""
-        how, w = self.descent, self.shaped(i, self.raw[i])
+        how, w = self.sgd_step, self.shaped(i, self.raw[i])
         if how.weight_decay:
             g = g.add(w, alpha=how.weight_decay)
         if how.momentum:
@@ -146,7 +146,7 @@ class Stack:
 
     def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None:
         """The same along a @ b, (n, rows, k) and (n, k, columns), which is not written down anywhere."""
-        how = self.descent
+        how = self.sgd_step
         if i in self.thin:
             self.thin[i].add(a.mT, b, how.lr)
             return

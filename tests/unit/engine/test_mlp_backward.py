@@ -6,7 +6,7 @@ from helpers import play, small_settings
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedmpi.engine.local.by_hand import ByHand
+from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.flat.model import FlatModel
 from fedmpi.models.mlp import MLP
 from fedmpi.tasks.classification import Classification
@@ -23,7 +23,7 @@ CHAINS = {
 
 
 def made(module, task=None, flat=False):
-    return ByHand.of(module, task or Classification(2), flat)
+    return MLPBackward.of(module, task or Classification(2), flat)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -58,12 +58,12 @@ def test_loss_and_gradients_are_those_of_autograd(name, batch):
     ids=str,
 )
 def test_a_run_with_it_has_the_bits_of_one_without(train, monkeypatch):
-    calls, call = [], ByHand.__call__
-    monkeypatch.setattr(ByHand, "__call__", lambda *a: calls.append(1) or call(*a))
+    calls, call = [], MLPBackward.__call__
+    monkeypatch.setattr(MLPBackward, "__call__", lambda *a: calls.append(1) or call(*a))
     config = small_settings("fedavg", "mlp", train=train)
     with_it = play(config)
     made_calls = len(calls)
     assert made_calls
-    monkeypatch.setattr(ByHand, "of", staticmethod(lambda *_: None))
+    monkeypatch.setattr(MLPBackward, "of", staticmethod(lambda *_: None))
     assert play(config).hashes == with_it.hashes
     assert len(calls) == made_calls

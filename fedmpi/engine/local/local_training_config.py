@@ -1,4 +1,4 @@
-"""How clients train: how much, and by which optimiser."""
+"""How much clients train, and by which optimiser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import ceil, cos, floor, pi
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LocalTrainingConfig:
     """The section `train` of a config (config/sections.py), without the learning rate, which depends on the round."""
 
     epochs: float | None = 1  # None: steps counts
@@ -26,12 +26,12 @@ class Recipe:
     clip_value: float | None = None
     keep: bool = False  # the optimiser's state, from round to round
 
-    def bare(self) -> Recipe:
-        """The same batches, and steps w <- w - lr g."""
-        return Recipe(self.epochs, self.steps, self.batch_size, self.drop_last)
+    def plain_sgd(self) -> LocalTrainingConfig:
+        """Return the same batches with steps w <- w - lr g."""
+        return LocalTrainingConfig(self.epochs, self.steps, self.batch_size, self.drop_last)
 
-    def beyond_sgd(self) -> str:
-        """Which setting makes w - w0 other than lr times a sum of gradients with weights known beforehand; or ""."""
+    def not_plain_sgd_reason(self) -> str:
+        """Return the setting that makes w - w0 other than lr times a weighted sum of gradients; "" if none does."""
         reasons = {
             f"train.optim is {self.optim}": self.optim != "sgd",
             f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
@@ -40,11 +40,11 @@ class Recipe:
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
-    def amount(self, n: int, many: int = 1, epochs: float | None = None) -> tuple[int, int]:
+    def passes_and_steps(self, n: int, many: int = 1, epochs: float | None = None) -> tuple[int, int]:
         """Passes that a client with n samples begins, and its steps in all of them; of a pass begun in part the first
         batches.
 
-        many: batches that a step takes; epochs: in place of the recipe's epochs or steps.
+        many: batches that a step takes; epochs: in place of its own epochs or steps.
         """
         size = self.batch_size or max(n, 1)
         batches = n // size if self.drop_last else ceil(n / size)

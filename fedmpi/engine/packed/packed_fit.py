@@ -19,10 +19,10 @@ from fedmpi.data.batches import drawn, gather, order
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.losses import backward
-from fedmpi.engine.packed.chain import Chain
-from fedmpi.engine.packed.stack import Descent, Stack
-from fedmpi.engine.packed.thin import Thin, pays
-from fedmpi.engine.packed.view import CannotPackError, Together
+from fedmpi.engine.packed.batched_view import BatchedClientView, CannotPackError
+from fedmpi.engine.packed.linear_chain import LinearChain
+from fedmpi.engine.packed.low_rank import LowRankWeights, is_worthwhile
+from fedmpi.engine.packed.stacked_weights import SGDStep, StackedWeights
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
@@ -39,19 +39,24 @@ class PackedFit:
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         """clients: those with the most batches first (`by_batches`)."""
-        method, model, recipe, groups = trainer.method, trainer.model, trainer.recipe, trainer.method.trains
-        self.trainer, self.method, self.clients, self.view = trainer, method, clients, Together(trainer, clients)
+        method, model, config, groups = trainer.method, trainer.model, trainer.local_training, trainer.method.trains
+        self.trainer, self.method, self.clients, self.view = (
+            trainer,
+            method,
+            clients,
+            BatchedClientView(trainer, clients),
+        )
         self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members]
         self.regularized, self.corrected = overrides(method, "regularizer"), overrides(method, "gradient")
         self.flat = self.regularized or self.corrected  # whether hooks are given weights and gradients as vectors
         if overrides(method, "loss"):
             trainer.twin(0)  # for k.frozen; under vmap none can be made
-        descent = Descent(clients[0].lr, recipe.momentum, recipe.weight_decay)
-        self.chain = Chain.of(model.module, [s.name for s in model.layout.segments])
+        sgd_step = SGDStep(clients[0].lr, config.momentum, config.weight_decay)
+        self.chain = LinearChain.of(model.module, [s.name for s in model.layout.segments])
         self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(trainer.task)
         self.cuts = [cut(trainer, k) for k in clients]
-        thin = self._thin(descent)
-        self.stack = Stack(model.layout, [k.w0 for k in clients], descent, self.flat, thin)
+        thin = self._thin(sgd_step)
+        self.stack = StackedWeights(model.layout, [k.w0 for k in clients], sgd_step, self.flat, thin)
         self.alike, self.each = ({}, {}) if self.plain and not self.flat else self._seen()
         self.scratch = self.each.get("scratch", trainer.nothing)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
@@ -74,20 +79,22 @@ class PackedFit:
         each["scratch"] = torch.stack([k.scratch_row for k in clients])
         return alike, each
 
-    def _thin(self, descent: Descent) -> dict[int, Thin]:
+    def _thin(self, sgd_step: SGDStep) -> dict[int, LowRankWeights]:
         """The layers whose weights are kept as factors."""
-        w0, recipe = self.clients[0].w0, self.trainer.recipe
-        if not self.plain or self.flat or descent.momentum or descent.weight_decay:
+        w0, config = self.clients[0].w0, self.trainer.local_training
+        if not self.plain or self.flat or sgd_step.momentum or sgd_step.weight_decay:
             return {}
-        a_pass = self.cuts[0][0] * (recipe.batch_size or 0) + sum({rest for _, rest in self.cuts})
-        samples = int(recipe.epochs or 0) * a_pass
+        a_pass = self.cuts[0][0] * (config.batch_size or 0) + sum({rest for _, rest in self.cuts})
+        samples = int(config.epochs or 0) * a_pass
         if not all(k.w0 is w0 for k in self.clients):
             return {}
         weights = {i: s.view(w0) for i, s in enumerate(self.trainer.model.layout.segments) if self.trained[i]}
-        return {i: Thin.of(w, len(self.clients), samples) for i, w in weights.items() if pays(w, samples)}
+        return {
+            i: LowRankWeights.of(w, len(self.clients), samples) for i, w in weights.items() if is_worthwhile(w, samples)
+        }
 
     def __call__(self) -> None:
-        epochs, view = int(self.trainer.recipe.epochs or 0), self.view
+        epochs, view = int(self.trainer.local_training.epochs or 0), self.view
         generators = [self.trainer.generators(k.round, k.id, k.fits) for k in self.clients]
         for view.epoch in range(epochs):
             view.last_epoch = view.epoch == epochs - 1
@@ -105,7 +112,7 @@ class PackedFit:
     ) -> Iterator[tuple[Sequence[int], Tensor, Tensor | None]]:
         """One epoch: places of clients, the rows (clients, B) of their next batches, and what augmentation draws for
         them."""
-        size, shards = self.trainer.recipe.batch_size, [self.trainer.data.train[k.id] for k in self.clients]
+        size, shards = self.trainer.local_training.batch_size, [self.trainer.data.train[k.id] for k in self.clients]
         orders = [order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
         numbers = [drawn(shard, g) for shard, (_, g) in zip(shards, generators, strict=True)]
         cuts = self.cuts
@@ -172,7 +179,7 @@ class PackedFit:
         self.stack.seen(rows.shape[1])
         self.sum[members] += losses.detach().double()
         for i in view.members:
-            k, self.carry[i] = self.clients[i], self.trainer.recipe.momentum * self.carry[i] + 1
+            k, self.carry[i] = self.clients[i], self.trainer.local_training.momentum * self.carry[i] + 1
             k.steps, k.a = k.steps + 1, k.a + self.carry[i]
         if isinstance(members, Tensor) and not whole:
             self.stack.put(members, self.at)
@@ -288,10 +295,10 @@ class PackedFit:
 
 def cut(trainer: ClientTrainer, k: ClientContext) -> tuple[int, int]:
     """How many full batches an epoch of a client has, and how many samples are left over for one more."""
-    size = trainer.recipe.batch_size
+    size = trainer.local_training.batch_size
     if size is None:
         return 0, k.n
-    return k.n // size, 0 if trainer.recipe.drop_last else k.n % size
+    return k.n // size, 0 if trainer.local_training.drop_last else k.n % size
 
 
 def _each_loss(task: Any) -> Callable[[Tensor, Tensor], Tensor] | None:

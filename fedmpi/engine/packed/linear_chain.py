@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedmpi.engine.packed.thin import Thin
+from fedmpi.engine.packed.low_rank import LowRankWeights
 from fedmpi.models.mlp import layers_of
 
 
-class Sink(Protocol):
+class GradientSink(Protocol):
     """Where gradients go."""
 
     def move(self, i: int, g: Tensor) -> None: ...
@@ -24,7 +24,7 @@ class Sink(Protocol):
     def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None: ...
 
 
-class Chain:
+class LinearChain:
     """What `forward` goes through."""
 
     def __init__(self, layers: Sequence[nn.Module], names: Sequence[str], module: nn.Module) -> None:
@@ -39,7 +39,7 @@ class Chain:
                 self.steps.append((layer, -1, -1))
 
     @staticmethod
-    def of(module: nn.Module, names: Sequence[str]) -> Chain | None:
+    def of(module: nn.Module, names: Sequence[str]) -> LinearChain | None:
         """None for other models; a layer that stands in two places is one, too, and one that is frozen."""
         layers = layers_of(module)
         linear = [layer for layer in layers or () if isinstance(layer, nn.Linear)]
@@ -47,10 +47,10 @@ class Chain:
         known = {id(p) for name, p in module.named_parameters() if name in names}
         if not layers or layers[-1] not in linear or len({*weights}) < len(weights) or not known.issuperset(weights):
             return None
-        return Chain(layers, names, module)
+        return LinearChain(layers, names, module)
 
     def forward(
-        self, leaves: Sequence[Tensor], x: Tensor, sink: Sink, thin: Mapping[int, Thin]
+        self, leaves: Sequence[Tensor], x: Tensor, sink: GradientSink, thin: Mapping[int, LowRankWeights]
     ) -> tuple[Tensor, Tensor]:
         """z (n, B, z) and f (n, B, c) of x (n, B, ...). thin: weights in factors, which stand in for leaves."""
         z = x
@@ -67,7 +67,9 @@ class Chain:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, to: tuple[Sink, int, int, Thin | None]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, to: tuple[GradientSink, int, int, LowRankWeights | None]
+    ) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.to = to
         if to[3]:

@@ -34,7 +34,7 @@ class _Call(nn.Module):
         return self.net.forward(x)
 
 
-class Together:
+class BatchedClientView:
     """method.context.Client, but for what only steps and phases of a method's own ask for.
 
     Tensors are those of one client, with vmap's hidden dimension: `given` holds those of the hook that is being called.

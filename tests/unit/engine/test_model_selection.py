@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Shard
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.validation import hold_out
-from fedmpi.engine.best import Best, Choice
+from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 
 VALIDATED = {"data": {"validation": 0.3}, "rounds": 12, "train": {"lr": 0.3}}
 
@@ -26,14 +26,17 @@ def best(config_of_best, method="fedavg", net="mlp", **more):
 
 def rounds_of_best(values, **how):
     """The rounds whose models were the best ones so far, and after which one it ended."""
-    found, w = Best(Choice("x", **{"lowest": False, **how}), torch.zeros(1), torch.zeros(0)), torch.zeros(1)
+    found, w = (
+        BestModel(SelectionCriterion("x", **{"lowest": False, **how}), torch.zeros(1), torch.zeros(0)),
+        torch.zeros(1),
+    )
     rounds = []
     for t, value in enumerate(values):
-        if found.see(t, value, w + t, w[:0]):
+        if found.update(t, value, w + t, w[:0]):
             rounds.append(t)
             assert (found.round, found.value, float(found.w)) == (t, value, t)
-        assert not found.see(t, 1e9, w, w[:0])  # told again
-        if found.ends():
+        assert not found.update(t, 1e9, w, w[:0])  # told again
+        if found.should_stop():
             return rounds, t
     return rounds, None
 
@@ -83,7 +86,7 @@ def test_a_run_ends_when_nobody_waits_any_more():
     """The round under way when the last evaluation came is the last one, and it is evaluated as such."""
     plain = play(best({"metric": "accuracy", "goal": "lowest"}))  # accuracy rises: the first model stays the best one
     it = play(best({"metric": "accuracy", "goal": "lowest", "patience": 3}))
-    assert (plain.reason, it.reason) == ("finished", "enough")
+    assert (plain.reason, it.reason) == ("finished", "early_stopped")
     first = it.fed.server.best.round
     assert len(it.rows) == first + 3 + 2 < len(plain.rows)
     assert it.hashes == plain.hashes[: len(it.rows)]
@@ -101,7 +104,7 @@ def test_a_run_ends_when_nobody_waits_any_more():
 def test_fine_tuning_follows_the_last_round_of_a_run_that_ends_early():
     protocol = {"protocol": ["personal", "ft(1)"], "best": {"metric": "loss", "goal": "highest", "patience": 1}}
     it = play(best({}, evaluate=protocol))
-    assert it.reason == "enough"
+    assert it.reason == "early_stopped"
     assert "ft(1)_accuracy" in it.rows[-1]
 
 

@@ -31,7 +31,7 @@ def _places(layer: nn.Linear) -> Places:
     return w.detach(), None if b is None else b.detach(), w.grad, None if b is None else b.grad
 
 
-class ByHand:
+class MLPBackward:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = layers
         # Each in memory of its own: kernels sum in another order where it does not begin at a multiple of 64 bytes.
@@ -40,7 +40,7 @@ class ByHand:
         self.one = torch.ones((), dtype=next(layers[0].parameters()).dtype)  # dL/dL
 
     @staticmethod
-    def of(module: nn.Module, task: Any, flat: bool) -> ByHand | None:
+    def of(module: nn.Module, task: Any, flat: bool) -> MLPBackward | None:
         """None for other models and tasks. flat: samples are vectors."""
         layers = layers_of(module) or []
         if layers and isinstance(layers[0], nn.Flatten):
@@ -57,7 +57,7 @@ class ByHand:
             and all(p.is_cpu and p.requires_grad for p in weights)
             and all(part._compiled_call_impl is None for part in module.modules())
         )
-        return ByHand(layers) if fits and type(task).loss is Classification.loss and task.plain else None
+        return MLPBackward(layers) if fits and type(task).loss is Classification.loss and task.plain else None
 
     def begin(self) -> None:
         """From now on calls write to the parameters' .grad."""

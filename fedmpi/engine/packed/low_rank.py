@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 
-def pays(w0: Tensor, samples: int) -> bool:
+def is_worthwhile(w0: Tensor, samples: int) -> bool:
     return w0.dim() == 2 and 2 * samples * sum(w0.shape) <= w0.numel()
 
 
-class Thin:
+class LowRankWeights:
     """used: rows of a and b so far; those of clients that were not in a step are zero."""
 
     def __init__(self, w0: Tensor, a: Tensor, b: Tensor, used: int = 0) -> None:
         self.w0, self.a, self.b, self.used = w0, a, b, used
 
     @staticmethod
-    def of(w0: Tensor, clients: int, samples: int) -> Thin:
+    def of(w0: Tensor, clients: int, samples: int) -> LowRankWeights:
         o, i = w0.shape
-        return Thin(w0, w0.new_zeros(clients, samples, o), w0.new_zeros(clients, samples, i))
+        return LowRankWeights(w0, w0.new_zeros(clients, samples, o), w0.new_zeros(clients, samples, i))
 
-    def part(self, members: slice | Tensor) -> Thin:
-        return Thin(self.w0, self.a[members], self.b[members], self.used)
+    def part(self, members: slice | Tensor) -> LowRankWeights:
+        return LowRankWeights(self.w0, self.a[members], self.b[members], self.used)
 
-    def put(self, members: Tensor, part: Thin) -> None:
+    def put(self, members: Tensor, part: LowRankWeights) -> None:
         self.a[members], self.b[members] = part.a, part.b
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from fedmpi.engine.checks import check_pair
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.local.recipe import Recipe
-from fedmpi.engine.messages import STILL, STOP
-from fedmpi.engine.packed.chain import Chain
-from fedmpi.engine.packed.fit import PackedFit, cut
-from fedmpi.engine.packed.thin import pays
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
+from fedmpi.engine.messages import NO_STEPS, STOP
+from fedmpi.engine.packed.linear_chain import LinearChain
+from fedmpi.engine.packed.low_rank import is_worthwhile
+from fedmpi.engine.packed.packed_fit import PackedFit, cut
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
@@ -44,8 +44,10 @@ Drawn = seeds.State | None
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
 
 
-def why_not(method: Method, model: FlatModel, recipe: Recipe, *, bf16: bool, compiled: bool) -> str | None:
-    """What keeps clients from being trained together, as far as it can be told beforehand; None if nothing does."""
+def unsupported_reason(
+    method: Method, model: FlatModel, config: LocalTrainingConfig, *, bf16: bool, compiled: bool
+) -> str | None:
+    """Return why clients cannot be trained together, as far as it is known beforehand; None if they can be."""
     name = type(method).__name__
     parts = list(model.module.modules())
     reasons = {
@@ -56,54 +58,54 @@ def why_not(method: Method, model: FlatModel, recipe: Recipe, *, bf16: bool, com
         "the model draws random numbers (dropout)": any(
             isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
         ),
-        recipe.beyond_sgd(): bool(recipe.beyond_sgd()),
-        "train.nesterov is true": recipe.nesterov,
-        f"train.dampening is {recipe.dampening:g}": bool(recipe.dampening),
-        f"train.steps is {recipe.steps}": recipe.steps is not None,  # a round may end within a pass over the data
-        f"train.epochs is {recipe.epochs}": recipe.steps is None and recipe.epochs != int(recipe.epochs or 0),
+        config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
+        "train.nesterov is true": config.nesterov,
+        f"train.dampening is {config.dampening:g}": bool(config.dampening),
+        f"train.steps is {config.steps}": config.steps is not None,  # a round may end within a pass over the data
+        f"train.epochs is {config.epochs}": config.steps is None and config.epochs != int(config.epochs or 0),
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def many(pack: int | str, model: FlatModel, net: Net, batch: int, samples: int = 0) -> int:
+def clients_at_once(pack: int | str, model: FlatModel, net: Net, batch: int, samples: int = 0) -> int:
     """The clients to be trained at once for this setting of compute.pack.
 
     Args:
         batch: samples of a step.
-        samples: that a client sees in a round, where wide layers may be kept as factors (thin.py); 0 where not.
+        samples: that a client sees in a round, where wide layers may be kept as factors (low_rank.py); 0 where not.
     """
     if isinstance(pack, int):
         return pack
-    chained = Chain.of(model.module, [s.name for s in model.layout.segments]) is not None
-    held = 0
+    chained = LinearChain.of(model.module, [s.name for s in model.layout.segments]) is not None
+    numbers = 0
     for s in model.layout.segments:
         w = s.view(model.w)
-        thin = chained and samples and pays(w, samples)
-        held += samples * sum(w.shape) if thin else w.numel()
+        thin = chained and samples and is_worthwhile(w, samples)
+        numbers += samples * sum(w.shape) if thin else w.numel()
     if model.w.is_cuda:
-        return _many_on_gpu(model, held, batch * net.operations())
-    return min(max((CHAINED if chained else OTHERS) // max(held, 1), 1), MOST)
+        return _many_on_gpu(model, numbers, batch * net.operations())
+    return min(max((CHAINED if chained else OTHERS) // max(numbers, 1), 1), MOST)
 
 
-def _many_on_gpu(model: FlatModel, held: int, operations: int) -> int:
+def _many_on_gpu(model: FlatModel, numbers: int, operations: int) -> int:
     """So many clients that the GPU works on a step of all of them for as long as the host takes to launch its kernels:
     with fewer it waits for the host, with more none of them ends sooner.
 
     Args:
-        held: numbers that stand for one client's weights.
+        numbers: numbers that stand for one client's weights.
         operations: of one client's forward pass over a batch.
     """
     itemsize, tensors = model.w.element_size(), len(model.layout.segments)
-    working_s = max(ACCESSES * itemsize * max(held, 1) / BYTES_S, PASSES * operations / OPERATIONS_S)
+    working_s = max(ACCESSES * itemsize * max(numbers, 1) / BYTES_S, PASSES * operations / OPERATIONS_S)
     # By all of the card's memory: what is free differs from start to start, and with the number of clients the bits do.
     memory = torch.cuda.get_device_properties(model.w.device).total_memory // SHARE
     fitting = memory // (COPIES * itemsize * max(model.layout.size, 1))
     return min(max(min(int(LAUNCHING_S * tensors / working_s), fitting), 1), MOST_ON_GPU)
 
 
-def rounds(
+def train_clients(
     clients: Sequence[ClientContext], block: Callable[[Sequence[int]], Tensor | None]
 ) -> dict[int, Callable[[Tensor], object]]:
     """The clients' rounds: functions that write the upload of each into its row, to be called in turn.
@@ -177,7 +179,7 @@ def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, s
     upload, place = trainer.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
     places = [place[client.id] for client in fit.clients]
     stop = trainer.stop()
-    flags = [STOP if stop else 0.0 if client.steps else STILL for client in clients]
+    flags = [STOP if stop else 0.0 if client.steps else NO_STEPS for client in clients]
     fit.stack.differences(first.w0, upload.packing.view(rows, "dw"), places)
     upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
     upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds), non_blocking=True)
