@@ -64,7 +64,7 @@ class Federation:
         self.config, self.comm, self.trainer = config, comm, trainer
         self.scheduler = ClientScheduler(config, data, comm, training_ranks)
         self.states = ClientStates(comm, trainer, training_ranks)
-        self.states.undoes, self.states.keeps_moves = (config.needs_undo or tolerant) and stateful, tolerant
+        self.states.keeps_undo, self.states.keeps_moves = (config.needs_undo or tolerant) and stateful, tolerant
         self.transport = RoundTransport(
             comm,
             messages,
@@ -145,7 +145,10 @@ class Federation:
             span("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
-        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.trainer.pack)
+        mine, at_once = (
+            [k for k in cohort if placement[k] == self.comm.rank],
+            self.states.how_many_fit(self.trainer.pack),
+        )
         with seeds.preserve_rng():  # each client seeds the global generators
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
@@ -193,7 +196,7 @@ class Federation:
     ) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
         span, alone = self.timeline.span, len(clients) == 1
-        for client in clients if self.states.undoes else ():
+        for client in clients if self.states.keeps_undo else ():
             self.states.remember(client)
         received = self.config.learning_rate(t), self.transport.inbox
         write = packed_rounds.train_clients(
@@ -290,7 +293,7 @@ class Federation:
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
-        self.states.trained, self.states.shelved_to = self.scheduler.last_rounds(t), t
+        self.states.trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.line = memory["line"]
             self.server.update_filter.recall(memory["guard"])

@@ -104,7 +104,7 @@ class Reporter:
             return {}
         downloads: dict[int, Tensor] = {}
         if evaluator.asks_clients:
-            asked = [k for k in range(self.trainer.data.clients) if k not in self.states.gone]
+            asked = [k for k in range(self.trainer.data.clients) if k not in self.states.unavailable]
             downloads = dict.fromkeys(asked, self.transport.no_download)
             if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
                 downloads = self.transport.send_downloads(t_seen, asked, self.states.owner, server)

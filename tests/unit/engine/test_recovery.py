@@ -32,7 +32,7 @@ def attach(it, folder, room):
     it.kept = Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, 2)
     it.fed.reporter.callbacks.save_state = it.kept.save
     if it.made.messages.client_state.size:
-        it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
+        it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
 
 
 def sites(seat=None):
