@@ -41,7 +41,7 @@ class Owners(dict[int, int]):
         self.ranks = ranks
 
     def __missing__(self, client: int) -> int:
-        return scheduler.pinned([client], self.ranks)[client]
+        return self.ranks[client % len(self.ranks)]  # as scheduler.pinned
 
 
 @dataclass
@@ -101,10 +101,6 @@ class ClientStates:
             self._evict_rows(self.store)
         download = download.to(self.w0.device, non_blocking=True)
         return ClientContext(self.trainer, client, t, lr, announcement, download, row)
-
-    def how_many_fit(self, clients: int) -> int:
-        """Return how many of so many clients' rows stay in memory together, at least one."""
-        return clients if self.store is None else min(clients, max(self.max_in_memory, 1))
 
     def take_unsaved_rows(self) -> dict[int, Tensor]:
         """Return CPU copies of this rank's rows that are not in the store yet; from now on they count as stored."""

@@ -145,10 +145,9 @@ class Federation:
             span("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
-        mine, at_once = (
-            [k for k in cohort if placement[k] == self.comm.rank],
-            self.states.how_many_fit(self.trainer.pack),
-        )
+        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.pack
+        if self.states.store is not None:  # their states have to fit into memory together
+            at_once = min(at_once, max(self.states.max_in_memory, 1))
         with seeds.preserve_rng():  # each client seeds the global generators
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
