@@ -284,7 +284,7 @@ class Federation:
         update_filter = self.server.update_filter.memory() if self.server else None
         reporter, best = self.reporter, self.config.best and self.config.best.figure
         memory = {"line": reporter.line, "guard": update_filter, "pace": self.scheduler.memory()}
-        return {**memory, "watch": reporter.watch.memory(), "best": best}
+        return {**memory, "watch": reporter.divergence.memory(), "best": best}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
@@ -298,7 +298,7 @@ class Federation:
             self.server.update_filter.recall(memory["guard"])
             self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)
-            self.reporter.watch.recall(memory["watch"])
+            self.reporter.divergence.recall(memory["watch"])
             best = self.server.best
             if best and memory.get("best") != best.criterion.figure:
                 best.forget()  # it was chosen by another figure

@@ -108,7 +108,7 @@ class RoundControl:
         """End the run; return why: "finished", "stopped", "diverged" or "early_stopped"."""
         if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.patience_s)
-        diverges = self.reporter.watch.ends  # at the end of all rounds only rank 0 knows
+        diverges = self.reporter.divergence.ends  # at the end of all rounds only rank 0 knows
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
             return "diverged"
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
@@ -123,7 +123,7 @@ class RoundControl:
             return RoundCommand.FINISHED + undoes
         if self.stop_requested():
             return RoundCommand.STOPPED + undoes
-        if self.reporter.watch.ends:
+        if self.reporter.divergence.ends:
             return RoundCommand.DIVERGED + undoes
         if self.server.best and self.server.best.should_stop():
             return RoundCommand.EARLY_STOPPED + undoes
