@@ -43,12 +43,12 @@ def status(
     """Show how far a run is, by its files alone: round, time left, ranks, the slowest client, figures, bytes, faults,
     checkpoint; of a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
     and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
-    facts, alive, code, said = _look(where)
+    facts, alive, code, lines = _look(where)
     if watch:
         signal.signal(signal.SIGINT, lambda *_: _leave())
     last = ""
     while True:
-        text = json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(said)
+        text = json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(lines)
         if watch and sys.stdout.isatty() and not as_json:
             sys.stdout.write(CLEAR)
             typer.echo(text)
@@ -59,7 +59,7 @@ def status(
         if not (watch and alive):
             raise typer.Exit(code)
         time.sleep(EVERY_S)
-        facts, alive, code, said = _look(where)
+        facts, alive, code, lines = _look(where)
 
 
 def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
@@ -99,13 +99,13 @@ def compare(
     """Show which settings, data, code, versions and machines of two runs differ, and from which round on their results
     do; of two sweeps run by run. Exit code: 0 the same results, 1 they differ, or one has more rounds."""
     many = [not files.is_run(files.folder(each)) and bool(files.runs_in(each)) for each in (a, b)]
-    found = comparing.sweeps(a, b) if all(many) else comparing.compare(a, b)
+    differences = comparing.sweeps(a, b) if all(many) else comparing.compare(a, b)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(differences, indent=2))
     else:
-        for line in comparing.lines(found, shutil.get_terminal_size().columns):
+        for line in comparing.lines(differences, shutil.get_terminal_size().columns):
             typer.echo(line)
-    raise typer.Exit(0 if found["same"] else 1)
+    raise typer.Exit(0 if differences["same"] else 1)
 
 
 Directories = Annotated[

@@ -49,8 +49,8 @@ def sweep(
     asked = expand.load(file, overrides or ())
     place = asked.settings(asked.first()[0]).output
     if is_run(place):
-        said = f"{place} is the directory of a run, in which no runs of a sweep can lie"
-        raise UserError(f"{file}: name: {said}; choose another name")
+        problem = f"{place} is the directory of a run, in which no runs of a sweep can lie"
+        raise UserError(f"{file}: name: {problem}; choose another name")
     if run is not None:
         raise typer.Exit(_one(asked, run, context.obj))
     if resume and not place.is_dir():

@@ -143,7 +143,7 @@ def _by_keyword(kind: Any, names: tuple[str, ...]) -> bool:
 
 def describe(x: Samples) -> str:
     """`shape (2, 3), torch.float32`, for messages."""
-    return "; ".join(f"{said} shape {tuple(part.shape)}, {part.dtype}".strip() for said, part in named_tensors(x, ""))
+    return "; ".join(f"{name} shape {tuple(part.shape)}, {part.dtype}".strip() for name, part in named_tensors(x, ""))
 
 
 def to_text(shape: Shape, dtype: Type) -> str:
@@ -156,12 +156,12 @@ def to_text(shape: Shape, dtype: Type) -> str:
 
 def from_text(text: str) -> tuple[Shape, Type]:
     """The inverse. Raises ValueError for another text."""
-    found = json.loads(text)
+    value = json.loads(text)
     try:
-        if isinstance(found, dict):
-            pairs = {k: from_text(json.dumps(pair)) for k, pair in found.items()}
+        if isinstance(value, dict):
+            pairs = {k: from_text(json.dumps(pair)) for k, pair in value.items()}
             return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}  # type: ignore[misc]
-        (shape, kind) = found
+        (shape, kind) = value
         dtype = getattr(torch, kind)
         if not isinstance(dtype, torch.dtype) or not all(isinstance(size, int) for size in shape):
             raise ValueError

@@ -91,9 +91,9 @@ def check(
                 adapter: TypeAdapter[Any] = TypeAdapter(declared[key], config=_STRICT)
                 checked[key] = adapter.validate_json(json.dumps(value))
             except ValidationError as error:
-                said = MARK if looks_secret(key, value) else show(value)
+                shown = MARK if looks_secret(key, value) else show(value)
                 default = ", or left out for its default" if value is None and key not in required else ""
-                complain(key, f"{said} is not allowed; must be {allowed(error.errors())}{default}")
+                complain(key, f"{shown} is not allowed; must be {allowed(error.errors())}{default}")
         elif open_ended:
             checked[key] = value
         elif key in moved:
@@ -130,10 +130,10 @@ def declared_options(
         for field in dataclasses.fields(target):  # type: ignore[arg-type]
             if not field.init or field.name in supplied:
                 continue
-            hint, said = hints.get(field.name, Any), field.metadata
-            if said.get("choices") is not None:
-                hint = Literal[tuple(said["choices"])]
-            elif bounds := {name: said[name] for name in _BOUNDS if said.get(name) is not None}:
+            hint, metadata = hints.get(field.name, Any), field.metadata
+            if metadata.get("choices") is not None:
+                hint = Literal[tuple(metadata["choices"])]
+            elif bounds := {name: metadata[name] for name in _BOUNDS if metadata.get(name) is not None}:
                 hint = Annotated[hint, Field(**bounds)]
             declared[field.name] = hint
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:

@@ -21,10 +21,10 @@ def looks_secret(key: str, value: Any = "") -> bool:
     (True, False, False, False)
     """
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", key)]
-    found = {word for word in words if word in _WORDS or any(part in word for part in _PARTS)}
-    if not found or value is None or isinstance(value, bool):
+    secret_words = {word for word in words if word in _WORDS or any(part in word for part in _PARTS)}
+    if not secret_words or value is None or isinstance(value, bool):
         return False
-    size = isinstance(value, (int, float)) and found <= {"token", "key"} and words[-1] not in found
+    size = isinstance(value, (int, float)) and secret_words <= {"token", "key"} and words[-1] not in secret_words
     return not size
 
 

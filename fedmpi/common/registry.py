@@ -84,23 +84,23 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
     """
     origins = origins or {}
     origin, named = origins.get("", ""), f"{kind.label} {choice.selected_name}"
-    found = load(choice.selected_name, kind.registry, kind.label, origin)
-    said = f"{origin}: {named}" if origin else named
-    if not callable(found):
-        raise UserError(f"{said}: is {show(found)}, but a function or class is needed")
+    target = load(choice.selected_name, kind.registry, kind.label, origin)
+    where = f"{origin}: {named}" if origin else named
+    if not callable(target):
+        raise UserError(f"{where}: is {show(target)}, but a function or class is needed")
     # The engine passes what it supplies by position; a `site` is passed by its name, or not.
     passed = [name for name in kind.supplied if name != "site"]
     wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(target)
         taken = signature.bind_partial(*passed).arguments
     except (TypeError, ValueError) as error:  # ValueError: written in C, and it does not tell
-        raise UserError(f"{said}: cannot be called with {wanted}: {error}") from error
+        raise UserError(f"{where}: cannot be called with {wanted}: {error}") from error
     for name in taken:  # an option, which has a default, must not stand where the engine passes something else
         if name not in passed and signature.parameters[name].default is not inspect.Parameter.empty:
-            raise UserError(f"{said}: cannot be called with {wanted}: {name}, an option, stands in their way")
-    given = options.check(found, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
-    return partial(found, **given)
+            raise UserError(f"{where}: cannot be called with {wanted}: {name}, an option, stands in their way")
+    given = options.check(target, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
+    return partial(target, **given)
 
 
 def is_file(name: str) -> bool:
@@ -151,8 +151,8 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
     except (Exception, SystemExit) as error:  # whatever the user's module does while it is being imported
         raise UserError(f"{prefix}{kind} '{name}': {_blame(error, place)}") from error
     if not hasattr(module, attribute):
-        found = nearest(attribute, _defined(module)).replace("allowed:", "it defines:")
-        raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {found}")
+        suggestion = nearest(attribute, _defined(module)).replace("allowed:", "it defines:")
+        raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {suggestion}")
     return getattr(module, attribute)
 
 

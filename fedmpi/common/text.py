@@ -213,8 +213,8 @@ def _spelled_otherwise(path: Path) -> Path | None:
         names = sorted(os.listdir(home)) if home is not None else []
     except OSError:  # no folder, or one that may not be read
         return None
-    found = next((name for name in names if _folded(name) == _folded(path.name)), None)
-    return None if home is None or found is None else home / found
+    match = next((name for name in names if _folded(name) == _folded(path.name)), None)
+    return None if home is None or match is None else home / match
 
 
 def _folded(name: str) -> str:

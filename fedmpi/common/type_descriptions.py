@@ -30,12 +30,14 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
     if origin in (Union, UnionType):
         return "; ".join(describe_type(each, () if each is NoneType else metadata) for each in inside)
     elif origin is Literal:
-        said = ", ".join(describe_value(each) for each in inside)
+        description = ", ".join(describe_value(each) for each in inside)
     elif inspect.isclass(origin) and issubclass(origin, Sequence):
         items = dict.fromkeys(describe_type(each) for each in inside if each is not ...)
-        said = f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
+        description = (
+            f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
+        )
     else:
-        said = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
+        description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
     bounds = []
     # A pydantic Field holds what it is made of (Ge(0), MinLen(1)) as its own metadata.
     for part in (part for each in metadata for part in getattr(each, "metadata", [each])):
@@ -44,9 +46,9 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
         ]
         lengths = {"at least": getattr(part, "min_length", None), "at most": getattr(part, "max_length", None)}
         bounds += [f"({word} {length} long)" for word, length in lengths.items() if length is not None]
-    if said == "text":  # nearly every text is not to be empty
+    if description == "text":  # nearly every text is not to be empty
         bounds = [text for text in bounds if text != "(at least 1 long)"]
-    return said + (" " if bounds else "") + ", ".join(bounds)
+    return description + (" " if bounds else "") + ", ".join(bounds)
 
 
 def describe_value(value: Any) -> str:

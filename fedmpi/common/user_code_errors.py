@@ -105,35 +105,35 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
     except UserError as error:
         if getattr(error, "placed", False):
             raise
-        said, found = str(error), None if getattr(error, "located", False) else in_user_code(error)
+        text, place = str(error), None if getattr(error, "located", False) else in_user_code(error)
         kind = where.partition(" ")[0]  # "round 0: method Mine, ..." is not put behind "round 0" once more
-        said = said if said.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {said}"
-        raise _placed(f"{said} ({found})" if found else said) from error
+        text = text if text.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {text}"
+        raise _placed(f"{text} ({place})" if place else text) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
-        found, known = in_user_code(error), known_fix(error)
-        said = known or (f"{type(error).__name__}: {error}" if found else "")
-        if not said:
+        place, known = in_user_code(error), known_fix(error)
+        text = known or (f"{type(error).__name__}: {error}" if place else "")
+        if not text:
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
-        raise _placed(": ".join(each for each in (where, found, said) if each)) from error
+        raise _placed(": ".join(each for each in (where, place, text) if each)) from error
 
 
 def known_fix(error: BaseException) -> str | None:
     """What a user can do about an error that torch or Python words for nobody in particular; None if unknown."""
-    said = (str(error).strip().splitlines() or [""])[0]
+    text = (str(error).strip().splitlines() or [""])[0]
     known = None
     if isinstance(error, RuntimeError):
-        known = next((row for row in DEVICE_ERRORS if any(pattern in said for pattern in row[0])), None)
+        known = next((row for row in DEVICE_ERRORS if any(pattern in text for pattern in row[0])), None)
     if isinstance(error, MemoryError):
         known = OUT_OF_MEMORY
     if known is not None:
-        return f"{known[1]} ({said or type(error).__name__}); {known[2]}"
-    if isinstance(error, ValueError) and said.startswith("Expected more than 1 value per channel"):
+        return f"{known[1]} ({text or type(error).__name__}); {known[2]}"
+    if isinstance(error, ValueError) and text.startswith("Expected more than 1 value per channel"):
         return f"a batch of one sample gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
-    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in said:
+    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in text:
         return (
-            f"compute.deterministic: {said.split(', but you set')[0]}; take another layer or loss, or set it to false"
+            f"compute.deterministic: {text.split(', but you set')[0]}; take another layer or loss, or set it to false"
         )
-    if isinstance(error, RuntimeError) and "because it uses CuBLAS" in said:
+    if isinstance(error, RuntimeError) and "because it uses CuBLAS" in text:
         return (
             "compute.deterministic: cuBLAS was used in this process before it was asked for, or is told otherwise; set "
             "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python begins"
@@ -145,14 +145,14 @@ def one_line(error: BaseException, where: str) -> str:
     """An error in a line, with its place: `round 3, client 4: ... (at file.py:12)`."""
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
-    said = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
-    said = said or f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    text = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
+    text = text or f"{type(error).__name__}: {error}".strip().splitlines()[0]
     while error.__cause__ is not None:
         error = error.__cause__
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = f"{last[0].filename}:{last[0].lineno}" if last else ""
-    said = said if said.startswith(where) else f"{where}: {said}"
-    return said if not place or place in said else f"{said} (at {place})"
+    text = text if text.startswith(where) else f"{where}: {text}"
+    return text if not place or place in text else f"{text} (at {place})"
 
 
 def _placed(text: str) -> UserError:
@@ -166,7 +166,7 @@ ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
 
 def located_error(text: str, *made_by: Any) -> UserError:
     """A UserError with the line of the first of `made_by` that is a user's own; no other is added to it."""
-    place = next((found for each in made_by if (found := source_location(each))), "")
+    place = next((location for each in made_by if (location := source_location(each))), "")
     error = UserError(f"{text} ({place})" if place else text)
     error.located = True  # type: ignore[attr-defined]
     return error

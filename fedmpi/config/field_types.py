@@ -86,13 +86,13 @@ DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 
 def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
     """A tree of settings as one dict with dotted keys."""
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            found.update(flat(value, f"{path}{key}."))
+            items.update(flat(value, f"{path}{key}."))
         else:
-            found[f"{path}{key}"] = value
-    return found
+            items[f"{path}{key}"] = value
+    return items
 
 
 class Section(BaseModel):

@@ -68,7 +68,7 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
     document.problems += [problem for name, problem in document.missing.items() if name in used]
     document.data.setdefault("name", path.stem)
     try:
-        made = Settings.model_validate_json(json.dumps(document.data), strict=True)
+        result = Settings.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         document.problems += complaints(error, document, str(path))
     if document.problems:
@@ -76,9 +76,9 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
         more = [f"... and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
         lines = lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines[:MAX_SHOWN], *more]
         raise UserError("\n  ".join(lines))
-    made._origins.update(document.origins)
-    made._file = str(path)
-    return made
+    result._origins.update(document.origins)
+    result._file = str(path)
+    return result
 
 
 def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str, ...] = ()) -> Document:
@@ -238,9 +238,9 @@ def _anchor(tree: Any, dotted: str, document: Document, directory: Path) -> Any:
         return tree
     place, _, attribute = tree.rpartition(":")
     tried = [(directory / place).absolute(), Path(place).absolute()]
-    found = next((path for path in tried if os.path.isfile(path)), None)
-    if found is not None:
-        return f"{found}:{attribute}"
+    existing = next((path for path in tried if os.path.isfile(path)), None)
+    if existing is not None:
+        return f"{existing}:{attribute}"
     where = " nor ".join(dict.fromkeys(map(str, tried)))
     document.missing[tree] = f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}"
     return tree

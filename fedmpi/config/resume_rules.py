@@ -49,7 +49,7 @@ def may_change(key: str, settings: Settings) -> bool:
 PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # of a file, as identity.json has it
 
 
-def comparable(made: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted key, as `Settings.identity` gives them, as they are compared with those of another start.
 
     Of a file that a setting names by its absolute path only the name counts: projects are moved, and what the file
@@ -58,9 +58,9 @@ def comparable(made: Mapping[str, Any]) -> dict[str, Any]:
     >>> comparable({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
     {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}
     """
-    found = {}
-    for key, text in made.items():
+    items = {}
+    for key, text in identity.items():
         place = PLACE.fullmatch(text) if isinstance(text, str) else None
         of_data = key.startswith("data.") or key.endswith(".replay")
-        found[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
-    return found
+        items[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
+    return items

@@ -249,13 +249,13 @@ class Settings(Section):
 
     def fragments(self) -> dict[str, dict[str, Any]]:
         """What the files under `base` brought in and nothing else set: {file: {dotted key: value}}."""
-        found: dict[str, dict[str, Any]] = {}
+        fragments: dict[str, dict[str, Any]] = {}
         for key, value in flat(redacted(self.model_dump(mode="json")), "").items():
             origin = self._origins.get(key, "")
             file = origin.rpartition(":")[0]
             if file not in ("", self._file) and not origin.startswith("command line"):
-                found.setdefault(file, {})[key] = value
-        return found
+                fragments.setdefault(file, {})[key] = value
+        return fragments
 
     def identity(self) -> dict[str, str]:
         """`digest_items` as they may be written down: of what may be a secret its SHA-256."""

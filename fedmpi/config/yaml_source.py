@@ -163,8 +163,8 @@ class _Reader(yaml.SafeLoader):
             inside = f"{path}.{text}" if path else text
             problem = ""
             if key.tag not in (*_KEYS, _TAG + "merge"):
-                said = show(text) if isinstance(key, yaml.ScalarNode) else "here"
-                problem = f"{path + ': ' if path else ''}the key {said} is not text; put it in quotes"
+                shown = show(text) if isinstance(key, yaml.ScalarNode) else "here"
+                problem = f"{path + ': ' if path else ''}the key {shown} is not text; put it in quotes"
             elif text in lines:
                 problem = f"{inside}: duplicate key; it already stands at {lines[text]}"
             elif BEGIN in text:
@@ -199,20 +199,20 @@ class _Reader(yaml.SafeLoader):
             reference, _, rest = rest.partition(END)
             parts = _VARIABLE.fullmatch(reference)
             if parts is None:
-                said = show(f"{OPEN}{reference}{CLOSE}")
-                raise UserError(f"{where}: {said}: write ${{env:NAME}} or ${{env:NAME:-text}}")
-            found = os.environ.get(parts[1], parts[2])
-            if found is None:
+                shown = show(f"{OPEN}{reference}{CLOSE}")
+                raise UserError(f"{where}: {shown}: write ${{env:NAME}} or ${{env:NAME:-text}}")
+            value = os.environ.get(parts[1], parts[2])
+            if value is None:
                 raise UserError(
                     f"{where}: the environment variable {parts[1]} is not set; set it, or write "
                     f"${{env:{parts[1]}:-text}} with what is to stand in its place"
                 )
-            if OPEN in found:
+            if OPEN in value:
                 raise UserError(
                     f"{where}: the environment variable {parts[1]} holds a reference itself; write out its value"
                 )
             between, _, rest = rest.partition(BEGIN)
-            text += found + between
+            text += value + between
         if OPEN in text:
             raise UserError(f"{where}: {show(text)}: '{OPEN}' without its '{CLOSE}'")
         if text == node.value:
@@ -237,9 +237,9 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
         return None if node is None else reader.build(node, path, 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(part for part in (error.context, error.problem) if part)
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark and has_lines else source
-        raise UserError(f"{place}: not valid YAML: {said}") from error
+        raise UserError(f"{place}: not valid YAML: {problem}") from error
     except yaml.YAMLError as error:  # characters that YAML does not know
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:

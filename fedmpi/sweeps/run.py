@@ -77,13 +77,13 @@ def _train(
     def tell(one: pool.Running) -> None:
         settings, code = one.settings, one.process.exitcode
         state, name, took = progress.read_state(settings), settings.name, f"({one.seconds:.0f} s)"
-        held, who = lock.inspect(progress.directory(settings))
+        is_locked, who = lock.inspect(progress.directory(settings))
         others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
         if state.what == progress.DONE and (code == 0 or others):
             pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
             shown = _headline(state.summary.get("last", {})) or "done"
             view.end(name, f"{shown}, by another process" if others else f"{shown} {took}")
-        elif others and held:
+        elif others and is_locked:
             elsewhere.append(settings)
             view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
         elif code == RESTART_LATER:
@@ -92,12 +92,12 @@ def _train(
             view.end(name, f"has diverged, and is not chosen {took}")
         else:
             failed.append(settings)
-            said = files.last_line(pool.log(settings)) or "nothing said"
-            view.end(name, f"FAILED (exit code {code}): {said} {took}", failed=True)
+            last_line = files.last_line(pool.log(settings)) or "nothing said"
+            view.end(name, f"FAILED (exit code {code}): {last_line} {took}", failed=True)
 
     try:
         workers = pool.Pool(job, pool.resources(jobs, todo), tell, view.look)
-        whole = workers.run([progress.resuming(settings) for settings in todo])
+        complete = workers.run([progress.resuming(settings) for settings in todo])
     finally:
         view.close()
     if failed:
@@ -106,7 +106,7 @@ def _train(
     if busy := [each for each in elsewhere if not sweep.is_over(progress.read_state(each))]:
         say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
         return RESTART_LATER
-    if not whole:
+    if not complete:
         say(f"stopped; go on with: {sweep.command}")
         return RESTART_LATER
     return 0
@@ -148,10 +148,10 @@ def validate(sweep: Sweep, say: Say) -> None:
             for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
                 registry.make(kind, chosen, settings.origins(key))
     if missing:
-        told = "".join(
+        details = "".join(
             f"\n  {text} (for {count(len(runs), 'run')} such as {runs[0]})" for text, runs in missing.items()
         )
-        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{told}")
+        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{details}")
     say("ok")
 
 
@@ -223,8 +223,8 @@ class View:
         """Seconds until all are done, if what is left goes as what was done."""
         share = float(self.ended)
         for each in self.running:  # how much of what was left of a run has been done since it began here
-            made = progress.rounds_done(each.settings) - each.rounds
-            share += min(max(made, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
+            rounds = progress.rounds_done(each.settings) - each.rounds
+            share += min(max(rounds, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
         if not share or self.ended >= self.todo:
             return ""
         return f"; about {duration((time.monotonic() - self.began) / share * (self.todo - share))} left"

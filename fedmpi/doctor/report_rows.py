@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-FINE, ODD, BAD = " ", "?", "!"  # BAD keeps the given config from running; ODD may do harm, or could not be found out
-LEGEND = f"{BAD} keeps the config from running   {ODD} may do harm, or could not be found out"
+OK, WARN, FAIL = " ", "?", "!"  # FAIL keeps the given config from running; WARN may do harm, or could not be found out
+LEGEND = f"{FAIL} keeps the config from running   {WARN} may do harm, or could not be found out"
 WIDTH = 14
 
 
-class Line(NamedTuple):
+class Row(NamedTuple):
     name: str
     text: str
-    mark: str = FINE
+    mark: str = OK
 
 
-def shown(line: Line) -> str:
+def shown(line: Row) -> str:
     """The mark, the name, the text; what follows a line break is indented. Neither control characters nor the name of
     the home directory get into a bug report."""
     text, home = line.text.strip(), os.path.expanduser("~")
@@ -33,6 +33,6 @@ def joined(parts: Iterable[str]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}".rstrip(": ")

@@ -21,12 +21,12 @@ from fedmpi.common.text import count
 from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import resources
 from fedmpi.doctor.libraries import BF16_UNITS
-from fedmpi.doctor.lines import BAD, ODD, Line, joined
+from fedmpi.doctor.report_rows import FAIL, WARN, Row, joined
 
 LITTLE_BYTES = 1 << 30  # free for a run directory
 
 
-def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Line]:
+def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Row]:
     """Yield one line for each thing that would be picked, or for what keeps the config from running.
 
     env: the variables from which the job is read.
@@ -35,9 +35,9 @@ def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Line]
         settings = configs.load(path, overrides)
         job = detect(env)
     except UserError as error:
-        yield Line("config", str(error), BAD)
+        yield Row("config", str(error), FAIL)
         return
-    parts: tuple[tuple[str, Callable[[configs.Settings, Job], Line]], ...] = (
+    parts: tuple[tuple[str, Callable[[configs.Settings, Job], Row]], ...] = (
         ("ranks", ranks),
         ("device", device),
         ("precision", precision),
@@ -49,18 +49,18 @@ def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Line]
         ("output", output),
     )
     for name, part in parts:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 line = part(settings, job)
             except UserError as error:
-                line = Line(name, str(error), BAD)
+                line = Row(name, str(error), FAIL)
             except Exception as error:
                 known = known_fix(error)
                 if known is None:
                     raise
-                line = Line(name, known, BAD)
-        yield from (Line(name, str(each.message), ODD) for each in told if issubclass(each.category, UserWarning))
+                line = Row(name, known, FAIL)
+        yield from (Row(name, str(each.message), WARN) for each in caught if issubclass(each.category, UserWarning))
         yield line
 
 
@@ -74,26 +74,26 @@ def trainer(job: Job) -> Job:
     return job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
 
 
-def ranks(settings: configs.Settings, job: Job) -> Line:
+def ranks(settings: configs.Settings, job: Job) -> Row:
     from fedmpi.runtime import build_data
 
     if settings.data.silos:
         build_data.site_ranks(settings, job.size)
     if job.size == 1:
-        return Line("ranks", "one process, which is server and all clients; mpirun, srun or torchrun start more")
-    return Line("ranks", f"{job.size} ({job.launcher}), {job.local_size} of them on this host")
+        return Row("ranks", "one process, which is server and all clients; mpirun, srun or torchrun start more")
+    return Row("ranks", f"{job.size} ({job.launcher}), {job.local_size} of them on this host")
 
 
-def device(settings: configs.Settings, job: Job) -> Line:
+def device(settings: configs.Settings, job: Job) -> Row:
     import torch
 
     from fedmpi.runtime.device import pick_device
 
     picked = pick_device(settings, trainer(job))
-    return Line("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
+    return Row("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
-def precision(settings: configs.Settings, job: Job) -> Line:
+def precision(settings: configs.Settings, job: Job) -> Row:
     """bf16 runs everywhere; without units for it, it is slower than fp32."""
     import torch
 
@@ -101,19 +101,19 @@ def precision(settings: configs.Settings, job: Job) -> Line:
 
     wanted = settings.compute.precision
     if wanted == "fp32":
-        return Line("precision", wanted)
+        return Row("precision", wanted)
     try:
         picked = pick_device(settings, trainer(job))
     except UserError:  # the device's line says it
-        return Line("precision", wanted)
+        return Row("precision", wanted)
     if picked.type != "cuda":
         times = bf16_times()
-        said = f"bf16, in which a product takes {times:.1f} times as long as in fp32 on this CPU"
+        text = f"bf16, in which a product takes {times:.1f} times as long as in fp32 on this CPU"
         slow = times > 1
     else:
         slow = torch.cuda.get_device_capability(picked)[0] < BF16_UNITS
-        said = "bf16, for which this GPU has no units" if slow else wanted
-    return Line("precision", said + slow * ": compute.precision=fp32 is faster", ODD if slow else " ")
+        text = "bf16, for which this GPU has no units" if slow else wanted
+    return Row("precision", text + slow * ": compute.precision=fp32 is faster", WARN if slow else " ")
 
 
 def bf16_times() -> float:
@@ -136,22 +136,22 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def backend(settings: configs.Settings, job: Job) -> Line:
+def backend(settings: configs.Settings, job: Job) -> Row:
     if job.size > 1:
         others = f"if other hosts are like this one ({job.host})" * (job.local_size < job.size)
-        return Line("back end", joined([chosen(settings, job), others]))
+        return Row("back end", joined([chosen(settings, job), others]))
     asked = chosen(settings, job) if settings.comm.backend == "mpi" else settings.comm.backend
     under = {"auto": "nccl under a launcher if each rank has a GPU of its own, else gloo"}.get(asked, asked)
-    return Line("back end", f"none in one process; {under}")
+    return Row("back end", f"none in one process; {under}")
 
 
-def interface(settings: configs.Settings, job: Job) -> Line:
+def interface(settings: configs.Settings, job: Job) -> Row:
     if settings.comm.interface is None:
-        return Line("interface", "of gloo's and NCCL's choice; comm.interface names one")
+        return Row("interface", "of gloo's and NCCL's choice; comm.interface names one")
     try:
-        return Line("interface", ", ".join(network.choose(settings.comm.interface)))
+        return Row("interface", ", ".join(network.choose(settings.comm.interface)))
     except UserError as error:  # one process needs none
-        return Line("interface", str(error), BAD if job.size > 1 else ODD)
+        return Row("interface", str(error), FAIL if job.size > 1 else WARN)
 
 
 def chosen(settings: configs.Settings, job: Job) -> str:
@@ -177,19 +177,19 @@ def chosen(settings: configs.Settings, job: Job) -> str:
     return choice.choose(asked, cards)
 
 
-def threads(settings: configs.Settings, job: Job) -> Line:
+def threads(settings: configs.Settings, job: Job) -> Row:
     resources.check(settings, writes=False)
     each, cores = settings.compute.threads, usable_cores()
     text = f"{each} a rank; this process may use {count(cores, 'core')}"
-    return Line("threads", text)
+    return Row("threads", text)
 
 
-def lost_rank(settings: configs.Settings, job: Job) -> Line:
+def lost_rank(settings: configs.Settings, job: Job) -> Row:
     """Whether the job could go on without one, and whether the config asks for it (faults.on_lost_rank)."""
     wanted = settings.faults.on_lost_rank
     asked = f"faults.on_lost_rank: {wanted}"
     if job.size == 1:
-        return Line("lost rank", f"{asked}; there is one process alone")
+        return Row("lost rank", f"{asked}; there is one process alone")
     why = survivors(job, os.environ)
     try:
         by = chosen(settings, job)
@@ -198,19 +198,19 @@ def lost_rank(settings: configs.Settings, job: Job) -> Line:
     if by == "nccl" or (by == "mpi" and job.launcher != "mpi"):
         why = why or f"{by} does not go on without a rank here (comm.backend=gloo does)"
     if wanted == "abort":
-        return Line("lost rank", f"ends the run ({asked}); {why or 'drop or redo would go on without it'}")
-    return Line("lost rank", f"{asked}, but {why}" if why else f"{asked}: the run goes on", ODD if why else " ")
+        return Row("lost rank", f"ends the run ({asked}); {why or 'drop or redo would go on without it'}")
+    return Row("lost rank", f"{asked}, but {why}" if why else f"{asked}: the run goes on", WARN if why else " ")
 
 
-def experiment(settings: configs.Settings, job: Job) -> Line:
+def experiment(settings: configs.Settings, job: Job) -> Row:
     """Data, model and method are built as `fedmpi validate` builds them; its line about memory is ours."""
     from fedmpi.runtime.validate import validate_settings
 
     rows: Sequence[tuple[str, str]] = validate_settings(one_thread(settings), job)
-    return Line("memory", joined(text for label, text in rows if label == "memory"))
+    return Row("memory", joined(text for label, text in rows if label == "memory"))
 
 
-def output(settings: configs.Settings, job: Job) -> Line:
+def output(settings: configs.Settings, job: Job) -> Row:
     """Where the run directory goes, and the space there."""
     from fedmpi.common.host_memory import size_text
 
@@ -219,9 +219,9 @@ def output(settings: configs.Settings, job: Job) -> Line:
     place = settings.output.absolute()
     there = next(path for path in (place, *place.parents) if path.is_dir())
     free = shutil.disk_usage(there).free
-    said = f"{place / settings.name}, {size_text(free)} free"
+    text = f"{place / settings.name}, {size_text(free)} free"
     if free == 0:
-        raise UserError(f"{said}: make room, or choose another output")
+        raise UserError(f"{text}: make room, or choose another output")
     taken = "; it is there already: the run gets a number behind its name" * Path(place / settings.name).exists()
     little = "; little for checkpoints: make room, or choose another output" * (free < LITTLE_BYTES)
-    return Line("output", said + taken + little, ODD if little else " ")
+    return Row("output", text + taken + little, WARN if little else " ")
