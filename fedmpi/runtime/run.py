@@ -276,7 +276,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
         (path / "checkpoints").mkdir(0o700 if private else 0o777, exist_ok=True)
     recorder.checkpoints = Checkpoints(path / "checkpoints", rows, asked.every, asked.keep)
     if stateful:
-        fed.states.shelf, fed.states.room = rows, made.max_states_in_memory or made.data.clients
+        fed.states.store, fed.states.max_in_memory = rows, made.max_states_in_memory or made.data.clients
     if not heard["going_on"]:
         return -1
     return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)

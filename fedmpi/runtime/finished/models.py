@@ -241,7 +241,10 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
     except CorruptFileError as error:
         raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
     if messages.client_state.size:
-        fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
+        fed.states.store, fed.states.max_in_memory = (
+            Rows(run_dir / "state", made.settings.data.silos),
+            made.data.clients,
+        )
     lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
