@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
@@ -216,7 +216,9 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
+    return Experiment(
+        settings, data, method, _NoTask(), net, model, messages, build.make_local_training(settings), None
+    )
 
 
 # ---- its state ----
@@ -229,12 +231,12 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     stateless = not (messages.client_state.size or messages.per_client.size or messages.method.receives)
     if t < 0:  # a run of 0 rounds: all are as they began
-        fed.transport.announce(0.0, fed.server, 0)
+        fed.transport.broadcast(0.0, fed.server, 0)
         return
     if not path.is_file() and stateless and messages.wire.down is None:
         flat = FlatModel(module, experiment.net.head_names(), channels_last=experiment.settings.compute.channels_last)
         fed.server.w.copy_(flat.w), fed.server.b.copy_(flat.b)
-        fed.transport.announce(0.0, fed.server, t + 1)
+        fed.transport.broadcast(0.0, fed.server, t + 1)
         return
     try:
         tensors, facts = read_tensors(path)
@@ -248,7 +250,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.
     lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**facts["memory"], "pace": None}, tensors)
-    fed.transport.announce(0.0, fed.server, t + 1)
+    fed.transport.broadcast(0.0, fed.server, t + 1)
     own = experiment.model.state_dict(fed.server.w, fed.server.b)
     if not all(
         torch.equal(own[name], value) for name, value in module.state_dict().items() if value.is_floating_point()
@@ -270,19 +272,22 @@ def _evaluated(
     fed: Federation, experiment: Experiment, run_dir: Path, module: nn.Module, client: int, t: int
 ) -> nn.Module:
     """Make the client's model with the hooks of the method, as protocol `personal` evaluates it."""
-    t, method, worker = max(t, 0), experiment.method, fed.worker
+    t, method, trainer = max(t, 0), experiment.method, fed.trainer
     try:
         downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
-        view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
+        view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
         raise UserError(_not_here(experiment, run_dir, client, error)) from error
-    with seeds.scoped(experiment.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
+    with (
+        seeds.seeded(experiment.settings.seed, "evaluate", "personal", t, client),
+        attribute_errors(f"client {client}"),
+    ):
         predict = load_own_model(view)
     if predict is not None:
-        return ClientPredictor(worker.model.module, predict).eval()
-    module.load_state_dict(experiment.model.state_dict(worker.model.w, worker.model.b))
+        return ClientPredictor(trainer.model.module, predict).eval()
+    module.load_state_dict(experiment.model.state_dict(trainer.model.w, trainer.model.b))
     return module.eval()
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
-from fedmpi.common.text import brief, count
-from fedmpi.config.later import comparable
+from fedmpi.common.text import count, shorten
+from fedmpi.config.resume_rules import comparable
 from fedmpi.runtime.reading import files
 
 MISSING = object()
@@ -249,7 +249,7 @@ def _run_lines(facts: Facts, width: int) -> list[str]:
     if facts["figure"]:
         one = facts["figure"]
         shown += _values(f"  {one['name']}, round {one['round']}", one["values"], width)
-        shown += [brief(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
+        shown += [shorten(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
     if facts["client"] and "name" in facts["client"]:
         one = facts["client"]
         shown += _values(f"  client {one['client']}, {one['name']}, round {one['round']}", one["values"], width)
@@ -266,7 +266,7 @@ def _run_lines(facts: Facts, width: int) -> list[str]:
 
 
 def _values(name: str, values: list[Any], width: int) -> list[str]:
-    a, b = ("-" if value is None else brief(str(value), LONG) for value in values)
+    a, b = ("-" if value is None else shorten(str(value), LONG) for value in values)
     line = f"{name}: {a} | {b}"
     return [line] if len(line) <= width else [f"{name}:", f"    A  {a}", f"    B  {b}"]
 
@@ -277,7 +277,7 @@ def _sweep_lines(facts: Facts, width: int) -> list[str]:
     for name, run in parted.items():
         shown += [f"{name}: {verdict(run)}"]
         changed = [key for group in GROUPS[:3] for key in run[group]]
-        shown += [brief(f"  differ: {', '.join(changed)}", width)] if changed else []
+        shown += [shorten(f"  differ: {', '.join(changed)}", width)] if changed else []
     for side, names in zip("AB", facts["only"], strict=True):
         shown += [f"only in {side}: {', '.join(names)}"] if names else []
     alike = len(facts["runs"]) - len(parted)

@@ -36,7 +36,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.redaction import redacted
-from fedmpi.common.registry import Chosen, Kind, make
+from fedmpi.common.registry import PluginKind, Selection, make
 from fedmpi.config import Settings
 from fedmpi.config.field_types import flat
 from fedmpi.runtime.reading.files import json_of
@@ -49,7 +49,7 @@ registry: dict[str, str] = {
     "wandb": "fedmpi.runtime.record.tracking:WandB",
 }
 
-KIND = Kind("tracker", registry, "track")
+KIND = PluginKind("tracker", registry, "track")
 FILE = "heard.json"
 HOOKS = ("begin", "round", "end")
 MLFLOW_VALUES = 100  # values at a time, which MLflow takes
@@ -134,8 +134,8 @@ def _make_logger(settings: Settings, key: str, where: str, name: str, options: A
     known = registry if key == "track" else {}
     if not isinstance(options or {}, dict):
         raise UserError(f"{where}.{name}: {options!r} is not allowed; it takes options by their names")
-    kind = Kind(KIND.label if known else "callback", known, f"{where}.{name}")
-    construct = make(kind, Chosen(name, options or {}), settings.origins(f"{where}.{name}"))
+    kind = PluginKind(KIND.label if known else "callback", known, f"{where}.{name}")
+    construct = make(kind, Selection(name, options or {}), settings.origins(f"{where}.{name}"))
     try:
         logger = construct()
     except ImportError as error:
@@ -168,7 +168,7 @@ def _preserve_process_state() -> Iterator[None]:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
-        seeds.go_on(drawn)
+        seeds.set_state(drawn)
         for number, handler in handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)

@@ -18,11 +18,11 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
-from fedmpi.config.later import by_rounds, comparable, free_later
+from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
+from fedmpi.engine.cost_model import CostModel, Row
 from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
@@ -72,7 +72,7 @@ def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[st
         raise UserError(f"{path / IDENTITY} holds no settings; start a new run under another name")
     now = comparable(now)
     before = _with_new_names(comparable(before), now)
-    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and not free_later(key, settings)]
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key, settings)]
     if "data.silos" in changed:
         _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
     wire_changes = [key for key in changed if key.startswith("comm.wire.") and key in before]
@@ -135,7 +135,7 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
             of = f" ({' '.join((data.source, *options))}, below {data.root})"
         return f"{key[1:-1]} {how}{of}"
     if key == "rounds":
-        why = f"{by_rounds(settings)}, and those that are done would have been others"
+        why = f"{depends_on_rounds(settings)}, and those that are done would have been others"
         return f"rounds is {now.get(key)}, was {before.get(key)} ({why})"
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
 
@@ -158,7 +158,7 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
                 "at round 0 and write over its results. A new run (another name) can begin with its model, "
                 f"init.from={run_dir}, or from the start"
             )
-        fed.scheduler.lost_ranks = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
+        fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.until(t + 1)).known(t + 1)
         if t < 0:
             rejoin_sites(0, fed.control)
             checkpoints.begin_after(t, fed)
@@ -168,10 +168,10 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
         ]
         harm = next(filter(None, answers), None)
         if harm is None:
-            if t >= fed.plan.rounds:
+            if t >= fed.config.rounds:
                 raise UserError(
-                    f"rounds: {fed.plan.rounds}, but this run has completed {t + 1} of them, and goes on after those; "
-                    f"ask for {t + 1} or more, or start a new run (another name)"
+                    f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after "
+                    f"those; ask for {t + 1} or more, or start a new run (another name)"
                 )
             fed.go_on(t, memory, server)
             rejoin_sites(t + 1, fed.control)
@@ -204,7 +204,7 @@ def _proposals(
 
 def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
     """Say what is wrong with the client rows that this rank checks; "" if nothing is."""
-    if not fed.worker.messages.client_state.size:
+    if not fed.trainer.messages.client_state.size:
         return ""
     last, gone = fed.scheduler.last_rounds(t), fed.scheduler.lost_ranks.gone(t + 1)
     for client in sorted(last):
@@ -254,7 +254,7 @@ def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[
 
 
 def _check_placement(row: Row) -> None:
-    Pace.of(row), int(row["round"])
+    CostModel.from_row(row), int(row["round"])
 
 
 def of_same_ranks(rows: list[Row], fed: Federation, experiment: Experiment) -> list[Row]:

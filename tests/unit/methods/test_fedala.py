@@ -42,7 +42,7 @@ class Half:
 
 
 @pytest.fixture
-def received(client):
+def received(client_of):
     """(u, W, whether the first learning is over) of a client with one row, though the share is .8 of it."""
 
     def receive(x, y, last, w, W=1.0, learned=1.0, bias=True, **options):
@@ -51,10 +51,10 @@ def received(client):
         config = {"model": {"name": f"{__file__}:line", "bias": bias}, "task": {"name": f"{__file__}:Half"}}
         it = prepare(settings("fedala", options=options, **config), data)
         it.fed.server.w.copy_(torch.tensor(w))
-        k = client(it)
+        client = client_of(it)
         for name, value in (("last", last), ("W", W), ("learned", learned)):
-            k.state[name].copy_(torch.tensor(value))
-        u, state = it.made.method.receive(k)
+            client.state[name].copy_(torch.tensor(value))
+        u, state = it.made.method.receive(client)
         return u.tolist(), state.W.tolist(), bool(state.learned)
 
     return receive
@@ -187,15 +187,15 @@ def test_runs_against_the_loops(options, train):
 
 
 @pytest.mark.parametrize("batch_size", [10, "full"])
-def test_the_share_is_drawn_anew_each_round(client, batch_size):
+def test_the_share_is_drawn_anew_each_round(client_of, batch_size):
     """One pass over half of the rows gives other W in each of ten rounds; batch statistics stay."""
     it, found = prepare(settings("fedala", model=NET, options={"share": 0.5}, train={"batch_size": batch_size})), set()
     for t in range(10):
-        k = client(it, 2, t)
-        k.state.last.copy_(0.9 * it.w0)
-        k.state.learned.fill_(1)
-        _, state = it.made.method.receive(k)
-        assert torch.equal(k.b, it.b)
+        client = client_of(it, 2, t)
+        client.state.last.copy_(0.9 * it.w0)
+        client.state.learned.fill_(1)
+        _, state = it.made.method.receive(client)
+        assert torch.equal(client.b, it.b)
         found.add(tuple(state.W.tolist()))
     assert len(found) == 10
 

@@ -39,25 +39,25 @@ def test_the_own_part_changes_when_its_client_trains_and_at_no_other_time():
     assert trained
 
 
-def test_clients_share_all_but_their_normalisation(client):
+def test_clients_share_all_but_their_normalisation(client_of):
     """After a round with all clients: own weights and statistics, one and the same model around them."""
     it = play(settings("fedbn", "norm", rounds=1, cohort={"fraction": 1.0}))
-    one, other = client(it, 0, 1), client(it, 1, 1)
+    client, other = client_of(it, 0, 1), client_of(it, 1, 1)
     for s in it.made.model.layout.segments:
-        assert torch.equal(s.view(one.w0), s.view(other.w0)) == (s.group != "norm"), s.name
-    assert not torch.equal(one.b0, other.b0)
+        assert torch.equal(s.view(client.w0), s.view(other.w0)) == (s.group != "norm"), s.name
+    assert not torch.equal(client.b0, other.b0)
     assert {s.name for s in it.made.model.layout.segments if s.group == "norm"} == {"1.weight", "1.bias"}
     moved = [s for s in it.made.model.layout.segments if s.group != "norm"]
-    assert all(not torch.equal(s.view(one.w0), s.view(it.w0)) for s in moved)
+    assert all(not torch.equal(s.view(client.w0), s.view(it.w0)) for s in moved)
 
 
-def test_clients_are_evaluated_with_their_own(client):
+def test_clients_are_evaluated_with_their_own(client_of):
     """`personal` is the model of that client: shared weights, own normalisation with own statistics."""
     it = play(settings("fedbn", "norm", rounds=2))
     for k in (0, 3):
-        one = client(it, k, 2)
+        client = client_of(it, k, 2)
         module, shard = it.made.net.module, it.made.data.test[k]
-        it.made.model.load(one.w0, one.b0)
+        it.made.model.load(client.w0, client.b0)
         module.eval()
         with torch.no_grad():
             hits = (module(shard.x[shard.index]).argmax(1) == shard.y[shard.index]).double().mean()

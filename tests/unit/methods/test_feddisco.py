@@ -90,7 +90,7 @@ def test_uniform_labels_have_no_discrepancy(classes):
 def trained_by_hand(module, state, x, y):
     """What a client's two full-batch steps make of a state dict."""
     module.load_state_dict(state)
-    descend(module, 2, lambda: gradient(module, cross_entropy(module(x), y)))
+    descend(module, 2, lambda module: gradient(module, cross_entropy(module(x), y)))
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 

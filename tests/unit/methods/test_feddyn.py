@@ -34,7 +34,7 @@ def test_h_is_the_mean_of_g_k(fraction):
     torch.testing.assert_close(h, g_k.sum(0) / 7, rtol=0, atol=1e-6)
 
 
-def test_the_mean_reported_in_place_of_w(play_quadratic, client):
+def test_the_mean_reported_in_place_of_w(play_quadratic, client_of):
     """The same rounds; the global model is sum_k p_k w_k, from which clients reckon back to the same start."""
     mean = 0.0
     for t in (1, 2, 5):
@@ -48,9 +48,9 @@ def test_the_mean_reported_in_place_of_w(play_quadratic, client):
     up = w.uploads.dw.mean()
     start = play_quadratic("feddyn", rounds=4).w.item()
     assert mean == pytest.approx(start + up.item(), abs=1e-12)
-    k = client(avg, 0, 5)
-    assert avg.made.method.receive(k).item() == pytest.approx(w.w.item(), abs=1e-12)
-    assert avg.made.method.weights(k).item() == pytest.approx(mean, abs=1e-12)
+    client = client_of(avg, 0, 5)
+    assert avg.made.method.receive(client).item() == pytest.approx(w.w.item(), abs=1e-12)
+    assert avg.made.method.weights(client).item() == pytest.approx(mean, abs=1e-12)
 
 
 def test_weights_by_samples():

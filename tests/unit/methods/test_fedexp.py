@@ -72,7 +72,7 @@ def by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize(("eps", "fraction"), [(0.5, 1.0), (0.2, 0.5), (0.2, 0.75)])
-def test_rounds_and_what_is_reported(play_quadratic, client, weighting, eps, fraction):
+def test_rounds_and_what_is_reported(play_quadratic, client_of, weighting, eps, fraction):
     """Metrics, and what clients use, are of the mean of the last two w, at first of w_1; training goes on from w."""
     expected = by_hand(5, eps, weighting == "uniform", 3, fraction)
     assert max(step for _, step in expected) > 1.2
@@ -88,9 +88,9 @@ def test_rounds_and_what_is_reported(play_quadratic, client, weighting, eps, fra
             lines = [it.rows[t], *(line for line in it.lines if line["round"] == t)]
             assert len(lines) == 5
             assert all([line["x0"], line["x1"]] == shown for line in lines)
-        k = client(it, 1, 5)
-        assert k.received.tolist() == it.w.tolist() == shown
-        assert it.made.method.receive(k).tolist() == pytest.approx(w.tolist(), abs=1e-10)
+        client = client_of(it, 1, 5)
+        assert client.received.tolist() == it.w.tolist() == shown
+        assert it.made.method.receive(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
 
 
 @pytest.mark.parametrize("whole", [1, 20, 46])

@@ -33,18 +33,20 @@ def bowls(quadratic):
 
 
 @pytest.fixture
-def mixed(bowls, client):
+def mixed(bowls, client_of):
     """(w, u) of a client with f = sum_j a_j (x_j - b_j)^2 / 2 that gets `others`."""
 
     def mix(a, b, own, others, before=None, **options):
         n = 1 + len(others)
         it = bowls([a] * n, [b] * n, [2] * n, own, {"models": 3, **options})
         it.fed.server.state.last[1:] = tensor(*others)
-        k = client(it)
-        k.state.base.copy_(tensor(*(before or own)))
-        w = it.made.method.receive(k)
-        assert sorted(k.down.who.tolist()) == [*[-1] * (4 - n), *range(1, n)]
-        return w.tolist(), [u for _, u in sorted(zip(k.down.who.tolist(), k.scratch.u.tolist(), strict=True))][4 - n :]
+        client = client_of(it)
+        client.state.base.copy_(tensor(*(before or own)))
+        w = it.made.method.receive(client)
+        assert sorted(client.down.who.tolist()) == [*[-1] * (4 - n), *range(1, n)]
+        return w.tolist(), [
+            u for _, u in sorted(zip(client.down.who.tolist(), client.scratch.u.tolist(), strict=True))
+        ][4 - n :]
 
     return mix
 
@@ -84,23 +86,23 @@ def test_a_server_rule_has_nothing_to_act_on():
         prepare(settings("fedfomo", **changes))
 
 
-def test_losses_are_those_of_evaluation(client):
+def test_losses_are_those_of_evaluation(client_of):
     """On validation rows with running statistics; looking moves neither weights, nor statistics, nor the mode."""
     it = prepare(settings("fedfomo", model=NET, options={"models": 2, "explore": 0.0}))
     last = it.fed.server.state.last
     last += 0.1 * torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    k, module, losses = client(it, 3), it.made.net.module, []
-    it.made.method.receive(k)
-    assert torch.equal(k.w, it.w)
-    assert torch.equal(k.b, it.b)
+    client, module, losses = client_of(it, 3), it.made.net.module, []
+    it.made.method.receive(client)
+    assert torch.equal(client.w, it.w)
+    assert torch.equal(client.b, it.b)
     assert module.training
     held = it.made.data.validation[3]
-    assert k.down.who.tolist() == [0, 1]  # P is 0
+    assert client.down.who.tolist() == [0, 1]  # P is 0
     for theta in (it.w, last[0], last[1]):
         module.load_state_dict(it.made.model.state_dict(theta.clone(), it.b.clone()))
         losses.append(cross_entropy(module.eval()(held.x[held.index]), held.y[held.index]).item())
     u = [(losses[0] - losses[i + 1]) / (last[i] - it.w0).norm().item() for i in range(2)]
-    assert k.scratch.u.tolist() == pytest.approx(u, abs=1e-12)
+    assert client.scratch.u.tolist() == pytest.approx(u, abs=1e-12)
 
 
 A = np.array([(1.0, 0.5), (1.5, 1.0), (2.0, 0.25), (0.5, 3.0), (1.0, 1.0)])

@@ -38,17 +38,17 @@ def test_gradient_of_the_margin():
         ({"variant": "code"}, lambda f: torch.log(1 + (f.softmax(1) ** 2).sum())),
     ],
 )
-def test_one_step_against_autograd(client, options, term):
+def test_one_step_against_autograd(client_of, options, term):
     it = prepare(settings("fedld", options={"margin": 0.3, **options}, train={"batch_size": "full", "momentum": 0.0}))
-    k = client(it)
+    client = client_of(it)
     shard = it.made.data.train[0]
     x, y = shard.x[shard.index], shard.y[shard.index]
     f = it.made.net.module(x)
     parameters = list(it.made.net.module.parameters())
     g = torch.autograd.grad(cross_entropy(f, y) + 0.3 * term(f), parameters)
-    it.made.method.train(k)
+    it.made.method.train(client)
     expected = torch.cat([piece.flatten() for piece in g])
-    torch.testing.assert_close((k.w0 - k.w) / 0.05, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close((client.w0 - client.w) / 0.05, expected, rtol=0, atol=1e-5)
 
 
 # ---- principal gradients ----
@@ -92,8 +92,11 @@ def test_code_is_the_authors_program():
     """Round 0 is the plain mean; after it the rule is theirs, tensor by tensor."""
     options, fedavg = {"margin": 0.0, "variant": "code"}, play(settings("fedavg", rounds=1, **EVERYONE))
     it = prepare(settings("fedld", rounds=2, options=options, **EVERYONE))
-    sink, seen = it.fed.reporter.sink.round, []
-    it.fed.reporter.sink.round = lambda row: (sink(row), seen.append((row["sha256"], it.w.double().numpy().copy())))
+    sink, seen = it.fed.reporter.callbacks.round, []
+    it.fed.reporter.callbacks.round = lambda row: (
+        sink(row),
+        seen.append((row["sha256"], it.w.double().numpy().copy())),
+    )
     it.fed.run()
     assert seen[0][0] == fedavg.hashes[0]
     G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes.astype(float)

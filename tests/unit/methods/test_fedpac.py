@@ -53,11 +53,11 @@ def test_statistics_are_taken_with_the_received_body(trained):
     for k in range(7):
         x, y = rows_of(it, k)
         h, V = naive_statistics(module.features(x).detach(), y, 4)
-        one, up = trained(it, k)
+        client, up = trained(it, k)
         torch.testing.assert_close(up.h.double(), h, rtol=0, atol=1e-6)
         assert up.V.item() == pytest.approx(V, rel=1e-5)
         # prototypes after training, with the trained body
-        it.made.model.load(one.w)
+        it.made.model.load(client.w)
         z = it.made.net.module.features(x).detach()
         for c in range(4):
             expected = z[y == c].mean(0) if (y == c).any() else torch.zeros(16)
@@ -133,7 +133,7 @@ def test_a_round_of_the_server():
         assert (state.heads[k] - up.head[i]).abs().max() > 1e-4
 
 
-def test_one_step_of_the_body_against_autograd(client):
+def test_one_step_of_the_body_against_autograd(client_of):
     """(2) with the class prototypes of the server, and of the client itself where the server has none."""
     it = prepare(
         settings("fedpac", options={"lam": 0.7, "head_epochs": 0}, train={"batch_size": "full", "momentum": 0.0})
@@ -143,29 +143,29 @@ def test_one_step_of_the_body_against_autograd(client):
     it.fed.server.state.protos.copy_(protos)
     it.fed.server.state.known.copy_(known)
     module = copy.deepcopy(it.made.net.module)
-    k = client(it, 0, round_=1)
+    client = client_of(it, 0, round_=1)
     x, y = rows_of(it, 0)
     assert set(y.tolist()) & {0, 3}, "or no class falls back on the client's own"
     z = module.features(x)
     means = {c: z[y == c].mean(0).detach() for c in set(y.tolist())}
     targets = torch.stack([protos[c] if known[c] else means[c] for c in y.tolist()])
     (cross_entropy(module.head(z), y) + 0.7 * (z - targets).square().mean()).backward()
-    it.made.method.train(k)
+    it.made.method.train(client)
     g = torch.cat([p.grad.flatten() for n, p in module.named_parameters() if not n.startswith("head")])
     body = it.made.messages.shared
-    torch.testing.assert_close((body.take(k.w0) - body.take(k.w)) / 0.05, g, rtol=0, atol=1e-5)
+    torch.testing.assert_close((body.take(client.w0) - body.take(client.w)) / 0.05, g, rtol=0, atol=1e-5)
 
 
-def test_one_step_of_the_head_at_its_own_rate(client):
+def test_one_step_of_the_head_at_its_own_rate(client_of):
     """The rate of the head phase is head_lr in every round, whatever train.lr has fallen to; the body stays."""
     train = {"batch_size": "full", "momentum": 0.0, "epochs": 0, "schedule": "exponential", "decay": 0.1}
     it = prepare(settings("fedpac", options={"head_lr": 0.3}, train=train))
     module = copy.deepcopy(it.made.net.module)
-    k = client(it, 0, round_=2)
+    client = client_of(it, 0, round_=2)
     x, y = rows_of(it, 0)
     cross_entropy(module(x), y).backward()
-    it.made.method.train(k)
+    it.made.method.train(client)
     head, body = it.made.messages.head, it.made.messages.shared
     g = torch.cat([module.head.weight.grad.flatten(), module.head.bias.grad])
-    torch.testing.assert_close((head.take(k.w0) - head.take(k.w)) / 0.3, g, rtol=0, atol=1e-5)
-    assert torch.equal(body.take(k.w), body.take(k.w0))
+    torch.testing.assert_close((head.take(client.w0) - head.take(client.w)) / 0.3, g, rtol=0, atol=1e-5)
+    assert torch.equal(body.take(client.w), body.take(client.w0))

@@ -42,13 +42,13 @@ def test_a_net_whose_layers_would_grow_is_fedavgs():
     assert mine.hashes == play(settings("fedavg", "mlp", model=net)).hashes
 
 
-def test_personal_factors_stay(client):
+def test_personal_factors_stay(client_of):
     it = play(settings("pfedpara", "cnn", rounds=2, **CNN | {"cohort": {"fraction": 1.0}}))
     messages, layout = it.made.messages, it.made.model.layout
     own = [s for s in layout.segments if s.group == OWN]
     assert {s.name.split(".two.")[1] for s in own} == {"T", "O", "I", "X", "Y"}
     assert messages.upload(0).packing.shapes["dw"] == (layout.size - sum(s.stop - s.start for s in own),)
-    used = [it.made.method.weights(client(it, k)).clone() for k in range(7)]
+    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
     for s in layout.segments:
         values = torch.stack([s.view(w) for w in used])
         if s in own:
@@ -59,7 +59,7 @@ def test_personal_factors_stay(client):
             assert not torch.equal(s.view(it.w), s.view(it.w0)), s.name
 
 
-def test_personal_weight_has_the_one(client):
+def test_personal_weight_has_the_one(client_of):
     """W = W_1 . (W_2 + 1): with W_2 = 0 a client uses W_1 alone."""
     made = prepare(settings("pfedpara", "cnn")).made
     layer = made.net.module.body[3]

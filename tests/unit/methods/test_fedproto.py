@@ -70,7 +70,7 @@ def test_the_server_takes_the_unweighted_mean_over_owners():
 
 
 @pytest.mark.parametrize("known", [[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
-def test_one_step_against_autograd(client, known):
+def test_one_step_against_autograd(client_of, known):
     """L = CE + lam / (B d) sum_b [class of b has a prototype] ||z_b - P_y||^2."""
     lam, known = 0.7, torch.tensor(known)
     it = prepare(settings("fedproto", options={"lam": lam}, train=ONE_BATCH))
@@ -82,11 +82,11 @@ def test_one_step_against_autograd(client, known):
     z = module.features(x)
     term = sum(((z[b] - protos[y[b]]) ** 2).sum() for b in range(len(y)) if known[y[b]]) / (len(y) * 16)
     (cross_entropy(module.head(z), y) + lam * term).backward()
-    k = client(it)
-    it.made.method.train(k)
+    client = client_of(it)
+    it.made.method.train(client)
     g = torch.cat([p.grad.flatten() for p in module.parameters()])
-    torch.testing.assert_close((k.w0 - k.w) / 0.05, g, rtol=0, atol=1e-5)
-    assert torch.stack(k.losses).mean().item() == pytest.approx(
+    torch.testing.assert_close((client.w0 - client.w) / 0.05, g, rtol=0, atol=1e-5)
+    assert torch.stack(client.losses).mean().item() == pytest.approx(
         cross_entropy(module(x), y).item() + lam * term.item(), rel=1e-5
     )
 

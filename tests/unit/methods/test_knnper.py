@@ -31,20 +31,20 @@ def test_neighbours_against_a_naive_loop(k):
 
 
 @pytest.mark.parametrize(("mix", "similarity"), [("softmax", "code"), ("logits", "code"), ("softmax", "paper")])
-def test_prediction_by_hand(client, mix, similarity):
+def test_prediction_by_hand(client_of, mix, similarity):
     """(3) at the live weights, sample by sample; outputs are log p, so that cross-entropy is -log p[y]. The paper's
     kernel is exp of minus the distance, the code's of minus its square."""
     options = {"k": 3, "lam": 0.3, "scale": 0.02, "mix": mix, "similarity": similarity}
     it = prepare(settings("knnper", "norm", options=options))
-    k = client(it, 1)
-    k.fine_tune(1)
+    client = client_of(it, 1)
+    client.fine_tune(1)
     module, net = it.made.net.module.eval(), it.made.net
     shard, test = it.made.data.train[1], it.made.data.global_test
     with torch.no_grad():
         memory, _ = net.forward(shard.x[shard.index])
         z, f = net.forward(test.x)
     labels = shard.y[shard.index]
-    predict = it.made.method.predict(k)
+    predict = it.made.method.predict(client)
     module.eval()
     with torch.inference_mode():
         found = predict(test.x)
@@ -54,12 +54,12 @@ def test_prediction_by_hand(client, mix, similarity):
         expected = 0.3 * p_knn + 0.7 * other
         torch.testing.assert_close(found[i].exp() if mix == "softmax" else found[i], expected, rtol=0, atol=1e-5)
     if mix == "softmax":
-        loss = evaluate(it.fed.worker, test, 100, predict).figures["loss"]
+        loss = evaluate(it.fed.trainer, test, 100, predict).figures["loss"]
         picked = found.exp()[torch.arange(len(test.y)), test.y]
         assert loss == pytest.approx(-picked.double().log().mean().item(), rel=1e-5)
 
 
-def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client):
+def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client_of):
     it = prepare(settings("knnper", options={"capacity": 4, "k": 1, "lam": 1.0}))
     shard = it.made.data.train[2]
     x = shard.x[shard.index]
@@ -67,16 +67,16 @@ def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client):
 
     def remembered(round_):
         """Rows that are at distance zero from their own memory: those with similarity to nothing nearer."""
-        k = client(it, 2, round_)
-        z, y = next((z, y) for z, _, y in k.passes())
-        chosen = torch.randperm(len(y), generator=k.generator("memory"))[:4]
-        found = it.made.method.predict(k)(x).argmax(1)
+        client = client_of(it, 2, round_)
+        z, y = next((z, y) for z, _, y in client.passes())
+        chosen = torch.randperm(len(y), generator=client.generator("memory"))[:4]
+        found = it.made.method.predict(client)(x).argmax(1)
         d2 = torch.cdist(z, z[chosen])
         assert torch.equal(found, y[chosen][d2.argmin(1)])
         return chosen.tolist()
 
     assert remembered(0) == remembered(5)
-    other = client(it, 3)
+    other = client_of(it, 3)
     assert torch.randperm(len(x), generator=other.generator("memory"))[:4].tolist() != remembered(0)
 
 

@@ -8,9 +8,9 @@ from fedmpi.common.errors import UserError
 
 
 @pytest.mark.parametrize(("n_shared", "common"), [(1, ["head"]), (2, ["body.7", "head"])])
-def test_the_last_layers_are_common_and_the_others_the_clients_own(client, n_shared, common):
+def test_the_last_layers_are_common_and_the_others_the_clients_own(client_of, n_shared, common):
     it = play(settings("lg_fedavg", "cnn", options={"n_shared": n_shared}, cohort={"fraction": 1.0}, rounds=2))
-    used = [it.made.method.weights(client(it, k)).clone() for k in range(7)]
+    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
     for s in it.made.model.layout.segments:
         values = torch.stack([s.view(w) for w in used])
         if s.name.rpartition(".")[0] in common:

@@ -42,12 +42,12 @@ def outer(module, w, batches, alpha, variant, delta):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_client_by_hand(client, variant):
+def test_one_client_by_hand(client_of, variant):
     """Batches in pairs or triples, what is left over unused; momentum and decay in the outer step alone."""
     many = 2 if variant == "first_order" else 3
     options = {"alpha": 0.1, "variant": variant, "delta": 0.01}
     it = prepare(settings("perfedavg", options=options, train={"batch_size": 4, "epochs": 2, "weight_decay": 1e-2}))
-    k, module = client(it, 2), copy.deepcopy(it.made.net.module)
+    client, module = client_of(it, 2), copy.deepcopy(it.made.net.module)
     shard = it.made.data.train[2]
     x, y = shard.x[shard.index], shard.y[shard.index]
     w = parameters_to_vector(module.parameters()).detach().requires_grad_(True)
@@ -61,11 +61,11 @@ def test_one_client_by_hand(client, variant):
             w.grad = outer(module, w.detach(), batches, 0.1, variant, 0.01)
             sgd.step()
             steps += 1
-    it.made.method.train(k)
-    assert k.steps == steps
+    it.made.method.train(client)
+    assert client.steps == steps
     assert steps >= 4
-    torch.testing.assert_close(k.w, w.detach(), rtol=0, atol=2e-5)
-    assert (k.w - k.w0).abs().max() > 0.01
+    torch.testing.assert_close(client.w, w.detach(), rtol=0, atol=2e-5)
+    assert (client.w - client.w0).abs().max() > 0.01
 
 
 def test_variants_differ():
@@ -75,30 +75,32 @@ def test_variants_differ():
 
 @pytest.mark.parametrize("size", ["full", 300])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_batch_is_cut_up_as_it_is_drawn(client, size, variant):
+def test_one_batch_is_cut_up_as_it_is_drawn(client_of, size, variant):
     """Not in the order of a file that lies class by class."""
     many = 2 if variant == "first_order" else 3
     it = prepare(settings("perfedavg", options={"alpha": 0.1, "variant": variant}, train={"batch_size": size}))
-    k, module = client(it, 2), copy.deepcopy(it.made.net.module)
+    client, module = client_of(it, 2), copy.deepcopy(it.made.net.module)
     shard = it.made.data.train[2]
     x, y = shard.x[shard.index], shard.y[shard.index]
     w = parameters_to_vector(module.parameters()).detach()
     rows = torch.randperm(len(x), generator=seeds.generator(0, "batches", 0, 2, 0)).chunk(many)
     g = outer(module, w.requires_grad_(True), [(x[i], y[i]) for i in rows], 0.1, variant, 0.001)
-    it.made.method.train(k)
-    assert k.steps == 1
-    torch.testing.assert_close(k.w, (w - 0.05 * g).detach(), rtol=0, atol=2e-5 if variant != "hessian_free" else 1e-3)
+    it.made.method.train(client)
+    assert client.steps == 1
+    torch.testing.assert_close(
+        client.w, (w - 0.05 * g).detach(), rtol=0, atol=2e-5 if variant != "hessian_free" else 1e-3
+    )
 
 
 @pytest.mark.parametrize(
     "train", [{"momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.01}, {"optim": "adam", "momentum": None}]
 )
-def test_fine_tuning_is_plain_sgd_of_rate_alpha(client, train):
+def test_fine_tuning_is_plain_sgd_of_rate_alpha(client_of, train):
     """Whatever the optimiser of training."""
     it = prepare(settings("perfedavg", options={"alpha": 0.02}, train=train))
     module, shard = copy.deepcopy(it.made.net.module), it.made.data.train[2]
     x, y = shard.x[shard.index], shard.y[shard.index]
-    client(it, 2).fine_tune(2)
+    client_of(it, 2).fine_tune(2)
     generator = seeds.generator(0, "batches", 0, 2, 0)
     for _ in range(2):
         for rows in torch.randperm(len(x), generator=generator).split(10):
@@ -110,14 +112,14 @@ def test_fine_tuning_is_plain_sgd_of_rate_alpha(client, train):
     torch.testing.assert_close(it.made.model.w, parameters_to_vector(module.parameters()).detach(), rtol=0, atol=1e-6)
 
 
-def test_fine_tuning_by_more_of_the_same_steps(client):
+def test_fine_tuning_by_more_of_the_same_steps(client_of):
     it = prepare(settings("perfedavg", options={"alpha": 0.02, "tuning": "meta"}))
-    client(it, 2).fine_tune(2)
+    client_of(it, 2).fine_tune(2)
     found = it.made.model.w.clone()
-    k = client(it, 2)
-    k.fit(2)
-    assert torch.equal(found, k.w)
-    assert not torch.equal(k.w, k.w0)
+    client = client_of(it, 2)
+    client.fit(2)
+    assert torch.equal(found, client.w)
+    assert not torch.equal(client.w, client.w0)
 
 
 def test_bounds():

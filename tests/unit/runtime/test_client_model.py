@@ -103,7 +103,7 @@ def test_a_clients_model_has_the_recorded_metrics_whatever_travels_and_stays(tmp
 @pytest.mark.parametrize("method", ["fedper", "apfl", "fedpac"])
 def test_a_clients_model_of_a_run_that_was_stopped_and_resumed(tmp_path, method):
     process = CommandProcess()
-    process.stop.after = 2
+    process.stop.max_rounds = 2
     assert execute(settings_of(method, tmp_path), process)[1] == 75
     settings = settings_of(method, tmp_path, checkpoint={"resume": "must"})
     assert execute(settings)[1] == 0

@@ -12,7 +12,7 @@ from helpers import digest, fedmpi, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.augment.warps import Resize
+from fedmpi.data.augment.geometry import Resize
 from fedmpi.methods import registry
 from fedmpi.runtime.record.durable import CorruptFileError
 from fedmpi.runtime.resuming import checkpoints, resume
@@ -33,21 +33,21 @@ def kept_in(folder, every=1, keep=2):
 def attach(it, folder, room, every=1, keep=2):
     """Have a federation write checkpoints, with room for so many clients' rows in memory."""
     it.kept = kept_in(folder, every, keep)
-    it.fed.reporter.sink.keep = it.kept.save
+    it.fed.reporter.callbacks.save_state = it.kept.save
     if it.made.messages.client_state.size:
         it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
 
 
 def run_until(it, cut):
     """Run to the end, or die when round `cut` is reported."""
-    rows = it.fed.reporter.sink.round
+    rows = it.fed.reporter.callbacks.round
 
     def on_round(row):
         if row["round"] == cut:
             raise Killed
         rows(row)
 
-    it.fed.reporter.sink.round = on_round
+    it.fed.reporter.callbacks.round = on_round
     try:
         it.reason = it.fed.run()
     finally:
@@ -66,7 +66,7 @@ def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: Fal
 
 
 def whole(it):
-    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.worker.data.clients)}  # from memory or shelf
+    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.trainer.data.clients)}  # from memory or shelf
     return record(it) | {"kept": kept, "reason": it.reason}
 
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
             assert all(label > max(checkpoints, default=-1) for _, label in now - needed)
         seen.append(t)
 
-    it.fed.reporter.sink.keep = saved
+    it.fed.reporter.callbacks.save_state = saved
     it.fed.run()
     assert seen == list(range(12))
     assert not list(tmp_path.rglob(".*.tmp"))

@@ -260,5 +260,5 @@ def test_the_ranks_compare_the_truth(tmp_path):
     ],
 )
 def test_what_smells(key, value, secret):
-    assert redaction.smells(key, value) is secret
+    assert redaction.looks_secret(key, value) is secret
     assert (redaction.redacted({"a": [{key: value}]}) != {"a": [{key: value}]}) is secret
