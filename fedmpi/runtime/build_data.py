@@ -81,11 +81,8 @@ def partitioned(settings: Settings) -> Federated:
     check_settings(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, attribute_errors("data"):
-        with (
-            choosing(settings.data.stream),
-            ignoring(settings.task.options.get("ignore")),
-            seeds.seeded(settings.seed, "source"),
-        ):
+        ignored = settings.task.options.get("ignore")
+        with choosing(settings.data.stream), ignoring(ignored), seeds.seeded(settings.seed, "source"):
             dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
     with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
@@ -98,11 +95,8 @@ def partitioned(settings: Settings) -> Federated:
 def check_settings(settings: Settings) -> None:
     """Raise UserError where sections of the settings contradict each other, before data are read."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
-    label, how, only = (
-        data.options.get("label_column", "label"),
-        data.standardise_target,
-        cut and cut.options.get("only"),
-    )
+    label, how = data.options.get("label_column", "label"), data.standardise_target
+    only = cut and cut.options.get("only")
     if only and data.source in sources.registry and data.options.get("standardise") == "pooled":
         raise UserError(
             "data.partition.only leaves sites out of training, but with data.standardise: pooled all sites' training "

@@ -66,11 +66,8 @@ def memory_needs(
         "of which on the host": 0,
     }
     if through_host:
-        root, mine, model_bytes = (
-            int(itemsize * upload * root_rows),
-            int(itemsize * upload * rows),
-            itemsize * announcement,
-        )
+        root, mine = int(itemsize * upload * root_rows), int(itemsize * upload * rows)
+        model_bytes = itemsize * announcement
         on_host = pinned(mine) + int(itemsize * coded * rows) + pinned(model_bytes)
         needs["of which on the host"] = on_host
         needs["a training rank"] += on_host

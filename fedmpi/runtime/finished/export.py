@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
@@ -34,7 +35,6 @@ from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuild_model
 from fedmpi.runtime.finished.predict import site_of
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
-from fedmpi.runtime.record.durable import weights
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import facts_of, personal_facts, personal_notice
 
@@ -193,7 +193,11 @@ def _compare(module: nn.Module, file: Run, x: Samples, to: str) -> tuple[float, 
     difference = largest = 0.0
     for rows in (slice(None), slice(FEW), *(slice(i, i + 1) for i in range(min(len(x), FEW)))):
         part: Any = x[rows]
-        expected, outputs = call(module, part), _called(file, part, to)
+        expected = call(module, part)
+        try:
+            outputs = file(part)
+        except Exception as error:
+            raise _refused(to, f"does not run on {len(part)} samples", error) from error
         if outputs.shape != expected.shape:
             sizes = f"{tuple(outputs.shape)} for {len(part)} samples, the model {tuple(expected.shape)}"
             raise UserError(
@@ -209,13 +213,6 @@ def _compare(module: nn.Module, file: Run, x: Samples, to: str) -> tuple[float, 
             "written"
         )
     return difference, largest
-
-
-def _called(file: Run, x: Samples, to: str) -> Tensor:
-    try:
-        return file(x)
-    except Exception as error:
-        raise _refused(to, f"does not run on {len(x)} samples", error) from error
 
 
 def _refused(to: str, what: str, error: Exception) -> UserError:
@@ -272,7 +269,7 @@ def _safetensors(module: nn.Module, x: Samples, path: Path, fresh: Callable[[], 
     read = fresh()
     for tensor in (*read.parameters(), *read.buffers()):
         tensor.zero_()
-    read.load_state_dict(weights(path))
+    read.load_state_dict(load_file(path))
     return lambda part: call(read, part)
 
 

@@ -133,13 +133,8 @@ def replay_rounds(
 
 
 def _settings(run: Path, trusted: bool, overrides: Sequence[str], place: Path, start: int) -> Settings:
-    place_settings = [
-        f"output={json.dumps(str(place))}",
-        "name=again",
-        "timeline=false",
-        "report=false",
-        f"checkpoint.every={RARELY}",
-    ]
+    place_settings = [f"output={json.dumps(str(place))}", "name=again", "timeline=false", "report=false"]
+    place_settings += [f"checkpoint.every={RARELY}"]
     place_settings += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
     return trust.replay_settings(run, trusted, overrides, place_settings)
 

@@ -63,7 +63,8 @@ def verify(
         findings.add_unsure(str(error))
         return _verdict(findings, 0)
     rows = integrity.rows_of(run / "metrics.jsonl", findings)
-    reason = _reason(run, findings)
+    is_closed = (run / "summary.json").exists()
+    reason = str(integrity.json_of(run / "summary.json", findings).get("exit_reason", "")) if is_closed else ""
     integrity.check_rounds(rows, settings, reason, findings)
     integrity.check_config(run, findings)
     lost = integrity.rows_of(run / "faults.jsonl", findings)
@@ -97,12 +98,6 @@ def _verdict(findings: Findings, rest: int) -> int:
         by_seal = f"; the other {rest} by the seal, which is no proof against who rewrites it, too" if rest else ""
         findings.say(f"verified{by_seal}")
     return findings.code
-
-
-def _reason(run: Path, findings: Findings) -> str:
-    if not (run / "summary.json").exists():
-        return ""
-    return str(integrity.json_of(run / "summary.json", findings).get("exit_reason", ""))
 
 
 def _replayed(

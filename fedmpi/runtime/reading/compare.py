@@ -185,12 +185,8 @@ def _clients(a: Mapping[tuple[Any, ...], Facts], b: Mapping[tuple[Any, ...], Fac
     first = min(keys, key=lambda key: (key[0], str(key[2]), key[1] if isinstance(key[1], int) else -1))
     lines = [side.get(first) for side in (a, b)]
     if None in lines:
-        return {
-            "round": first[0],
-            "client": first[1],
-            "name": "its line",
-            "values": [each is not None for each in lines],
-        }
+        is_there = [each is not None for each in lines]
+        return {"round": first[0], "client": first[1], "name": "its line", "values": is_there}
     return {"round": first[0], "client": first[1], **(_figure(*lines) or {})}  # type: ignore[arg-type]
 
 
@@ -215,11 +211,8 @@ def lines(facts: Facts, width: int) -> list[str]:
 
     Values stand side by side where they fit.
     """
-    return (
-        _sweep_lines(facts, width)
-        if "runs" in facts
-        else [f"A  {facts['a']}", f"B  {facts['b']}", *_run_lines(facts, width)]
-    )
+    shown = _sweep_lines(facts, width) if "runs" in facts else _run_lines(facts, width)
+    return [f"A  {facts['a']}", f"B  {facts['b']}", *shown]
 
 
 def verdict(facts: Facts) -> str:
@@ -272,7 +265,7 @@ def _values(name: str, values: list[Any], width: int) -> list[str]:
 
 
 def _sweep_lines(facts: Facts, width: int) -> list[str]:
-    shown = [f"A  {facts['a']}", f"B  {facts['b']}"]
+    shown = list[str]()
     parted = {name: run for name, run in facts["runs"].items() if not run["same"]}
     for name, run in parted.items():
         shown += [f"{name}: {verdict(run)}"]

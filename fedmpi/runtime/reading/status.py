@@ -277,7 +277,7 @@ def lines(facts: Facts) -> list[str]:
         ("bytes", _traffic_text(facts)),
         ("faults", _faults_text(facts)),
         ("checkpoint", _checkpoint_text(facts)),
-        ("next", _next_text(facts)),
+        ("next", f"fedmpi resume {facts['directory']}" if facts["resume"] else ""),
     ]
     return [f"{name:<10}  {text}" for name, text in rows if text]
 
@@ -365,7 +365,3 @@ def _checkpoint_text(facts: Facts) -> str:
         return "none"
     age = f", {duration(checkpoint['age_s'])} old" if checkpoint["age_s"] is not None else ""
     return f"after round {checkpoint['round'] + 1}{age}"
-
-
-def _next_text(facts: Facts) -> str:
-    return f"fedmpi resume {facts['directory']}" if facts["resume"] else ""
