@@ -14,7 +14,7 @@ from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 def test_ranks_other_than_0_record_no_results():
     """The engine tells every rank what it finds out."""
     recorder = RankRecorder()
-    for name in ("round", "append", "best", "loss", "say"):
+    for name in ("round", "append", "save_best_model", "record_lost_ranks", "say"):
         getattr(recorder, name)([])
     recorder.save_state(None, 0, {}, True)
     assert isinstance(recorder, RunCallbacks)
