@@ -17,10 +17,10 @@ from typing import IO
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data import sources
-from fedmpi.data.fetching import by_hand, http, medmnist, public
-from fedmpi.data.fetching.listing import Download, Listing, Part
+from fedmpi.data.fetching import catalogue, http, medmnist
+from fedmpi.data.fetching.catalogue import Download, Listing, Part
 
-SETS: dict[str, Listing] = public.SETS | medmnist.SETS | by_hand.SETS
+SETS: dict[str, Listing] = catalogue.PUBLIC | medmnist.SETS | catalogue.BY_HAND
 
 Tell = Callable[[str], None]
 

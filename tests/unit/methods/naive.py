@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ def experiment(method, options=None, epochs=5, net=NET, **changes):
 
 
 def rows_of(it, k=0, part="train"):
-    """x and y of client k's training or test rows."""
+    """x and y of client k's rows of a part: train, test, validation."""
     shard = getattr(it.made.data, part)[k]
     return shard.x[shard.index], shard.y[shard.index]
 
@@ -65,7 +66,9 @@ def loss_of(module, rows):
         return cross_entropy(module.eval()(x), y).item()
 
 
-def train_epochs(module, rows, stream, lr=0.05, epochs=1, momentum=0.9, weight_decay=0.0, batch_size=10):
+def train_epochs(
+    module, rows, stream, lr=0.05, epochs=1, momentum=0.9, weight_decay=0.0, batch_size=10, drop_last=False
+):
     """SGD on cross-entropy with a fresh optimiser.
 
     Args:
@@ -76,9 +79,10 @@ def train_epochs(module, rows, stream, lr=0.05, epochs=1, momentum=0.9, weight_d
     generator = seeds.generator(0, "batches", *stream)
     for _ in range(epochs):
         for batch in torch.randperm(len(x), generator=generator).split(batch_size):
-            sgd.zero_grad()
-            cross_entropy(module(x[batch]), y[batch]).backward()
-            sgd.step()
+            if len(batch) == batch_size or not drop_last:
+                sgd.zero_grad()
+                cross_entropy(module(x[batch]), y[batch]).backward()
+                sgd.step()
 
 
 def gradient(module, loss):
@@ -133,14 +137,23 @@ def assert_trains_along(it, client, direction, steps=5):
         torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-11, msg=name)
 
 
-def assert_is_fedavg(method, net="mlp", options=None, fedavg=None, **changes):
-    """The run of a method has the bits of FedAvg's, batch statistics included; returns both.
-
-    Args:
-        fedavg: changes of FedAvg's run alone.
-    """
+def assert_is_fedavg(method, net="mlp", options=None, **changes):
+    """The run of a method has the bits of FedAvg's, batch statistics included; returns both."""
     mine = play(settings(method, net, options=options or {}, **changes))
-    theirs = play(settings("fedavg", net, **changes, **(fedavg or {})))
+    theirs = play(settings("fedavg", net, **changes))
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)
     return mine, theirs
+
+
+def assert_own_parts(it, client_of, own):
+    """No two of the seven clients use the same `own` tensors, which never moved at the server; all use its others."""
+    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
+    for s in it.made.model.layout.segments:
+        values = [s.view(w) for w in used]
+        if s.name in own:
+            assert all((a - b).abs().max() > 1e-6 for a, b in combinations(values, 2)), s.name
+            assert torch.equal(s.view(it.w), s.view(it.w0)), s.name
+        else:
+            assert all(torch.equal(value, s.view(it.w)) for value in values), s.name
+            assert not torch.equal(s.view(it.w), s.view(it.w0)), s.name

@@ -1,10 +1,9 @@
 """FedSR (5): its objective against torch.distributions, its layers, and what stays with the client."""
 
-import copy
-
 import pytest
 import torch
 from helpers import play, prepare, settings
+from naive import flat, module_of, rows_of
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
@@ -62,9 +61,8 @@ def test_the_models_own_head_is_the_classifier():
 def test_one_round_of_a_client_by_hand(client_of, options):
     it = prepare(settings("fedsr", options=options, train={"batch_size": "full", "epochs": 2, "weight_decay": 1e-3}))
     l2r, cmi = options.get("l2r", 0.01), options.get("cmi", 0.001)
-    client, module = client_of(it, 2), copy.deepcopy(it.made.net.module)
-    shard = it.made.data.train[2]
-    x, y = shard.x[shard.index], shard.y[shard.index]
+    client, module = client_of(it, 2), module_of(it)
+    x, y = rows_of(it, 2)
     sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9, weight_decay=1e-3)
     with seeds.seeded(0, "torch", 0, 2):
         for _ in range(2):
@@ -78,7 +76,7 @@ def test_one_round_of_a_client_by_hand(client_of, options):
             sgd.step()
     with seeds.seeded(0, "torch", 0, 2):
         it.made.method.train(client)
-    torch.testing.assert_close(client.w, nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [False, True])

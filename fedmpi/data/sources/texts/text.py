@@ -71,8 +71,7 @@ def _silo(root: Path, site: str, path: str | None, context: int, test_fraction: 
     if path is not None and "{site}" not in path:
         raise UserError(f"text: data.path: {path!r} would be one file for all silos; write {{site}} where they differ")
     at = find(root, ((path or "{site}").replace("{site}", site),), "text", "correct data.root or data.path")
-    data = windows({site: Text(read_text(at), str(at))}, context, test_fraction, None, alphabet)
-    return data
+    return windows({site: Text(read_text(at), str(at))}, context, test_fraction, None, alphabet)
 
 
 FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
