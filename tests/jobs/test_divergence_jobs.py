@@ -13,6 +13,6 @@ def test_the_command_that_stops(tmp_path):
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     facts = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert facts["exit_reason"].startswith("diverged: training has come apart since round 0: loss is")
+    assert facts["exit_reason"].startswith("diverged: training has diverged since round 0: loss is")
     assert facts["rounds"] == 4
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[-1] == "000003.safetensors"
