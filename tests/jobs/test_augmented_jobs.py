@@ -1,9 +1,7 @@
 """Augmented runs as commands: the same models alone, on three ranks and after an interruption."""
 
-import json
-
 import numpy as np
-from real_job import succeed
+from real_job import hashes, succeed
 
 RUN = """\
 rounds: 3
@@ -29,8 +27,7 @@ def test_a_run_goes_on_and_ranks_agree(tmp_path):
     def models(name, *overrides, **start):
         words = (f"output={tmp_path}", f"data.root={tmp_path}", f"name={name}", *overrides)
         succeed("run", str(tmp_path / "run.yaml"), *words, **start)
-        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(row).get("sha256") for row in rows]
+        return hashes(tmp_path / name)
 
     alone = models("alone")
     assert models("three", kind="mpirun", size=3) == alone

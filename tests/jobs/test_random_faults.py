@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from real_job import CONFIG, Job
+from real_job import CONFIG, Job, hashes
 
 from fedmpi import config
 from fedmpi.runtime.finished import replay
@@ -73,10 +73,6 @@ def readable(run):
         elif path.suffix == ".safetensors" and path.parent != run:
             read_tensors(path)
     return len(rounds)
-
-
-def hashes(run):
-    return [json.loads(line)["sha256"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def in_this_process(file, **changes):

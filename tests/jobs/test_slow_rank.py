@@ -1,10 +1,9 @@
 """Real ranks of which one is slow: it gets less, the bits stay, replays agree, and the timeline shows who waits."""
 
-import json
-
 import pytest
 import yaml
 from helpers import clean_env, fedmpi
+from real_job import hashes, rows
 
 from fedmpi.engine.timeline import MOST, Timeline
 from fedmpi.runtime.record import timeline
@@ -24,14 +23,6 @@ class Slow(fedmpi.Method):
 """
 ROUNDS = 9
 pytestmark = pytest.mark.xdist_group("slow rank")  # all tests read the same runs
-
-
-def rows(run, name="metrics.jsonl"):
-    return [json.loads(line) for line in (run / name).read_text().splitlines()]
-
-
-def hashes(run):
-    return [row["sha256"] for row in rows(run)]
 
 
 @pytest.fixture(scope="module")
