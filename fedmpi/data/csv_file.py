@@ -127,8 +127,8 @@ def csv_columns(
 
 
 def text_of(cells: np.ndarray) -> np.ndarray:
-    """(n,) objects (str) of a column of bytes or of objects."""
-    if cells.dtype == object:
+    """Return a column of bytes as (n,) objects (str); other columns as they are."""
+    if cells.dtype.kind != "S":
         return cells
     out = np.empty(len(cells), dtype=object)
     out[:] = [cell.decode("ascii") for cell in cells.tolist()]

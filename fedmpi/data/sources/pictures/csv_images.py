@@ -25,8 +25,7 @@ from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, rows
-from fedmpi.data.sources.tables.files import GAPS
-from fedmpi.data.sources.tables.index import FEW
+from fedmpi.data.sources.tables.files import FEW, GAPS
 
 Name = Annotated[str, Field(min_length=1)]
 

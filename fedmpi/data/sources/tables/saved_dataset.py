@@ -25,8 +25,8 @@ from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout, normalised
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
+from fedmpi.data.sources.tables.column_warnings import columns_that_number_rows, warn_of_row_numbers
 from fedmpi.data.sources.tables.files import Table, ordered
-from fedmpi.data.sources.tables.index import numbering, warn_of_row_numbers
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -140,7 +140,9 @@ def saved_dataset(
         _refuse(folder, columns[0], "is for pictures", size=size, channels=channels)
         _refuse(folder, columns[0], "is for pictures", pages=pages if pages != "refuse" else None)
         _refuse(folder, columns[0], "is for pictures", background=background if background != "white" else None)
-        _warn_of_row_numbers(splits, folder, columns, symbols)
+        if not symbols:
+            names = [name for split in splits for name in _columns_that_number_rows(split, columns)]
+            warn_of_row_numbers(folder, list(dict.fromkeys(names)))
         arrays = ArrayOptions(axes, pixel_range, mean, std)
         arrays = arrays if symbols else with_axes(arrays, splits[0].x.shape, "x", folder)
         values = _numbers(splits, folder, symbols, arrays)
@@ -199,7 +201,7 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
     missing = [file for file in files if not os.path.isfile(file)]
     if missing or not files:
         raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {REMEDY}")
-    table = arrow.stream(files)
+    table = arrow.read_stream(files)
     for column, key in [
         *((column, "input_column") for column in columns),
         *([(label, "label_column")] if label else []),
@@ -208,8 +210,9 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
         if column not in table.column_names:
             raise UserError(f"{folder} has no column {column!r} (data.{key}); {nearest(column, table.column_names)}")
     x: np.ndarray | list[bytes | Path]
-    if len(columns) == 1 and arrow.holds_pictures(table.column(columns[0])):
-        x = arrow.pictures(table.column(columns[0]), columns[0], folder)
+    images = arrow.pictures(table.column(columns[0]), columns[0], folder) if len(columns) == 1 else None
+    if images is not None:
+        x = images
     else:
         arrays = [arrow.array(table.column(column), column, folder) for column in columns]
         for column, found in zip(columns, arrays, strict=True):
@@ -234,15 +237,13 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
     return Split(name, x, rows, names)
 
 
-def _warn_of_row_numbers(splits: Sequence[Split], folder: Path, columns: Sequence[str], symbols: bool) -> None:
-    found: dict[str, None] = {}
-    for split in splits:
-        x = np.asarray(split.x)
-        if x.ndim == 2 and not symbols:
-            named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
-            owner = np.zeros(len(x), dtype=np.int64)
-            found |= dict.fromkeys(numbering(zip(named, x.T, strict=True), owner))
-    warn_of_row_numbers(folder, list(found))
+def _columns_that_number_rows(split: Split, columns: Sequence[str]) -> list[str]:
+    """Columns of numbers that number the rows of a split; of one column of lists they are called name[k]."""
+    x = np.asarray(split.x)
+    if x.ndim != 2:
+        return []
+    names = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
+    return columns_that_number_rows(zip(names, x.T, strict=True), np.zeros(len(x), dtype=np.int64))
 
 
 def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[bytes | Path], list[str]]:
