@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, count, show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
-from fedmpi.data.sources.texts.reading import Text, texts_of
+from fedmpi.data.sources.text_files import Text, texts_of
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
 SKIP = -100  # a target that does not count: the one of the task next_symbol

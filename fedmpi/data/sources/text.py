@@ -12,8 +12,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import checked_fraction, find, reads_columns
-from fedmpi.data.sources.texts.reading import Text, read_text, texts_of
-from fedmpi.data.sources.texts.windows import windows
+from fedmpi.data.sources.text_files import Text, read_text, texts_of
+from fedmpi.data.sources.text_windows import windows
 
 
 def text(
