@@ -49,7 +49,7 @@ def main():
             else:  # that round's rows are nobody's
                 fed.states.shelved_to = t
 
-        fed.reporter.sink.keep = keep
+        fed.reporter.callbacks.save_state = keep
         fed.run()
         kept.wait()
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))

@@ -44,8 +44,8 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     elif isinstance(settings, (str, Path)):
         settings = config.load(settings, overrides)
     else:
-        made = type(settings).__name__
-        raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
+        kind = type(settings).__name__
+        raise UserError(f"fedmpi.run: settings is {kind}; a YAML file, or what fedmpi.config.load makes, is needed")
     return Summary(execute(settings, after=after_run)[0])
 
 
@@ -84,8 +84,8 @@ def load(
         return with_predict(module, run_dir, settings, name, client, overrides)
     with guard(trust):
         module = rebuild_model(run_dir, settings, name)
-    if said := personal_notice(facts_of(run_dir / name)):
-        warnings.warn(said, stacklevel=2)
+    if notice := personal_notice(facts_of(run_dir / name)):
+        warnings.warn(notice, stacklevel=2)
     if settings.data.standardise_target:
         warnings.warn(
             "the model's outputs are standardised targets (data.standardise_target); its function predict gives them "

@@ -11,8 +11,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
     None if nothing is known.
     """
-    found = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
-    return min([*found, *(left for _, left in control_groups(root))], default=None)
+    free = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
+    return min([*free, *(left for _, left in control_groups(root))], default=None)
 
 
 def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
@@ -20,7 +20,7 @@ def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
 
     Slurm and containers set such limits, with version 1 or 2 of control groups.
     """
-    found = []
+    groups = []
     for line in _lines(root / "proc/self/cgroup"):
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
         if kinds and "memory" not in kinds.split(","):
@@ -34,8 +34,8 @@ def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
                 # Cached files count as used, and are given up when memory is short.
                 cached = dict(line.split()[:2] for line in _lines(group / "memory.stat"))
                 reclaimable = cached.get("total_inactive_file", cached.get("inactive_file", 0))
-                found.append((int(limit), int(limit) - int(used) + int(reclaimable)))
-    return found
+                groups.append((int(limit), int(limit) - int(used) + int(reclaimable)))
+    return groups
 
 
 def usable_cores() -> int:

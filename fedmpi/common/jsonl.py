@@ -68,10 +68,10 @@ def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: 
         return JsonLines([], [], False)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    found = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, rounds=rounds)
-    if strict and found.damaged:
-        raise UserError(f"{path}:{found.damaged[0]} is no row of a run; it was changed, or the disk is bad")
-    return found
+    content = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, rounds=rounds)
+    if strict and content.damaged:
+        raise UserError(f"{path}:{content.damaged[0]} is no row of a run; it was changed, or the disk is bad")
+    return content
 
 
 def to_jsonable(value: Any) -> Any:

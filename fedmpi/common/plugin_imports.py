@@ -14,23 +14,23 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.blame import is_users_file
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import is_users_file
 
 
 def find_imports(plugin: Path) -> dict[str, Path]:
     """Return the file of each module that a plug-in imports, and that these import: {name as it imports it: file}."""
     roots = _roots(plugin)
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = [(plugin, "")]
     while waiting:
         file, package = waiting.pop()
         for name in _asked(file, package or _package(plugin, roots[-1])):
             at = _file(name, roots)
-            if at is not None and at != plugin and at not in found.values() and is_users_file(str(at)):
-                found[name] = at
+            if at is not None and at != plugin and at not in files.values() and is_users_file(str(at)):
+                files[name] = at
                 waiting.append((at, name if at.name == "__init__.py" else name.rpartition(".")[0]))
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 @dataclass(frozen=True)

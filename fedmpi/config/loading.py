@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
-from fedmpi.common.text import brief, control, show
+from fedmpi.common.text import control_character, shorten, show
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.validation_errors import SWEEP, complaints
@@ -68,7 +68,7 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
     document.problems += [problem for name, problem in document.missing.items() if name in used]
     document.data.setdefault("name", path.stem)
     try:
-        made = Settings.model_validate_json(json.dumps(document.data), strict=True)
+        result = Settings.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         document.problems += complaints(error, document, str(path))
     if document.problems:
@@ -76,9 +76,9 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
         more = [f"... and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
         lines = lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines[:MAX_SHOWN], *more]
         raise UserError("\n  ".join(lines))
-    made._origins.update(document.origins)
-    made._file = str(path)
-    return made
+    result._origins.update(document.origins)
+    result._file = str(path)
+    return result
 
 
 def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str, ...] = ()) -> Document:
@@ -130,21 +130,21 @@ def shown(text: str) -> str:
     ('data.token=<redacted>', 'data={source: web, token: <redacted>}', 'rounds=3')
     """
     key, equals, value = text.partition("=")
-    if not equals or not redaction.smells(text):  # then no key in it does
+    if not equals or not redaction.looks_secret(text):  # then no key in it does
         return text
     try:
         tree = read_value(value, "", key, Document())
     except UserError:  # not YAML: all of it is left out
         return f"{key}={redaction.MARK}"
-    clean = redaction.MARK if redaction.smells(key, tree) else redaction.redacted(tree)
-    return text if clean == tree else f"{key}={redaction.flow(clean)}"
+    clean = redaction.MARK if redaction.looks_secret(key, tree) else redaction.redacted(tree)
+    return text if clean == tree else f"{key}={redaction.to_one_line(clean)}"
 
 
 def command_line(overrides: Sequence[str]) -> Document:
     """The overrides as one layer."""
     document = Document()
     for text in overrides:
-        origin = f"command line: {brief(repr(shown(text)) if control(text) else shown(text), 200)}"
+        origin = f"command line: {shorten(repr(shown(text)) if control_character(text) else shown(text), 200)}"
         key, equals, value = text.partition("=")
         problem = ""
         if not equals or not all(key.split(".")):
@@ -238,9 +238,9 @@ def _anchor(tree: Any, dotted: str, document: Document, directory: Path) -> Any:
         return tree
     place, _, attribute = tree.rpartition(":")
     tried = [(directory / place).absolute(), Path(place).absolute()]
-    found = next((path for path in tried if os.path.isfile(path)), None)
-    if found is not None:
-        return f"{found}:{attribute}"
+    existing = next((path for path in tried if os.path.isfile(path)), None)
+    if existing is not None:
+        return f"{existing}:{attribute}"
     where = " nor ".join(dict.fromkeys(map(str, tried)))
     document.missing[tree] = f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}"
     return tree

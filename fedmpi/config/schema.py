@@ -133,7 +133,7 @@ class ComputeSettings(Section):
     # clients that a rank trains at once, where method and model allow it; auto: as many as the device runs fastest.
     # They change the last bits of what clients send (docs/packing.md)
     pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
-    threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
+    threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (config/resources.py)
 
     @model_validator(mode="after")
     def _check(self) -> ComputeSettings:
@@ -249,13 +249,13 @@ class Settings(Section):
 
     def fragments(self) -> dict[str, dict[str, Any]]:
         """What the files under `base` brought in and nothing else set: {file: {dotted key: value}}."""
-        found: dict[str, dict[str, Any]] = {}
+        fragments: dict[str, dict[str, Any]] = {}
         for key, value in flat(redacted(self.model_dump(mode="json")), "").items():
             origin = self._origins.get(key, "")
             file = origin.rpartition(":")[0]
             if file not in ("", self._file) and not origin.startswith("command line"):
-                found.setdefault(file, {})[key] = value
-        return found
+                fragments.setdefault(file, {})[key] = value
+        return fragments
 
     def identity(self) -> dict[str, str]:
         """`digest_items` as they may be written down: of what may be a secret its SHA-256."""

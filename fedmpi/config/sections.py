@@ -75,8 +75,8 @@ class DataSettings(OpenSection):
         given = {"share_label_counts": False, "audit": False, "share_ranks": True}
         idle = next((key for key, value in given.items() if getattr(self, key) is value), None)
         if not self.silos and idle is not None:
-            said = f"{idle}: {'true' if given[idle] else 'false'}"
-            raise ValueError(f"{said} goes with silos; with a partition all ranks hold all data; leave it out")
+            setting = f"{idle}: {'true' if given[idle] else 'false'}"
+            raise ValueError(f"{setting} goes with silos; with a partition all ranks hold all data; leave it out")
         if self.silos and self.client_test != "auto":
             raise ValueError(
                 f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
@@ -104,8 +104,8 @@ class Init(Section):
 
     @property
     def source(self) -> Path | None:
-        found: Path | None = getattr(self, "from")
-        return found
+        path: Path | None = getattr(self, "from")
+        return path
 
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, control, show
+from fedmpi.common.text import control_character, shorten, show
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 100  # mappings and lists within each other
@@ -123,7 +123,7 @@ class _Reader(yaml.SafeLoader):
         self.values += 1
         where = f"{self.where(node)}: {path}"
         if depth > MAX_DEPTH:
-            where = f"{self.where(node)}: {brief(path)}"
+            where = f"{self.where(node)}: {shorten(path)}"
             raise UserError(f"{where}: nested deeper than {MAX_DEPTH} levels, or an alias (*) within its own anchor")
         if self.values > MAX_VALUES:
             raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out; write fewer")
@@ -147,8 +147,8 @@ class _Reader(yaml.SafeLoader):
         except (ValueError, KeyError, yaml.YAMLError) as error:  # `!!int x`, `!!bool x`, 5,000 digits
             kind = node.tag.replace(_TAG, "!!")
             raise UserError(f"{where}: {show(node.value)} cannot be read as {kind}") from error
-        if isinstance(value, str) and control(value):
-            raise UserError(f"{where}: {show(value)} holds {control(value)}; write text without it")
+        if isinstance(value, str) and control_character(value):
+            raise UserError(f"{where}: {show(value)} holds {control_character(value)}; write text without it")
         return value
 
     def entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str | None, str, yaml.Node]]:
@@ -163,15 +163,15 @@ class _Reader(yaml.SafeLoader):
             inside = f"{path}.{text}" if path else text
             problem = ""
             if key.tag not in (*_KEYS, _TAG + "merge"):
-                said = show(text) if isinstance(key, yaml.ScalarNode) else "here"
-                problem = f"{path + ': ' if path else ''}the key {said} is not text; put it in quotes"
+                shown = show(text) if isinstance(key, yaml.ScalarNode) else "here"
+                problem = f"{path + ': ' if path else ''}the key {shown} is not text; put it in quotes"
             elif text in lines:
                 problem = f"{inside}: duplicate key; it already stands at {lines[text]}"
             elif BEGIN in text:
                 written = _HIDDEN.sub(rf"{OPEN}\1{CLOSE}", text)
                 raise UserError(f"{where}: the key {show(written)} holds a reference; they stand in values only")
-            elif control(text):
-                problem = f"{path + ': ' if path else ''}the key {show(text)} holds {control(text)}"
+            elif control_character(text):
+                problem = f"{path + ': ' if path else ''}the key {show(text)} holds {control_character(text)}"
             if problem:
                 self.document.problems.append(f"{where}: {problem}")
                 continue
@@ -199,20 +199,20 @@ class _Reader(yaml.SafeLoader):
             reference, _, rest = rest.partition(END)
             parts = _VARIABLE.fullmatch(reference)
             if parts is None:
-                said = show(f"{OPEN}{reference}{CLOSE}")
-                raise UserError(f"{where}: {said}: write ${{env:NAME}} or ${{env:NAME:-text}}")
-            found = os.environ.get(parts[1], parts[2])
-            if found is None:
+                shown = show(f"{OPEN}{reference}{CLOSE}")
+                raise UserError(f"{where}: {shown}: write ${{env:NAME}} or ${{env:NAME:-text}}")
+            value = os.environ.get(parts[1], parts[2])
+            if value is None:
                 raise UserError(
                     f"{where}: the environment variable {parts[1]} is not set; set it, or write "
                     f"${{env:{parts[1]}:-text}} with what is to stand in its place"
                 )
-            if OPEN in found:
+            if OPEN in value:
                 raise UserError(
                     f"{where}: the environment variable {parts[1]} holds a reference itself; write out its value"
                 )
             between, _, rest = rest.partition(BEGIN)
-            text += found + between
+            text += value + between
         if OPEN in text:
             raise UserError(f"{where}: {show(text)}: '{OPEN}' without its '{CLOSE}'")
         if text == node.value:
@@ -237,9 +237,9 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
         return None if node is None else reader.build(node, path, 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(part for part in (error.context, error.problem) if part)
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark and has_lines else source
-        raise UserError(f"{place}: not valid YAML: {said}") from error
+        raise UserError(f"{place}: not valid YAML: {problem}") from error
     except yaml.YAMLError as error:  # characters that YAML does not know
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:

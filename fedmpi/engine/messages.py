@@ -19,8 +19,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.engine.checks import check_declarations, numbers
 from fedmpi.flat.coding import Coding, Wire
 from fedmpi.flat.formats import Format
@@ -31,9 +31,13 @@ from fedmpi.method.base import Method
 from fedmpi.method.slots import Slot, Slots, Travel
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
-WORD = "_word"
-ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine's own: the word; loss, seconds, flag
-STOP, FAILED, STILL = 1.0, 2.0, 3.0  # flags, else 0: its rank is to stop; an error came; it made no step, has no loss
+COMMAND = "_command"
+ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine: the command; loss, seconds, flag
+STOP, FAILED, NO_STEPS = (
+    1.0,
+    2.0,
+    3.0,
+)  # flags of a client, else 0: its rank is to stop; error; no steps, so no loss
 UNSENT = "_unsent_"  # and the name of a slot: what its format has left out so far
 Groups = frozenset[str]
 
@@ -51,12 +55,12 @@ class Upload:
     coding: Coding | None  # None: the row travels as it is
     size: int  # what the row takes on its way, in entries of the model's type
 
-    def tell(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
+    def write_header(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
         """Write the engine's own numbers, with which a row begins.
 
         loss: None where there was no step; a tensor has been written already.
         """
-        loss, flag = (0.0, flag or STILL) if loss is None else (loss, flag)
+        loss, flag = (0.0, flag or NO_STEPS) if loss is None else (loss, flag)
         first = int(isinstance(loss, Tensor))
         numbers = (loss, seconds, flag)[first:]
         if row.is_cpu and row.dtype != torch.bfloat16:  # numpy writes three numbers in a quarter of torch's time
@@ -143,12 +147,12 @@ class Messages:
     # ---- rounds ----
     def travel(self, t: int) -> Travel:
         """The method's word on round t, checked against the model and its own declarations."""
-        with blaming(f"round {t}"):
+        with attribute_errors(f"round {t}"):
             said = self.method.travels(t, self.rounds)
         name = type(self.method).__name__
         if not isinstance(said, Travel):
             text = f"method {name}, hook travels, round {t} returned {type(said).__name__}; it must return Travel(...)"
-            raise told(text, self.method.travels)
+            raise located_error(text, self.method.travels)
         for groups in (said.groups, said.but):
             self.check_groups(groups, f"hook travels, round {t}")
         for slot in said.slots or ():
@@ -186,7 +190,7 @@ class Messages:
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
-    def settle(self, upload: Upload, row: Tensor, state_row: Tensor) -> dict[str, Tensor]:
+    def apply_quantization(self, upload: Upload, row: Tensor, state_row: Tensor) -> dict[str, Tensor]:
         """What is written in an upload becomes what will arrive of it; the rest goes into the client's state.
 
         Returns the slots in fp16, in which what is beyond it has become infinite.
@@ -216,7 +220,7 @@ class Messages:
         if groups not in self._announcements:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
             state = {name: self.server_state.shapes[name] for name in self.method.receives}
-            packing = Packing({WORD: (), **state, "_b": (b.size,), "_w": (w.size,)})
+            packing = Packing({COMMAND: (), **state, "_b": (b.size,), "_w": (w.size,)})
             form, coding = self.wire.down, None
             if form is not None:
                 told = [name for name in self.method.receives if self.large(self.method.server_state[name])]

@@ -1,6 +1,6 @@
 """Architectures: functions `f(input_shape, classes, **options) -> nn.Module`; `net.Net` is how the engine sees one."""
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "alexnet_s": "fedmpi.models.cnns:alexnet_s",
@@ -18,4 +18,4 @@ registry: dict[str, str] = {
     "vgg11": "fedmpi.models.cnns:vgg11",
 }
 
-KIND = Kind("model", registry, "model", ("input_shape", "classes"))
+KIND = PluginKind("model", registry, "model", ("input_shape", "classes"))

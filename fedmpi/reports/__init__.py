@@ -29,6 +29,6 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
         durable.write(settings.working_dir / to, page.encode(), settings.output_mode == "private")
         return to
     except Exception as error:
-        said = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"
-        warnings.warn(f"{said}. Once more: fedmpi report {directory}", stacklevel=2)
+        text = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"
+        warnings.warn(f"{text}. Once more: fedmpi report {directory}", stacklevel=2)
         return None

@@ -101,11 +101,11 @@ def section(run: Run, site: Site, audit: Audit | None) -> Section:
         ),
     ]
     if missing := set(site.took_part) - {line["round"] for line in audit.uploads}:
-        said = f"The record lacks {len(missing)} of the {len(site.took_part)} rounds in which the site took part"
-        parts.append(Text(f"{said}, round {min(missing)} first: it is not whole.", warning=True))
+        text = f"The record lacks {len(missing)} of the {len(site.took_part)} rounds in which the site took part"
+        parts.append(Text(f"{text}, round {min(missing)} first: it is not whole.", warning=True))
     if audit.shared:
-        said = f"The same rank answers for {', '.join(audit.shared)}; the figures are for all of them."
-        parts.append(Text(said, warning=True))
+        text = f"The same rank answers for {', '.join(audit.shared)}; the figures are for all of them."
+        parts.append(Text(text, warning=True))
     hashes: list[list[Value]] = [
         [line["round"], str(line.get("time", "")), _bytes(line), str(line.get("sha256", ""))]
         for line in audit.uploads[-HASHES:]
@@ -129,9 +129,9 @@ def _by_content(audit: Audit, site: Site) -> list[list[Value]]:
             "start" if not of else f"{min(of):,}" if min(of) == max(of) else f"{min(of):,} to {max(of):,}"
             for of in (rounds, sizes)
         )  # fmt: skip
-        said = "; ".join(NO_CLASSES if name == COUNTS and site.counts is None else _meaning(name) for name in what)
+        contents = "; ".join(NO_CLASSES if name == COUNTS and site.counts is None else _meaning(name) for name in what)
         whom = {"0": "server", "all": "all ranks"}.get(to, f"rank {to}")
-        rows.append([said, len(lines), when, each, sum(sizes), whom])
+        rows.append([contents, len(lines), when, each, sum(sizes), whom])
     return rows
 
 

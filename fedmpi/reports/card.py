@@ -42,11 +42,11 @@ def read_statements(path: Path) -> dict[str, str]:
     """
     if not path.is_file():
         raise UserError(f"--about: there is no file {path}; write one with lines `Intended use: text`")
-    said = yaml_source.read(path, "write lines `Intended use: text`").data
-    for heading, text in said.items():
+    statements = yaml_source.read(path, "write lines `Intended use: text`").data
+    for heading, text in statements.items():
         if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
             raise UserError(f"--about: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")
-    return {str(heading): str(text).strip() for heading, text in said.items()}
+    return {str(heading): str(text).strip() for heading, text in statements.items()}
 
 
 def sections(
@@ -84,11 +84,11 @@ def in_short(run: Run, sites: Sequence[Site]) -> list[Part]:
         ["trained", str(run.environment.get("started", "not told")).replace("T", " ").replace("+00:00", " UTC")],
         ["software", f"fedmpi {(run.environment.get('packages') or {}).get('fedmpi', '?')}"],
     ]
-    said = (
+    text = (
         f"One model that {count(len(sites), 'site')} trained together. Each site trained it on its own samples; what "
         "travelled was how the model changed, and the server put the changes together, round after round."
     )
-    return [Text(said, main=True), Table(("", ""), rows)]
+    return [Text(text, main=True), Table(("", ""), rows)]
 
 
 def use(statements: Mapping[str, str]) -> list[Part]:
@@ -96,8 +96,8 @@ def use(statements: Mapping[str, str]) -> list[Part]:
     parts: list[Part] = [Table(("", ""), list(statements.items()))] if statements else []
     known = {heading.casefold() for heading in statements}
     if missing := [f"{heading} ({what})" for heading, what in ASKED.items() if heading.casefold() not in known]:
-        said = f"Not stated, and not to be guessed from figures: {'; '.join(missing)}. --about FILE.yaml adds it."
-        parts.append(Text(said, warning=True))
+        text = f"Not stated, and not to be guessed from figures: {'; '.join(missing)}. --about FILE.yaml adds it."
+        parts.append(Text(text, warning=True))
     return parts
 
 
@@ -110,19 +110,19 @@ def data(run: Run, sites: Sequence[Site]) -> list[Part]:
         [site.name, site.train, site.samples, *(site.counts[c] if site.counts else None for c in each)]
         for site in sites
     ]
-    said = (
+    text = (
         "Each site's samples stayed in its own files, which only its own rank opened."
         if run.config.get("data.silos") and len(run.environment.get("ranks") or ()) > 1
         else "One installation could read the samples of all sites: this run was a rehearsal, not a federation."
     )
     fraction = run.config.get("data.validation") or 0
     if isinstance(fraction, float) and fraction:
-        said += f" Of the training samples {fraction:.0%} were held out to choose by."
+        text += f" Of the training samples {fraction:.0%} were held out to choose by."
     bars = {f"class {c}": [float((s.counts or [0] * classes)[c]) for s in sites] for c in each}
     chart = Bars([s.name for s in sites], bars or {"samples": [float(s.train) for s in sites]}, "training samples")
     note = "Class numbers are those of the data set." if each else ""
     parts: list[Part] = [
-        Text(f"Source: {run.config.get('data.source')}. {said}", main=True),
+        Text(f"Source: {run.config.get('data.source')}. {text}", main=True),
         Table(head, rows),
         Figure("data", "who gave how much", chart, head, rows, note),
     ]
@@ -161,18 +161,18 @@ def left_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
         if audit is not None
     ]
     analysis = ", and for `analysis` to all other sites, too, local models or their changes"
-    said = (
+    text = (
         "Samples were not sent. What was: changes of the model, mean losses, figures of evaluation, numbers of "
         f"samples{analysis if run.config.get('analysis') else ''}. They tell something of the samples behind them: "
         "there is neither secure aggregation nor differential privacy, and fedmpi does not encrypt."
     )
-    parts: list[Part] = [Text(said, main=True)]
+    parts: list[Part] = [Text(text, main=True)]
     if rows:
         head = ("site", "messages", "of these for training", "bytes in all", "SHA-256 of its record (begins)")
         parts.append(Table(head, rows))
     if none := [name for name, audit in audits.items() if audit is None]:
-        said = f"No record of what left them is here: {', '.join(none)}. Their pages say why."
-        parts.append(Text(said, warning=True))
+        text = f"No record of what left them is here: {', '.join(none)}. Their pages say why."
+        parts.append(Text(text, warning=True))
     return parts
 
 
@@ -195,11 +195,11 @@ def how_good(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list
         enough = {site.name: site.last(name) or 0.0 for site in measured if site not in few}
         if len(enough) > 1:
             worst = (max if run.falls(name) else min)(enough, key=lambda k: enough[k])
-            said = f"It serves {worst} worst, with {metric_title(name)} {cell(enough[worst])}."
-            parts.append(Text(said, main=True))
+            text = f"It serves {worst} worst, with {metric_title(name)} {cell(enough[worst])}."
+            parts.append(Text(text, main=True))
         if few:
-            said = ", ".join(f"{site.name} ({site.samples})" for site in few)
-            parts.append(Text(f"Too few test samples, below {FEWEST}, to compare with other sites: {said}."))
+            text = ", ".join(f"{site.name} ({site.samples})" for site in few)
+            parts.append(Text(f"Too few test samples, below {FEWEST}, to compare with other sites: {text}."))
         if measured:
             parts.append(_bars(evaluated, baseline, name))
     return [*parts, *_gains(run, evaluated, baseline, names)]
@@ -223,8 +223,8 @@ def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Fi
 
 def _gains(run: Run, evaluated: Sequence[Site], baseline: Baseline | None, names: Sequence[str]) -> list[Part]:
     if baseline is None:
-        said = "Whether taking part was worth it for each site is not known: no run in which they train alone is given."
-        return [Text(f"{said} To make one: {how_to(run)}.", warning=True)]
+        text = "Whether taking part was worth it for each site is not known: no run in which they train alone is given."
+        return [Text(f"{text} To make one: {how_to(run)}.", warning=True)]
     rows: list[list[Value]] = [
         [site.name, metric_title(name), site.last(name), alone.last(name), verdict(site, alone, name)]
         for site in evaluated
@@ -253,7 +253,7 @@ def check(run: Run) -> list[list[Value]]:
 def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[str]:
     """What must not stay unsaid, one sentence each; those that hold for every model first."""
     summary: Mapping[str, Any] = run.summary
-    said = [
+    sentences = [
         "It was tested on samples of the sites that trained it. How it does elsewhere is not known; a site that took "
         "no part should test it first.",
         "It is one run with one seed: another one would have somewhat other figures.",
@@ -266,13 +266,13 @@ def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[s
     largest = max(sites, key=lambda s: s.share or 0.0)
     refused = [f"{s.name} ({len(s.refused)})" for s in sites if s.refused]
     clipped = [f"{s.name} ({len(s.clipped)})" for s in sites if s.clipped]
-    told = (summary.get("best_model"), run.environment.get("git"))
-    best, git = (each if isinstance(each, dict) else {} for each in told)
+    best_model = (summary.get("best_model"), run.environment.get("git"))
+    best, git = (each if isinstance(each, dict) else {} for each in best_model)
     lost = f"Ranks were lost on the way ({len(run.faults)} times); faults.jsonl says which rounds lack whom."
     chosen = f"{best.get('file')} was chosen by {best.get('figure')} (round {best.get('round')})"
     most = len(sites) > 2 and (largest.share or 0) > 0.5
     absent = [s.name for s in sites if not s.took_part]
-    held: tuple[tuple[Any, str], ...] = (  # whether it holds, and the sentence
+    conditions: tuple[tuple[Any, str], ...] = (  # whether it holds, and the sentence
         (few, f"Few test samples, so that figures are coarse: {', '.join(few)}."),
         (single, f"Training samples of one class alone: {', '.join(single)}."),
         (rare, f"Fewer than 10 training samples: {', '.join(rare[:8])}{' and more' if len(rare) > 8 else ''}."),
@@ -290,4 +290,4 @@ def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[s
         (True, "Figures are means over a site's samples. Whether it serves all groups of people alike within a site "
          "(sex, age, device) was not looked at."),
     )  # fmt: skip
-    return [*said, *(sentence for holds, sentence in held if holds)]
+    return [*sentences, *(sentence for holds, sentence in conditions if holds)]

@@ -175,8 +175,8 @@ def _axes(
     return figure.add_axes((left / WIDE, bottom / total, (wide or WIDE - left - 0.2) / WIDE, high / total))
 
 
-def _numbers(axis: Any, most: int, *, whole: bool = False) -> None:
-    axis.set_major_locator(MaxNLocator(most, integer=whole, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+def _numbers(axis: Any, most: int, *, integer: bool = False) -> None:
+    axis.set_major_locator(MaxNLocator(most, integer=integer, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(short))
     axis.grid(True)
 
@@ -207,9 +207,9 @@ def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
     axes = _axes(2.5, 0.7, 0.5, [(Line2D([], [], **look), each.label) for look, each in named], LINE)
     for look, each in zip(looks, chart.series, strict=True):
         every = -(-len(each.x) // POINTS) or 1
-        kept = sorted({*range(0, len(each.x), every), len(each.x) - 1} - {-1})
+        indices = sorted({*range(0, len(each.x), every), len(each.x) - 1} - {-1})
         x, y, low, high = (
-            np.array([math.nan if v is None else v for v in side], float)[kept if len(side) else []]
+            np.array([math.nan if v is None else v for v in side], float)[indices if len(side) else []]
             for side in (each.x, each.y, each.low, each.high)
         )
         gap = np.isnan([math.nan, *y, math.nan])
@@ -225,7 +225,7 @@ def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
     if chart.from_zero and least > -0.1 * most:
         axes.set_ylim(bottom=0)
     _numbers(axes.yaxis, 5)
-    _numbers(axes.xaxis, 7, whole=chart.whole_x)
+    _numbers(axes.xaxis, 7, integer=chart.whole_x)
     axes.set_xlabel(_cut(chart.x_label, 70))
     axes.set_title(_cut(chart.y_label, 70), x=-0.65 / (WIDE - 0.9))
     return axes
@@ -302,9 +302,9 @@ def _grid(chart: Grid, tips: list[list[str]]) -> Axes:
         axes.imshow(colours, aspect="auto", interpolation="nearest", extent=extent)
     if chart.written and cell >= 0.25:
         for (r, c), v in np.ndenumerate(values):
-            said = "" if math.isnan(v) else short(round(v, 3 if most < 10 else 1))
-            if said and 0.8 * LETTER * len(said) < cell:
-                axes.text(c, r, said, ha="center", va="center", fontsize=9, color=WHITE if abs(v) > 0.6 * most else INK)
+            text = "" if math.isnan(v) else short(round(v, 3 if most < 10 else 1))
+            if text and 0.8 * LETTER * len(text) < cell:
+                axes.text(c, r, text, ha="center", va="center", fontsize=9, color=WHITE if abs(v) > 0.6 * most else INK)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     every = 1 if slanted else math.ceil((longest + 0.08) / cell)
     look: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
@@ -319,16 +319,16 @@ def _shades(axes: Axes, tips: list[list[str]], chart: Grid, most: float, gaps: b
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)
     figure.text(0.05 / WIDE, 1 - 0.15 / high, _cut(chart.row_label, 24), va="center")
-    said = f"{short(most)} {_cut(chart.unit, 24)}{', grey: none' if gaps else ''}"
+    text = f"{short(most)} {_cut(chart.unit, 24)}{', grey: none' if gaps else ''}"
     wide = 0.16 * len(shades)
-    left = WIDE - 0.15 - LETTER * len(said) - wide
+    left = WIDE - 0.15 - LETTER * len(text) - wide
     key = figure.add_axes((left / WIDE, 1 - 0.22 / high, wide / WIDE, 0.15 / high))
     colours = [to_rgba(COLOURS[int(s < 0)], abs(s)) for s in shades]
     _boxes(key, tips, [(0, i - 0.5, i + 0.5, f"{s * most:.3g}") for i, s in enumerate(shades)], colours, 1.0)
     key.set(xlim=(-0.5, len(shades) - 0.5), ylim=(-0.5, 0.5))
     key.set_axis_off()
     key.text(-0.8, 0, short(-most) if chart.signed else "0", ha="right", va="center")
-    key.text(len(shades) - 0.2, 0, said, va="center")
+    key.text(len(shades) - 0.2, 0, text, va="center")
 
 
 # Each draws a chart in a figure of its own, and appends to `tips` the texts of each collection of boxes; its gid is

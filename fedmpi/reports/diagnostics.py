@@ -105,8 +105,8 @@ def updates(runs: Runs) -> list[Part | None]:
         values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
         norms, length = numbers(row.get("norms")), number(row.get("direction"))
         shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        kept = length / fmean(norms) if length is not None and norms and fmean(norms) else None
-        rows[path].append({**row, "shares": shares, "kept": kept})
+        length_ratio = length / fmean(norms) if length is not None and norms and fmean(norms) else None
+        rows[path].append({**row, "shares": shares, "kept": length_ratio})
     parts = list[Part | None]()
     if runs.alone is not None:
         parts.append(_norms(runs.alone))
@@ -168,16 +168,16 @@ def local_steps(runs: Runs) -> list[Part | None]:
     parts = _over_rounds(runs, "steps", LOCAL_STEPS, {run.path: run.analysis for run in runs.all})
     if runs.alone is None:
         return parts
-    found = dict[int, list[float | None]]()
+    by_round = dict[int, list[float | None]]()
     for row in runs.alone.analysis:
         of = row.get("orthogonality")
         values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
         if any(v is not None for v in values):
-            found[row["round"]] = values
-    kept = list(found)[:: -max(1, -(-len(found) // STEPS))][::-1]
+            by_round[row["round"]] = values
+    shown = list(by_round)[:: -max(1, -(-len(by_round) // STEPS))][::-1]
     note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
     title = "cosine of the step and the proximal gradient, step by step"
-    lines = {f"round {t}": found[t] for t in kept}
+    lines = {f"round {t}": by_round[t] for t in shown}
     return [*parts, _profiles("steps-first", title, lines, ("local step", "cosine"), note), _layers(runs.alone)]
 
 
@@ -202,15 +202,15 @@ def _over_rounds(
 
 def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
     """Client's name -> its numbers in the lists at `keys`, which go along with each row's `clients`."""
-    found: dict[int, Curve] = {}
+    curves: dict[int, Curve] = {}
     for row in rows:
         values = row
         for key in keys:
             values = values.get(key) or {} if isinstance(values, dict) else {}
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
-                found.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_name(k): found[k] for k in sorted(found)}
+                curves.setdefault(int(k), {})[row["round"]] = v
+    return {run.client_name(k): curves[k] for k in sorted(curves)}
 
 
 def _norms(run: Run) -> Figure | None:
@@ -258,7 +258,7 @@ def _profiles(
 
 def _maps(run: Run) -> list[Figure]:
     """What models predict, and how alike they are, in the last round that has it."""
-    found = list[Figure]()
+    maps = list[Figure]()
     for source, key, title, sides, unit, note in (
         ("features", "predicted", "what local models predict", ("client", "class"), "probability",
          "Mean probability that a local model gives to each class, on the same samples of the global test set."),
@@ -283,8 +283,8 @@ def _maps(run: Run) -> list[Figure]:
         cells = [row[::across] for row in values[::every]]
         chart = Grid(names[::every], columns[::across], cells, *sides, unit, written=len(cells) <= 24)
         title = f"{title}, round {rows[-1]['round']}"
-        found.append(Figure(f"{source}-{key.replace('_', '-')}", title, chart, (*sides, unit), data, note))
-    return found
+        maps.append(Figure(f"{source}-{key.replace('_', '-')}", title, chart, (*sides, unit), data, note))
+    return maps
 
 
 def _layers(run: Run) -> Figure | None:

@@ -63,7 +63,7 @@ def read(paths: Sequence[Path]) -> Runs:
     Raises:
         UserError: no such directory, or no run in it.
     """
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     for path in paths:
         if not path.is_dir():
             raise UserError(
@@ -78,8 +78,8 @@ def read(paths: Sequence[Path]) -> Runs:
             inside.sort(key=lambda each: (at.get(each.name, len(at)), each))
         if not inside:
             raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
-        found |= {each.resolve(): Run(each) for each in inside}
-    return Runs(list(found.values()))
+        runs |= {each.resolve(): Run(each) for each in inside}
+    return Runs(list(runs.values()))
 
 
 def is_run(path: Path) -> bool:
@@ -90,12 +90,12 @@ def differing(runs: Sequence[Run]) -> list[str]:
     """Keys of settings that are not the same in all runs, but `UNLIKE`; behind them digests of code and data that
     differ although the settings are the same."""
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in UNLIKE)
-    found = [key for key in keys if len({shown(run, key) for run in runs}) > 1]
+    result = [key for key in keys if len({shown(run, key) for run in runs}) > 1]
     for name in dict.fromkeys(name for run in runs for name in run.digests):
-        decide = [key for key in found if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
+        decide = [key for key in result if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
         if any(len({run.digests.get(name) for run in each} - {None}) > 1 for each in alike(runs, decide).values()):
-            found.append(name)
-    return found
+            result.append(name)
+    return result
 
 
 def shown(run: Run, key: str) -> str:
@@ -105,31 +105,31 @@ def shown(run: Run, key: str) -> str:
 
 def alike(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
     """Values of these settings -> the runs that have them."""
-    found: dict[tuple[str, ...], list[Run]] = {}
+    by_values: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
-    return found
+        by_values.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
+    return by_values
 
 
 def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
     """Runs of the same settings, in the order in which they come. The name has as few settings as tell groups apart,
     the method first; all that differ are in the table of settings. Groups of a sweep have its labels."""
-    found = alike(runs, keys)
+    by_values = alike(runs, keys)
     needed = list[int]()
     for i in sorted(range(len(keys)), key=lambda i: (keys[i] != "method.name", keys[i].startswith("method."), i)):
-        before, after = ({tuple(each[j] for j in told) for each in found} for told in (needed, [*needed, i]))
+        before, after = ({tuple(each[j] for j in chosen) for each in by_values} for chosen in (needed, [*needed, i]))
         if len(after) > len(before):
             needed.append(i)
-    once = [without_duplicates(members) for members in found.values()]
-    names = sweep_names([kept for kept, _ in once])
+    once = [without_duplicates(members) for members in by_values.values()]
+    names = sweep_names([unique for unique, _ in once])
     if names is None:
-        told = [keys[i] for i in needed]
-        plain = [key.strip("()").removesuffix(".name") for key in told]
-        last = [whole if key[0] == "(" else whole.rpartition(".")[2] for key, whole in zip(told, plain, strict=True)]
-        words = [short if last.count(short) == 1 else whole for short, whole in zip(last, plain, strict=True)]
-        pairs = [list(zip(words, (each[i] for i in needed), strict=True)) for each in found]
+        chosen = [keys[i] for i in needed]
+        plain = [key.strip("()").removesuffix(".name") for key in chosen]
+        last = [full if key[0] == "(" else full.rpartition(".")[2] for key, full in zip(chosen, plain, strict=True)]
+        words = [short if last.count(short) == 1 else full for short, full in zip(last, plain, strict=True)]
+        pairs = [list(zip(words, (each[i] for i in needed), strict=True)) for each in by_values]
         names = [", ".join(base_name(v) if word == "method" else f"{word} {v}" for word, v in each) for each in pairs]
-    means = [kept[0].name if len(kept) == 1 else f"mean of {len(kept)} runs" for kept, _ in once]
+    means = [unique[0].name if len(unique) == 1 else f"mean of {len(unique)} runs" for unique, _ in once]
     return [Group(name or mean, *members) for name, mean, members in zip(names, means, once, strict=True)]
 
 
@@ -140,8 +140,8 @@ def without_duplicates(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run,
     for run in sorted(runs, key=lambda run: (not run.complete, -len(run.rows))):
         drawn = [run.identity.get(key) for key in (digests.PARTITION, digests.DATA, digests.TEST)]
         first.setdefault((run.seed or run.path, *map(str, drawn)), run)
-    kept = set(map(id, first.values()))
-    return tuple(run for run in runs if id(run) in kept), tuple(run for run in runs if id(run) not in kept)
+    unique = set(map(id, first.values()))
+    return tuple(run for run in runs if id(run) in unique), tuple(run for run in runs if id(run) not in unique)
 
 
 def sweep_names(groups: Sequence[Sequence[Run]]) -> list[str] | None:
@@ -173,11 +173,11 @@ def axis_name(axis: str, label: str) -> str:
 
 def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
     """round -> mean, sample standard deviation (None of one run), runs that have the round."""
-    found: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     for curve in curves:
         for t, value in curve.items():
-            found.setdefault(t, []).append(value)
-    return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(found.items())}
+            by_round.setdefault(t, []).append(value)
+    return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(by_round.items())}
 
 
 def by_group(
@@ -191,12 +191,12 @@ def by_group(
     series, data = list[Series](), list[list[Value]]()
     least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-inf, inf)  # a band ends where no value can be
     for group in runs.groups:
-        found = means(curves[run.path] for run in group.runs)
-        if found:
-            band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in found.values()]
+        by_round = means(curves[run.path] for run in group.runs)
+        if by_round:
+            band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in by_round.values()]
             low, high = zip(*band, strict=True) if len(group.runs) > 1 else ((), ())
-            series.append(Series(group.name, list(found), [m for m, _, _ in found.values()], low, high))
-            data += [[group.name, t, *facts] for t, facts in found.items()]
+            series.append(Series(group.name, list(by_round), [m for m, _, _ in by_round.values()], low, high))
+            data += [[group.name, t, *facts] for t, facts in by_round.items()]
     head = ("settings", "round", column or name, "std", "runs")
     return Figure(name, title, Lines(series, "round", y_label), head, data, note) if series else None
 

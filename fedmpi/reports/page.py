@@ -136,9 +136,9 @@ def as_csv(figure: Figure) -> str:
 
 def column_classes(table: Table) -> list[str]:
     """Of each column: "n" if it has numbers, which are aligned right."""
-    found = []
+    classes = []
     for column in zip(*table.rows, strict=True):
         values = [value for value in column if value is not None]
         numbers = [isinstance(v, (int, float)) or (v[:1].isdigit() and len(v) < 20) for v in values]
-        found.append("n" if numbers and all(numbers) else "")
-    return found
+        classes.append("n" if numbers and all(numbers) else "")
+    return classes

@@ -45,7 +45,7 @@ def sections(runs: Runs) -> list[Section]:
     Names of figures are those of files and of places in the page: plain, and no two alike, whatever a task calls its
     metrics.
     """
-    found, taken = list[Section](), set[str]()
+    result, taken = list[Section](), set[str]()
     for name, title, needs, make in SECTIONS:
         try:
             parts = [p for p in make(runs) if p is not None] if any(getattr(r, needs) for r in runs.all) else []
@@ -59,8 +59,8 @@ def sections(runs: Runs) -> list[Section]:
                 taken.add(free)
                 parts[i] = replace(part, name=free)
         if parts:
-            found.append(Section(name, title, parts))
-    return found
+            result.append(Section(name, title, parts))
+    return result
 
 
 def html(runs: Runs) -> str:

@@ -112,13 +112,13 @@ class Run:
     def lines(self, name: str, *, rounds: bool = True) -> list[Row]:
         """The rows of a .jsonl file (rounds: of those with a `round`); other lines are counted in `notes`."""
         try:
-            found = read_jsonl(self.path / name, rounds=rounds)
+            content = read_jsonl(self.path / name, rounds=rounds)
         except UserError as error:
             self.notes.append(str(error))
             return []
-        if bad := len(found.damaged) + found.cut:
+        if bad := len(content.damaged) + content.cut:
             self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
-        return found.rows
+        return content.rows
 
     def _object(self, name: str) -> Row:
         """The object in a .json file; {} where there is none."""
@@ -155,7 +155,7 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
     >>> curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
     {3: 1.5}
     """
-    found = {}
+    points = {}
     for row in rows:
         value: Any = row
         for key in keys:
@@ -166,8 +166,8 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
         if isinstance(value, list):
             value = fmean(known) if (known := numbers(value)) else None
         if (v := number(value)) is not None:
-            found[row["round"]] = v
-    return found
+            points[row["round"]] = v
+    return points
 
 
 def base_name(value: Any) -> str:

@@ -54,8 +54,8 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     statements = card.read_statements(about) if about is not None else {}
     folder, private = run.path / FOLDER, run.config.get("output_mode") == "private"
     of = f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}"
-    told = card.sections(run, everybody, baseline, statements)
-    pages = {f"{CARD}.html": render(f"Model card: {run.name}", [of], told)}
+    card_sections = card.sections(run, everybody, baseline, statements)
+    pages = {f"{CARD}.html": render(f"Model card: {run.name}", [of], card_sections)}
     for site in everybody:  # names of files that any system can have, no two alike
         plain = re.sub(r"[^a-z0-9_-]+", "-", site.name.lower()).strip("-")[:60] or f"site-{site.client}"
         plain = f"{plain}-{site.client}" if f"{plain}.html" in pages else plain
@@ -97,8 +97,8 @@ def in_short(site: Site, total: int, baseline: Baseline | None) -> list[Part]:
         name = site.metrics[0]
         both = (site.last(name), alone.last(name))
         if None not in both:
-            said = f"{metric_title(name).capitalize()}: {cell(both[0])} together, {cell(both[1])} alone"
-            lines.append(f"{said}: {verdict(site, alone, name)}.")
+            text = f"{metric_title(name).capitalize()}: {cell(both[0])} together, {cell(both[1])} alone"
+            lines.append(f"{text}: {verdict(site, alone, name)}.")
     return [Text(line, main=True) for line in lines]
 
 
@@ -131,8 +131,8 @@ def gave(run: Run, site: Site, total: int) -> list[Part]:
                 others[row["round"]] = fmean(norms.values())
     note = "How far training on its samples moved the model away from the common one (norm)."
     lines, head = {site.name: own, "mean of the others": others}, ("its own", "mean of the others")
-    made = by_name("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
-    return [*parts, *([made] if made else [])]
+    lengths = by_name("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
+    return [*parts, *([lengths] if lengths else [])]
 
 
 def gained(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
@@ -161,14 +161,14 @@ def gained(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
 
 def _comparison(site: Site, own: Evaluated, alone: Evaluated | None) -> Table:
     """After the last evaluated round, by each protocol; of what the site would use, against alone."""
-    kept = {p: each for p, each in site.evaluated.items() if each is own or each.curves != own.curves}
+    distinct = {p: each for p, each in site.evaluated.items() if each is own or each.curves != own.curves}
     rows = list[list[Value]]()
     for name in site.metrics:
-        for protocol, each in kept.items():
+        for protocol, each in distinct.items():
             beside = [alone.last(name), verdict(site, alone, name)] if each is own and alone else [None, ""]
             rows.append([metric_title(name), PROTOCOLS.get(protocol, protocol), each.last(name), *beside])
     head, note = ["figure", "of", "together", "alone", "verdict"], f"Of {own.samples:,} test samples. "
-    if len(kept) == 1 and rows:
+    if len(distinct) == 1 and rows:
         note = f"Of {rows[0][1]}, {own.samples:,} of them. "
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     return Table(head, rows, note=note + NOTE)

@@ -106,7 +106,7 @@ def sites(run: Run) -> list[Site]:
         )
     # Targets that are no classes have counts of zeros.
     known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
-    shares, found = _shares(run, sizes), list[Site]()
+    shares, result = _shares(run, sizes), list[Site]()
     for k, n in enumerate(sizes):
         evaluated = _evaluated(run, k)
         took_part = tuple(row["round"] for row in run.rows if k in (row.get("cohort") or ()))
@@ -116,8 +116,8 @@ def sites(run: Run) -> list[Site]:
         own = evaluated.get("personal") or evaluated.get("global")
         by_class = [int(c) for c in counts[k]] if known else None
         part = (took_part, refused, clipped, shares.get(k))
-        found.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
-    return found
+        result.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
+    return result
 
 
 def _clients(row: Mapping[str, Any], key: str) -> set[int]:
@@ -142,7 +142,7 @@ def _evaluated(run: Run, client: int) -> dict[str, Evaluated]:
     for line in run.clients:
         if line.get("client") == client:
             lines.setdefault(str(line.get("protocol")), []).append(line)
-    found = dict[str, Evaluated]()
+    by_protocol = dict[str, Evaluated]()
     for protocol, own in lines.items():
         curves = dict[str, dict[int, float]]()
         for line in own:
@@ -151,8 +151,8 @@ def _evaluated(run: Run, client: int) -> dict[str, Evaluated]:
                     curves.setdefault(name, {})[line["round"]] = value
                 elif line[name] is None:  # not defined there, such as the loss of a site without events
                     curves.setdefault(name, {})
-        found[protocol] = Evaluated(int(own[0].get("samples") or 0), curves, max(line["round"] for line in own))
-    return found
+        by_protocol[protocol] = Evaluated(int(own[0].get("samples") or 0), curves, max(line["round"] for line in own))
+    return by_protocol
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,9 @@ def find_baseline(run: Run) -> Baseline | None:
         try:  # of the many beside it no more than the config is read
             method = yaml_source.read(path / "config.yaml").data.get("method") if is_run(path) else None
             if isinstance(method, dict) and method.get("name") == METHOD:
-                found = read_baseline(run, path)
-                if not found.differs:
-                    return found
+                baseline = read_baseline(run, path)
+                if not baseline.differs:
+                    return baseline
         except (UserError, OSError):
             continue
     return None

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.common.text import brief, lower_is_better, nearest
+from fedmpi.common.text import lower_is_better, nearest, shorten
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.best import Choice
-from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.federation_config import SERVERS
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import Messages, is_change
-from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.reporting import own_parts
-from fedmpi.engine.travel.gathering import Cuts
+from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,
@@ -56,9 +56,9 @@ REMEDIES = {  # what to set where a method needs something else
 }
 
 
-def check_method(settings: Settings, method: Method, task: Any, net: Net, recipe: Recipe) -> None:
+def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
     """Check that model, task and settings are what the method needs, and warn of settings that it does not use."""
-    name, beyond, train = settings.method.name, recipe.beyond_sgd(), settings.train
+    name, beyond, train = settings.method.name, local_training.not_plain_sgd_reason(), settings.train
     model, server = settings.model.name, settings.server
     cannot = f"model {model} does not end in a linear layer that can be split off"
     rows = f"model {model} gives more than one row of features, or of outputs, a sample"
@@ -204,7 +204,7 @@ def check_cohort(settings: Settings, data: Federated) -> None:
         )
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
     """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
     best, names = settings.evaluate.best, ("loss", *task.names)
     assert best.metric is not None
@@ -222,7 +222,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
     lowest = best.goal == "lowest" or (
         best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))
     )
-    return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
+    return SelectionCriterion(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
@@ -268,7 +268,7 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
     """Check that with server.reduce: local nobody needs the uploads of single clients."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
-    sent = {name for packing in uploads for name in Cuts(packing).large} - {*means, "_b"}
+    sent = {name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"}
     reasons = {
         f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says so: "
         'means = {"dw": ("p",)})': not means,
@@ -297,7 +297,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
         buffers: float buffers that travel.
     """
     if idle:
-        whose = f"client{'s' if len(idle) > 1 else ''} {brief(', '.join(map(str, idle)))}"
+        whose = f"client{'s' if len(idle) > 1 else ''} {shorten(', '.join(map(str, idle)))}"
         raise UserError(
             f"server.rule: {rule} would count the updates of {whose}, who make no step (train.drop_last), and are "
             "zero; lower train.batch_size, or set drop_last: false"

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.synonyms import advice
+from fedmpi.common.key_suggestions import suggest_key
 from fedmpi.common.text import show
 from fedmpi.config import loading
 from fedmpi.config.schema import Settings
@@ -87,15 +87,15 @@ class Sweep:
         if self.best is not None:
             layers = [self.best.measured, *layers]
         layers.append(loading.command_line(self.overrides))
-        said = ", ".join(f"{name}: {label}" for name, label in labels.items())
+        run = ", ".join(f"{name}: {label}" for name, label in labels.items())
         try:
             check_consistent(self._having(labels), labels, reduce(loading.merge, layers), self._alone)
-            whole = loading.settings(layers, self.path)
-            place = whole.output / whole.name
+            combined = loading.settings(layers, self.path)
+            place = combined.output / combined.name
             given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
             return loading.settings([*layers, loading.command_line(given)], self.path)
         except UserError as error:
-            raise UserError(f"{error}\n  in the run {said}") from error
+            raise UserError(f"{error}\n  in the run {run}") from error
 
     def first(self) -> list[dict[str, str]]:
         """The labels of all runs; with `best`, of those by which candidates are chosen."""
@@ -150,7 +150,7 @@ class Sweep:
         """Leave sweep.json in the directory of the runs, by which `fedmpi status` and `report` know them."""
         known = {self.name(labels): labels for labels in self.first()}
         runs = list(names)
-        found = {
+        content = {
             "file": str(self.path.resolve()),
             "overrides": [loading.shown(text) for text in self.given],
             "runs": runs,
@@ -160,7 +160,7 @@ class Sweep:
             place.mkdir(parents=True, exist_ok=True)
             from fedmpi.runtime.record import durable  # imports torch, which `fedmpi status` of a sweep does without
 
-            durable.write(place / SWEEP_LIST, (json.dumps(found, indent=2) + "\n").encode())
+            durable.write(place / SWEEP_LIST, (json.dumps(content, indent=2) + "\n").encode())
         except OSError as error:
             raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
 
@@ -181,17 +181,17 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
     if over is None and unknown is not None:
         where = document.origins.get(unknown, path)
-        raise UserError(f"{where}: {unknown}: unknown key; {advice(unknown, '', SWEEP)}; axes stand under `over`")
+        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, '', SWEEP)}; axes stand under `over`")
     if not isinstance(over, dict) or not over:
         raise UserError(
             f"{path}: over: {'missing' if over is None else show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}"
         )
     axes = tuple(axis(path, document, name, given) for name, given in over.items())
-    kept = _only(path, axes, only)
-    every = math.prod(len(labels) for labels in kept)
+    included = _only(path, axes, only)
+    every = math.prod(len(labels) for labels in included)
     if every > MOST:
         raise UserError(f"{path}: over: {every:,} runs; at most {MOST:,}")
-    labels = [dict(zip(over, chosen, strict=True)) for chosen in product(*kept)]
+    labels = [dict(zip(over, chosen, strict=True)) for chosen in product(*included)]
     dropped = _leave_out(path, axes, without)
     labels = [each for each in labels if not any(drop.items() <= each.items() for drop in dropped)]
     if not labels:
@@ -228,10 +228,10 @@ def _leave_out(path: Path, axes: Sequence[Axis], given: Any) -> list[dict[str, s
     """Each entry of leave_out as {axis: label}; a list of labels is as many entries."""
     if not isinstance(given or [], list):
         raise UserError(f"{path}: leave_out: {show(given)}; a list is needed: [{{method: fedavg, seed: 1}}]")
-    found = []
+    excluded = []
     for i, entry in enumerate(given or []):
         chosen = by_axis(path, axes, f"leave_out[{i}]", entry)
         if not chosen:
             raise UserError(f"{path}: leave_out[{i}]: names no axis")
-        found += [dict(zip(chosen, labels, strict=True)) for labels in product(*chosen.values())]
-    return found
+        excluded += [dict(zip(chosen, labels, strict=True)) for labels in product(*chosen.values())]
+    return excluded

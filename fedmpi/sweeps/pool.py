@@ -25,7 +25,7 @@ from typing import NoReturn
 import torch
 
 from fedmpi.common import host_memory
-from fedmpi.common.errors import COME_AGAIN, UserError
+from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.config import Settings
 from fedmpi.sweeps import progress
 
@@ -109,15 +109,15 @@ class Pool:
 
     def _has_room(self) -> bool:
         """Whether one more run may begin: it is taken to need what the largest so far has held, as are the others."""
-        held = [_memory_of(each.process.pid) for each in self.running]
-        self.largest = max([self.largest, *(most for _, most in held)])
+        used = [_memory_of(each.process.pid) for each in self.running]
+        self.largest = max([self.largest, *(most for _, most in used)])
         self.largest_is_known |= any(
             progress.rounds_done(each.settings) > each.rounds or each.seconds > PATIENCE_S for each in self.running
         )
         free = host_memory.available_bytes() if self.resources.check_memory and self.running else None
         if len(self.running) >= self.resources.jobs or free is None:
             return len(self.running) < self.resources.jobs
-        growth = sum(max(self.largest - now, 0) for now, _ in held)
+        growth = sum(max(self.largest - now, 0) for now, _ in used)
         return self.largest_is_known and free - growth - SPARE * _total_memory() >= self.largest
 
     def _start(self, settings: Settings) -> None:
@@ -142,7 +142,7 @@ def _train(job: Job, settings: Settings, gpu: str | None, parent: int, unblocked
     """What a child does: its log takes the place of the console, and it ends with the sweep."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(COME_AGAIN)
+        os._exit(RESTART_LATER)
     os.setpgid(0, 0)  # Ctrl-C is the sweep's, which hands it on once
     with log(settings).open("ab") as file, open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -184,10 +184,10 @@ def _gpus() -> tuple[str, ...]:
     command = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         lines = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout.splitlines()
-        found = [line.split(", ") for line in lines]
+        rows = [line.split(", ") for line in lines]
         # [N/A] where GPUs are divided: nobody knows whether they are used.
-        idle = [gpu for gpu, used, of in found if not (used.isdigit() and of.isdigit()) or int(used) < 0.1 * int(of)]
-        return tuple(idle) or tuple(gpu for gpu, *_ in found)
+        idle = [gpu for gpu, used, of in rows if not (used.isdigit() and of.isdigit()) or int(used) < 0.1 * int(of)]
+        return tuple(idle) or tuple(gpu for gpu, *_ in rows)
     return ()
 
 
@@ -195,12 +195,12 @@ def _memory_of(pid: int | None) -> tuple[int, int]:
     """Bytes that a process holds, and has held at its most; 0 of one that has ended."""
     with suppress(OSError):
         lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-        found = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
-        return found.get("VmRSS:", 0), found.get("VmHWM:", 0)
+        sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
+        return sizes.get("VmRSS:", 0), sizes.get("VmHWM:", 0)
     return 0, 0
 
 
 def _total_memory() -> int:
     """Memory of this host, or of the control groups that this process is in, whichever is less."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([whole, *(limit for limit, _ in host_memory.control_groups())])
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for limit, _ in host_memory.control_groups())])

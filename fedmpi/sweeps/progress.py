@@ -11,7 +11,7 @@ from typing import Any, get_args
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
-from fedmpi.config.later import comparable, free_later
+from fedmpi.config.resume_rules import comparable, may_change
 from fedmpi.config.schema import Analysis
 from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of, tail
@@ -64,10 +64,10 @@ def read_state(settings: Settings) -> State:
     place = directory(settings)
     if not place.exists():
         return State(MISSING, 0, {}, "")
-    made = identity(settings)
-    if made is None:
+    recorded = identity(settings)
+    if recorded is None:
         return State(BEGUN, 0, {}, "")
-    _check(settings, made, place)
+    _check(settings, recorded, place)
     rounds = _rounds(place / "metrics.jsonl")
     if rounds > settings.rounds:
         raise UserError(
@@ -78,7 +78,7 @@ def read_state(settings: Settings) -> State:
     reason = str(summary.get("exit_reason", ""))
     finished = reason == "finished" and rounds >= settings.rounds
     patience = "evaluate.best.patience"
-    enough = reason.startswith("enough: ") and made.get(patience) == settings.identity()[patience]
+    enough = reason.startswith("enough: ") and recorded.get(patience) == settings.identity()[patience]
     return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
 
 
@@ -87,16 +87,16 @@ def check_state(settings: Settings) -> State:
 
     A table of what is there does without this: the code may have changed after all of it.
     """
-    found, accepts = read_state(settings), settings.checkpoint.changes == "accept"
+    state, accepts = read_state(settings), settings.checkpoint.changes == "accept"
     if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
-        return found
+        return state
     place = directory(settings)
     for file, copy in plugins.changed_files(place, trust.foreign(settings.model_dump(mode="json")).values()):
         raise UserError(
             f"{place} holds a run that was made with another content of {file}, which is in {copy}; undo the change, "
             f"{REMEDY}; to keep it all the same: checkpoint.changes=accept"
         )
-    return found
+    return state
 
 
 def last_row(settings: Settings) -> dict[str, Any]:
@@ -137,9 +137,9 @@ def diagnostics(settings: Settings) -> dict[str, Any]:
         {"round": row["round"]}
         | {
             f"{probe}.{name}": value
-            for probe, found in row.items()
-            if isinstance(found, dict)
-            for name, value in found.items()
+            for probe, values in row.items()
+            if isinstance(values, dict)
+            for name, value in values.items()
             if type(value) in (int, float) and math.isfinite(value)
         }
         for row in read_jsonl(directory(settings) / "analysis.jsonl", rounds=True).rows
@@ -147,29 +147,29 @@ def diagnostics(settings: Settings) -> dict[str, Any]:
     if not rows:
         return {}
     names = list(dict.fromkeys(name for row in rows for name in row if name != "round"))
-    found = summary(rows, names, "")
-    return {"rounds": rows[-1]["round"] + 1, **{part: found[part] for part in (*DIAGNOSTICS_OF, "last_round")}}
+    values = summary(rows, names, "")
+    return {"rounds": rows[-1]["round"] + 1, **{part: values[part] for part in (*DIAGNOSTICS_OF, "last_round")}}
 
 
-def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
+def _check(settings: Settings, recorded: dict[str, Any], place: Path) -> None:
     """What is there was made with these settings; it may ask for more rounds."""
-    own, made = comparable(settings.identity()), comparable(made)
-    changed = _changed(own, made, settings)
+    own, recorded = comparable(settings.identity()), comparable(recorded)
+    changed = _changed(own, recorded, settings)
     if changed:  # it may be in words alone: a run writes every option down
         from fedmpi.runtime.record.metadata import resolve  # imports torch
 
         own = comparable(resolve(settings).identity())
-        changed = _changed(own, made, settings)
+        changed = _changed(own, recorded, settings)
     if changed:
         key = changed[0]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
-            f"{place} holds a run with {key}: {made[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
+            f"{place} holds a run with {key}: {recorded[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
         )
 
 
-def _changed(own: dict[str, str], made: dict[str, Any], settings: Settings) -> list[str]:
-    return [key for key in own if key in made and made[key] != own[key] and not free_later(key, settings)]
+def _changed(own: dict[str, str], recorded: dict[str, Any], settings: Settings) -> list[str]:
+    return [key for key in own if key in recorded and recorded[key] != own[key] and not may_change(key, settings)]
 
 
 def _rounds(path: Path) -> int:

@@ -38,15 +38,15 @@ def places() -> list[Path]:
     """Where configs may lie: beside the sources; where a wheel puts them; in the working directory."""
     package = Path(__file__).parents[2]
     shared = [package, Path(sys.prefix), Path(site.getuserbase())]
-    found = [package / "configs", *(place / "share" / "fedmpi" / "configs" for place in shared), Path("configs")]
-    return list(dict.fromkeys(path.absolute() for path in found))
+    folders = [package / "configs", *(place / "share" / "fedmpi" / "configs" for place in shared), Path("configs")]
+    return list(dict.fromkeys(path.absolute() for path in folders))
 
 
 def files() -> dict[str, Path]:
     """Name -> file, of the first place that has any. Raises UserError where none has."""
     for place in places():
-        found = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
-        named = {name: path for name, path in found.items() if not name.removesuffix("_small").endswith("_common")}
+        tables = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
+        named = {name: path for name, path in tables.items() if not name.removesuffix("_small").endswith("_common")}
         if named:
             return named
     looked = ", ".join(map(str, places()))
@@ -64,14 +64,14 @@ def find_table(name: str) -> Path:
 # ---- data ----
 def needs(sweep: Sweep) -> dict[str, Settings]:
     """Data set -> settings of a run that reads it; medmnist's sets by their own names."""
-    found: dict[str, Settings] = {}
+    examples: dict[str, Settings] = {}
     for labels in sweep.covering():
         settings = sweep.settings(labels)
         data = settings.data
-        found.setdefault(
+        examples.setdefault(
             str(data.options.get("set", data.source)) if data.source == "medmnist" else data.source, settings
         )
-    return found
+    return examples
 
 
 def here(name: str, settings: Settings) -> bool:
@@ -134,8 +134,8 @@ def write(sweep: Sweep, to: Path, say: Say) -> int:
         (to / "verdict.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another directory") from error
-    said = ", ".join(f"{number} {word}" for word, number in facts["verdict"].items())
-    say(f"verdict: {said or 'nothing is published of this table'}; written: {to}/verdict.json, table.csv, table.md")
+    counts = ", ".join(f"{number} {word}" for word, number in facts["verdict"].items())
+    say(f"verdict: {counts or 'nothing is published of this table'}; written: {to}/verdict.json, table.csv, table.md")
     return 1 if facts["verdict"].keys() & {WORDS["!"], WORDS[""]} else 0
 
 
@@ -159,13 +159,13 @@ def _models(sweep: Sweep) -> Iterator[tuple[str, str]]:
 def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
     """What docs are made of: each cell of the tables of one sweep, ours and theirs, and how many have which verdict."""
     sweep, rows = tables[0].sweep, []
-    told: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for cells, key in ((each, key) for each in tables for key in each.keys):
         mean, std, seeds, asked = cells.statistics(key)
         theirs = table.published_of(cells, key)
         sign = table.verdict(cells, key, theirs) if theirs else None
         if sign is not None:
-            told[WORDS[sign]] = told.get(WORDS[sign], 0) + 1
+            counts[WORDS[sign]] = counts.get(WORDS[sign], 0) + 1
         rows.append(
             {
                 "metric": cells.metric,
@@ -187,7 +187,7 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
         "torch": installed_version("torch"),
-        "verdict": told,
+        "verdict": counts,
         "sha256_of_models": dict(_models(sweep)),
         "cells": rows,
     }

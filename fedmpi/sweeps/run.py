@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpi import models, tasks
 from fedmpi.common import registry
-from fedmpi.common.errors import COME_AGAIN, MissingDataError, UserError
+from fedmpi.common.errors import RESTART_LATER, MissingDataError, UserError
 from fedmpi.common.formatting import duration
 from fedmpi.common.jsonl import to_jsonable
-from fedmpi.common.text import count, figure, headline
+from fedmpi.common.text import count, format_metric, main_metric
 from fedmpi.config import Settings
 from fedmpi.runtime import build
 from fedmpi.runtime.reading import files
@@ -77,27 +77,27 @@ def _train(
     def tell(one: pool.Running) -> None:
         settings, code = one.settings, one.process.exitcode
         state, name, took = progress.read_state(settings), settings.name, f"({one.seconds:.0f} s)"
-        held, who = lock.inspect(progress.directory(settings))
+        is_locked, who = lock.inspect(progress.directory(settings))
         others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
         if state.what == progress.DONE and (code == 0 or others):
             pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
             shown = _headline(state.summary.get("last", {})) or "done"
             view.end(name, f"{shown}, by another process" if others else f"{shown} {took}")
-        elif others and held:
+        elif others and is_locked:
             elsewhere.append(settings)
             view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
-        elif code == COME_AGAIN:
+        elif code == RESTART_LATER:
             view.end(name, f"stopped after {count(state.rounds, 'round')} {took}")
         elif sweep.is_over(state):
             view.end(name, f"has diverged, and is not chosen {took}")
         else:
             failed.append(settings)
-            said = files.last_line(pool.log(settings)) or "nothing said"
-            view.end(name, f"FAILED (exit code {code}): {said} {took}", failed=True)
+            last_line = files.last_line(pool.log(settings)) or "nothing said"
+            view.end(name, f"FAILED (exit code {code}): {last_line} {took}", failed=True)
 
     try:
         workers = pool.Pool(job, pool.resources(jobs, todo), tell, view.look)
-        whole = workers.run([progress.resuming(settings) for settings in todo])
+        complete = workers.run([progress.resuming(settings) for settings in todo])
     finally:
         view.close()
     if failed:
@@ -105,10 +105,10 @@ def _train(
         raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
     if busy := [each for each in elsewhere if not sweep.is_over(progress.read_state(each))]:
         say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
-        return COME_AGAIN
-    if not whole:
+        return RESTART_LATER
+    if not complete:
         say(f"stopped; go on with: {sweep.command}")
-        return COME_AGAIN
+        return RESTART_LATER
     return 0
 
 
@@ -148,10 +148,10 @@ def validate(sweep: Sweep, say: Say) -> None:
             for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
                 registry.make(kind, chosen, settings.origins(key))
     if missing:
-        told = "".join(
+        details = "".join(
             f"\n  {text} (for {count(len(runs), 'run')} such as {runs[0]})" for text, runs in missing.items()
         )
-        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{told}")
+        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{details}")
     say("ok")
 
 
@@ -223,8 +223,8 @@ class View:
         """Seconds until all are done, if what is left goes as what was done."""
         share = float(self.ended)
         for each in self.running:  # how much of what was left of a run has been done since it began here
-            made = progress.rounds_done(each.settings) - each.rounds
-            share += min(max(made, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
+            rounds = progress.rounds_done(each.settings) - each.rounds
+            share += min(max(rounds, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
         if not share or self.ended >= self.todo:
             return ""
         return f"; about {duration((time.monotonic() - self.began) / share * (self.todo - share))} left"
@@ -232,5 +232,5 @@ class View:
 
 def _headline(row: dict[str, Any]) -> str:
     """The first figure of an evaluation, with its name; "" where there is none."""
-    name = headline(metric_names([row]))
-    return f"{name.replace('_', ' ')} {figure(name, row[name], 4)}" if name and row.get(name) is not None else ""
+    name = main_metric(metric_names([row]))
+    return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""

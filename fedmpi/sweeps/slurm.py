@@ -116,8 +116,8 @@ def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) ->
             if not dry:
                 with (folder / SUBMITTED).open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"job": jobs[-1], "names": part}) + "\n")
-                kept = script(sweep, asked, part, place, threads, kept=True)
-                (folder / f"{jobs[-1]}.sbatch").write_text(kept, encoding="utf-8")
+                redacted = script(sweep, asked, part, place, threads, redacted=True)
+                (folder / f"{jobs[-1]}.sbatch").write_text(redacted, encoding="utf-8")
     others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)} if waiting else set()
     check = [*_fedmpi(sweep), "--check"]
     words = ["--parsable", f"--job-name={every[0][1].output.name}-end", "--ntasks=1", *asked.shared()]
@@ -137,10 +137,10 @@ def _later(sweep: Sweep) -> list[str]:
         return []
     known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
     rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
-    return [name for name in rest if (found := known[name]) is None or not sweep.is_over(progress.check_state(found))]
+    return [name for name in rest if (later := known[name]) is None or not sweep.is_over(progress.check_state(later))]
 
 
-def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, threads: int, kept: bool = False) -> str:
+def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, threads: int, redacted: bool = False) -> str:
     """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task.
 
     kept: for the copy in the sweep's directory, which must not hold secrets that the command line names.
@@ -154,9 +154,9 @@ def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, thread
     # Not --gpus-per-task, which hides the GPU of each task from the others.
     options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
     options += [*asked.shared(), *asked.options]
-    told, command = (shlex.join(words) for words in (_fedmpi(sweep, kept=True), _fedmpi(sweep, kept)))
-    said = f"# {count(len(names), 'run')} of {sweep.path}; a task goes on where its run was stopped, also by hand:"
-    head = ["#!/usr/bin/env bash", said, f"#   {told} --run NAME", *(f"#SBATCH {option}" for option in options)]
+    by_hand, command = (shlex.join(words) for words in (_fedmpi(sweep, redacted=True), _fedmpi(sweep, redacted)))
+    comment = f"# {count(len(names), 'run')} of {sweep.path}; a task goes on where its run was stopped, also by hand:"
+    head = ["#!/usr/bin/env bash", comment, f"#   {by_hand} --run NAME", *(f"#SBATCH {each}" for each in options)]
     body = TASK.format(
         here=shlex.quote(str(Path.cwd())),
         names="\n".join(map(shlex.quote, names)),
@@ -188,10 +188,10 @@ def queued(place: Path) -> dict[str, str]:
     if not names:
         return {}
     try:
-        said = _ask("squeue", "--noheader", "--array", "--me", "--format=%F %K %T")
+        output = _ask("squeue", "--noheader", "--array", "--me", "--format=%F %K %T")
     except UserError:
         return {}
-    cells = [line.split() for line in said.splitlines()]
+    cells = [line.split() for line in output.splitlines()]
     return {names[job, at]: f"{job}_{at} {what}" for job, at, what in cells if (job, at) in names}
 
 
@@ -200,8 +200,8 @@ def _submitted(place: Path) -> list[dict]:
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 
-def _fedmpi(sweep: Sweep, kept: bool = False) -> list[str]:
-    given = map(shown, sweep.given) if kept else sweep.given
+def _fedmpi(sweep: Sweep, redacted: bool = False) -> list[str]:
+    given = map(shown, sweep.given) if redacted else sweep.given
     return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *given]
 
 
@@ -215,10 +215,10 @@ def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[st
 
 def _largest() -> int:
     try:
-        said = _ask("scontrol", "show", "config")
+        output = _ask("scontrol", "show", "config")
     except UserError:
         return LARGEST
-    lines = [line.split("=")[1].strip() for line in said.splitlines() if line.startswith("MaxArraySize")]
+    lines = [line.split("=")[1].strip() for line in output.splitlines() if line.startswith("MaxArraySize")]
     return max(int(lines[0]), 1) if lines and lines[0].isdigit() else LARGEST
 
 

@@ -80,7 +80,7 @@ def by_hand(it):
         sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
         order = torch.randperm(len(x), generator=seeds.generator(config.seed, "batches", t, 0, 0))
         module.train()
-        with seeds.scoped(config.seed, "torch", t, 0):
+        with seeds.seeded(config.seed, "torch", t, 0):
             for rows in order.split(train.batch_size):
                 sgd.zero_grad()
                 nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
@@ -128,7 +128,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     def train(order):
         rows = {k: torch.zeros(packing.size) for k in order}
         for k in order:
-            fed.states.view(k, 3, fed.plan.learning_rate(3), fed.transport.inbox, downloads[k]).run_round(rows[k])
+            fed.states.view(k, 3, fed.config.learning_rate(3), fed.transport.inbox, downloads[k]).run_round(rows[k])
         a, b = packing.spans["_seconds"]
         for row in rows.values():
             row[a:b] = 0  # a time, not a result

@@ -4,7 +4,7 @@ Operations are batched tensor arithmetic. What one of them draws for a sample ar
 (operation.py), which come for a whole epoch from a generator of (seed, round, client), wherever that one trains.
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "centre_crop": "fedmpi.data.augment.geometry:CentreCrop",
@@ -18,4 +18,4 @@ registry: dict[str, str] = {
     "rotate": "fedmpi.data.augment.geometry:Rotate",
 }
 
-KIND = Kind("augmentation", registry, "data.augment")
+KIND = PluginKind("augmentation", registry, "data.augment")

@@ -4,7 +4,7 @@ Every scheme hands out disjoint indices and draws from `rng` alone. `site` and `
 sample in place of its label.
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "iid": "fedmpi.data.partitions.iid:iid",
@@ -17,4 +17,4 @@ registry: dict[str, str] = {
     "domain": "fedmpi.data.partitions.given:domain",
     "file": "fedmpi.data.partitions.given:file",
 }
-KIND = Kind("partition", registry, "data.partition", ("labels", "clients", "rng"))
+KIND = PluginKind("partition", registry, "data.partition", ("labels", "clients", "rng"))

@@ -4,7 +4,7 @@ With `site=` (silo mode) a source opens the files of that site only; with `downl
 Only sources whose files are stored by site have the former parameter, only those that can be downloaded the latter.
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "cifar10": "fedmpi.data.sources.pictures.public_arrays:cifar10",
@@ -38,4 +38,4 @@ registry: dict[str, str] = {
     "tiny_imagenet": "fedmpi.data.sources.pictures.public_files:tiny_imagenet",
 }
 
-KIND = Kind("data set", registry, "data", ("root", "site"))
+KIND = PluginKind("data set", registry, "data", ("root", "site"))

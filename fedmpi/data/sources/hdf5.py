@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, natural_order
+from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions, ArrayPreparation
 from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
@@ -147,7 +147,7 @@ def _key(name: str, given: Mapping[str, str | None], part: str | None) -> str | 
 def _report_unread(at: Path, names: list[str]) -> None:
     names = [name for name in dict.fromkeys(names) if name not in ("coarse_label", "snippets")]  # of TFF
     if names:
-        said = f"data: {at}: not read: {brief(', '.join(names))}"
+        said = f"data: {at}: not read: {shorten(', '.join(names))}"
         warnings.warn(f"{said}; data.inputs, data.labels and data.sites name what is read", stacklevel=4)
 
 
@@ -225,7 +225,7 @@ def _dataset(
     clients, stored = _clients(found), _stored(found)
     for key, name in given.items():
         if name is not None and not any(each.endswith(key) for each in stored):
-            raise UserError(f"{at} has no data set {name!r}; it holds {brief(', '.join(names), 200) or 'none'}")
+            raise UserError(f"{at} has no data set {name!r}; it holds {shorten(', '.join(names), 200) or 'none'}")
     inputs = {key: list(parts.values()) for key, parts in stored.items() if key.endswith("x")}
     arrays = _samples(inputs, to_bytes=bool(clients), may_stay_on_disk=options.pixel_range is None)
     arrays |= {key: _rows(list(parts.values())) for key, parts in stored.items() if key not in inputs}

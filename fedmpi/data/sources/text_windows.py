@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, count, show
+from fedmpi.common.text import count, shorten, show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.text_files import Text, texts_of
@@ -114,7 +114,7 @@ def windows(
         parts = {name: (text, tests[name].text if name in tests else "") for name, (text, _) in parts.items()}
         strangers = [name for name in tests if name not in texts]
         if strangers:
-            who = brief(", ".join(strangers))
+            who = shorten(", ".join(strangers))
             warnings.warn(f"data.test_path: not read: {who}, for none of their texts is trained on", stacklevel=3)
     symbols = alphabet or "".join(sorted({*"".join(first for first, _ in parts.values())}))
     if alphabet is None:
@@ -155,7 +155,7 @@ def _train_and_test(name: str, text: Text, context: int, test_fraction: float) -
 def _tell_untested(parts: Mapping[str, tuple[str, str]], context: int) -> None:
     short = [f"{name!r} ({len(last)})" for name, (_, last) in parts.items() if len(last) < context + 1]
     if short:
-        whose = f"{'authors' if len(short) > 1 else 'author'} {brief(', '.join(short))}"
+        whose = f"{'authors' if len(short) > 1 else 'author'} {shorten(', '.join(short))}"
         needed = f"data.context = {context} needs {context + 1} characters in the test part"
         warnings.warn(
             f"data: no test row of {whose}: {needed}; lower it, raise data.test_fraction, or leave short authors out "

@@ -24,7 +24,7 @@ from fedmpi.comm import Communicator, Lost
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.faults.lost_ranks import START, Row
-from fedmpi.engine.plan import Plan
+from fedmpi.engine.federation_config import FederationConfig
 from fedmpi.engine.round_control import RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.timeline import Timeline
@@ -36,9 +36,9 @@ MIN_PATIENCE_S, PATIENCE_ROUNDS = 10.0, 5.0
 class FailurePolicy:
     """Decides which round follows one in which a rank has failed, and restores its start (faults.on_lost_rank)."""
 
-    def __init__(self, plan: Plan, control: RoundControl, timeline: Timeline, *, movable: bool) -> None:
+    def __init__(self, config: FederationConfig, control: RoundControl, timeline: Timeline, *, movable: bool) -> None:
         """movable: whether other ranks can train a dead rank's clients, as they have the data."""
-        self.plan, self.control, self.timeline, self.movable = plan, control, timeline, movable
+        self.config, self.control, self.timeline, self.movable = config, control, timeline, movable
         self.comm, self.states = control.comm, control.states
         self.scheduler, self.reporter = control.scheduler, control.reporter
         self.alive = list(self.comm.alive)  # rank 0's: the ranks that were alive when it last looked
@@ -64,9 +64,9 @@ class FailurePolicy:
                 "reported": self.reporter.reported_in == self.states.round,
                 "why": why[:500],
                 "waited": time.perf_counter() - self.timeline.began,
-                "spent": self.comm.patience_s >= self.plan.timeout_s,
+                "spent": self.comm.patience_s >= self.config.timeout_s,
             }
-            answers = self.comm.regroup(json.dumps(facts).encode(), self.plan.timeout_s)
+            answers = self.comm.regroup(json.dumps(facts).encode(), self.config.timeout_s)
             said = {rank: json.loads(text) for rank, text in answers.items()}
             if not any(rank in said for rank in self.scheduler.ranks):
                 raise Lost(f"no rank that trains is left: {why}")
@@ -78,13 +78,13 @@ class FailurePolicy:
             except Lost as error:  # one more rank has failed
                 why = str(error)
                 continue
-            self.control.transport.fresh = True
+            self.control.transport.resync = True
             return t
 
     def _record_duration(self, seconds: float) -> None:
         """A round took so long: a rank that is silent for several times as long is asked whether it lives."""
         self.longest_s = max(self.longest_s, seconds)
-        self.comm.patience_s = min(self.plan.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
+        self.comm.patience_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
     def _extend_patience(self, said: Mapping[int, Mapping[str, Any]]) -> None:
         """Wait longer from now on, as all ranks live.
@@ -92,7 +92,11 @@ class FailurePolicy:
         Raises:
             Lost: on all ranks alike, where they have waited for comm.round_timeout_s already.
         """
-        waited, before, most = max(each["waited"] for each in said.values()), self.comm.patience_s, self.plan.timeout_s
+        waited, before, most = (
+            max(each["waited"] for each in said.values()),
+            self.comm.patience_s,
+            self.config.timeout_s,
+        )
         if waited >= most and all(each["spent"] for each in said.values()):
             raise Lost(
                 f"round {said[0]['t']}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)"
@@ -132,7 +136,9 @@ class FailurePolicy:
             lost = [rank for rank in self.alive if rank not in comm.alive]
             if lost:
                 where = (
-                    scheduler.assign(t, self.alive) if self.plan.on_lost == "drop" and self.control.trains(t) else {}
+                    scheduler.assign(t, self.alive)
+                    if self.config.on_lost_rank == "drop" and self.control.trains(t)
+                    else {}
                 )
                 row = lost_ranks.row(
                     t,
@@ -146,7 +152,7 @@ class FailurePolicy:
                     ),
                 )
                 scheduler.lost_ranks.replace(t, [*scheduler.lost_ranks.of(t), row])
-                self.reporter.sink.loss(row)
+                self.reporter.callbacks.record_lost_ranks(row)
                 self.alive = list(comm.alive)
         apply(t, scheduler, states, comm.broadcast_json(scheduler.lost_ranks.of(t)))
 
@@ -182,7 +188,7 @@ def rejoin_sites(t: int, control: RoundControl) -> None:
     """
     scheduler, states, comm = control.scheduler, control.states, control.comm
     away = sorted(scheduler.lost_ranks.gone(t))
-    if not away or control.plan.replay:
+    if not away or control.config.replays_failures:
         return
     found = newest_saved_rounds(comm, scheduler, states, away)
     rows = scheduler.lost_ranks.of(t)

@@ -16,13 +16,13 @@ from fedmpi.common.inputs import to_text
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
-from fedmpi.common.text import figure
+from fedmpi.common.text import format_metric
 from fedmpi.config.yaml_source import text_for
 from fedmpi.data.batches import Shards
 from fedmpi.data.partitions.parts import Partition
-from fedmpi.engine.best import Best
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
+from fedmpi.engine.model_selection import BestModel
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import plugins, report_text
 from fedmpi.runtime.record.data_files import MANY, PREPROCESSING, Preprocessing, write_partition
@@ -30,7 +30,7 @@ from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
-from fedmpi.runtime.record.tracking.dispatch import LoggerCollection
+from fedmpi.runtime.record.tracking import LoggerCollection
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CLIENTS_TAIL = 1 << 16  # bytes of clients.jsonl, which hold the rows of more clients than are shown
 
 
-class RankRecorder(Sink):
+class RankRecorder(RunCallbacks):
     """What every rank records: checkpoints. The engine calls its other methods on any rank, too; they do nothing."""
 
     checkpoints: Checkpoints | None = None  # where the run has any
@@ -64,7 +64,7 @@ class RankRecorder(Sink):
             warnings.showwarning = show_and_log
             yield
 
-    def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
+    def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         if self.checkpoints is not None:
             self.checkpoints.save(fed, t, memory, last)
 
@@ -157,7 +157,7 @@ class Recorder(RankRecorder):
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
         self.console.round(row, self.server.view.noted)
-        self.stop.enough = 0 < self.stop.after <= row["round"] + 1
+        self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
 
@@ -165,11 +165,11 @@ class Recorder(RankRecorder):
         if rows:
             self.directory.append(file, *rows)
 
-    def best(self, best: Best) -> None:
-        about = {**self.model_facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
+    def save_best_model(self, best: BestModel) -> None:
+        about = {**self.model_facts, "figure": best.criterion.figure, "round": best.round, "value": best.value}
         self.directory.write_model(self.experiment.model.state_dict(best.w, best.b), about, BEST)
 
-    def loss(self, row: dict[str, Any]) -> None:
+    def record_lost_ranks(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
         self.console.say(report_text.loss(row, self.experiment.data.site_names))
 
@@ -181,8 +181,8 @@ class Recorder(RankRecorder):
         model, best = self.experiment.model, fed.server.best
         self.directory.write_model(model.state_dict(fed.server.w, fed.server.b), self.model_facts)
         ended = f"signal {self.stop.signal}" if reason == "stopped" and self.stop.signal else reason
-        ended = f"diverged: {fed.reporter.watch.said}" if reason == "apart" else ended
-        ended = f"enough: {best.why}" if reason == "enough" and best else ended
+        ended = f"diverged: {fed.reporter.watch.said}" if reason == "diverged" else ended
+        ended = f"enough: {best.why}" if reason == "early_stopped" and best else ended
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)
@@ -192,7 +192,7 @@ class Recorder(RankRecorder):
         for line in report_text.results(rows, result, self.headline, clients, made):
             self.console.say(line)
         self.console.say(f"run directory: {self.directory.shown}")
-        if reason == "stopped" and self.checkpoints is not None and not self.stop.enough:
+        if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
             self.console.say(f"go on with: fedmpi resume {self.directory.shown}")
         return result
 
@@ -266,7 +266,9 @@ class Console:
         self.told, self.wall_s = self.told + 1, self.wall_s + float(row["wall_s"])
         done = int(row["round"]) + 1
         parts = [f"round {done}/{self.rounds}"]
-        parts += [f"{name} {figure(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None]
+        parts += [
+            f"{name} {format_metric(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None
+        ]
         parts.append(f"{row['wall_s']:.1f} s")
         left_s = max(self.rounds - done, 0) * self.wall_s / self.told
         if left_s > 0:

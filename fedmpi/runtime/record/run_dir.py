@@ -11,10 +11,10 @@
     clients.jsonl       one object per client and evaluation    log.txt            what the console said, and warnings
     updates.jsonl       one object per round: how long the updates are, how far they agree (aggregation/update_stats.py)
     faults.jsonl        ranks that were lost, if any: who, in which round, what it means (faults/lost_ranks.py)
-    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/pace.py)
+    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/cost_model.py)
     analysis.jsonl      what `analysis` has measured of a round (engine/probes)
     timeline            what each rank did when, see timeline.py
-    heard.json          which round each tracker and callback has heard of last, if there are any (tracking/dispatch.py)
+    heard.json          which round each tracker and callback has heard of last, if there are any (tracking.py)
     initial.safetensors the file that init.from named           lock      who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
     seal.json           SHA-256 of these, see `seal`

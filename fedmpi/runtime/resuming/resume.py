@@ -18,11 +18,11 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
-from fedmpi.config.later import by_rounds, comparable, free_later
+from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
+from fedmpi.engine.cost_model import CostModel, Row
 from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
@@ -72,7 +72,7 @@ def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[st
         raise UserError(f"{path / IDENTITY} holds no settings; start a new run under another name")
     now = comparable(now)
     before = _with_new_names(comparable(before), now)
-    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not free_later(key, settings)]
+    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key, settings)]
     if "data.silos" in found:
         _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
     kept = [key for key in found if key.startswith("comm.wire.") and key in before]
@@ -133,7 +133,7 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
             of = f" ({' '.join((data.source, *said))}, below {data.root})"
         return f"{key[1:-1]} {how}{of}"
     if key == "rounds":
-        why = f"{by_rounds(settings)}, and those that are done would have been others"
+        why = f"{depends_on_rounds(settings)}, and those that are done would have been others"
         return f"rounds is {now.get(key)}, was {before.get(key)} ({why})"
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
 
@@ -155,7 +155,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                 "would begin at round 0 and write over its results. A new run (another name) can begin with its model, "
                 f"init.from={kept.folder.parent}, or from the start"
             )
-        fed.scheduler.lost_ranks = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
+        fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.until(t + 1)).known(t + 1)
         if t < 0:
             rejoin_sites(0, fed.control)
             kept.begin_after(t, fed)
@@ -163,10 +163,10 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
         answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
         harm = next(filter(None, answers), None)
         if harm is None:
-            if t >= fed.plan.rounds:
+            if t >= fed.config.rounds:
                 raise UserError(
-                    f"rounds: {fed.plan.rounds}, but this run has completed {t + 1} of them, and goes on after those; "
-                    f"ask for {t + 1} or more, or start a new run (another name)"
+                    f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after "
+                    f"those; ask for {t + 1} or more, or start a new run (another name)"
                 )
             fed.go_on(t, memory, server)
             rejoin_sites(t + 1, fed.control)
@@ -199,7 +199,7 @@ def _proposals(
 
 def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
-    if not fed.worker.messages.client_state.size:
+    if not fed.trainer.messages.client_state.size:
         return ""
     last, gone = fed.scheduler.last_rounds(t), fed.scheduler.lost_ranks.gone(t + 1)
     for client in sorted(last):
@@ -249,7 +249,7 @@ def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[
 
 
 def _check_placement(row: Row) -> None:
-    Pace.of(row), int(row["round"])
+    CostModel.from_row(row), int(row["round"])
 
 
 def of_same_ranks(rows: list[Row], fed: Federation, made: Experiment) -> list[Row]:

@@ -91,7 +91,7 @@ def test_stop_ends_the_run_with_the_round_under_way():
     more = {"rounds": 40, "train": {"lr": 4.0, "momentum": 0.9}}
     with pytest.warns(UserWarning, match="come apart"):
         it = play(settings(**more, faults={"on_divergence": "stop"}))
-    assert it.reason == "apart"
+    assert it.reason == "diverged"
     told = next(row["round"] for row in it.rows if "diverged" in row)
     assert [row["round"] for row in it.rows] == list(range(told + 2))
     assert it.rows[-1]["sha256"] == it.made.model.layout.sha256(it.w)

@@ -44,11 +44,11 @@ def sites(seat=None):
 def make(config, folder=None, room=10**6):
     def on(seat: Seat) -> FinishedRun:
         it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
-        it.told, it.fed.reporter.sink.loss = [], lambda row: it.told.append(row)
+        it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
         it.placements = it.files["placement.jsonl"]
         if folder is not None:
             it.kept = checkpoints(folder, room)
-            it.fed.reporter.sink.keep = it.kept.save
+            it.fed.reporter.callbacks.save_state = it.kept.save
             if it.made.messages.client_state.size:
                 it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
         return it
@@ -76,7 +76,7 @@ def replay(fed, rows):
     """Give a federation the rank failures of another run."""
     fed.scheduler.lost_ranks = LostRanks(rows)
     for part in (fed, fed.control):
-        part.plan = replace(part.plan, replay=True)
+        part.config = replace(part.config, replays_failures=True)
 
 
 def replayed(config, rows) -> FinishedRun:
@@ -197,7 +197,7 @@ def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
         rows = first.fed.scheduler.lost_ranks.rows
         it = prepare(config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})}))
         kept = checkpoints(folder, 10**6)
-        it.fed.reporter.sink.keep, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
+        it.fed.reporter.callbacks.save_state, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
         it.fed.scheduler.lost_ranks = LostRanks(rows)
         t = resume.go_on(it.fed, kept, 10, lambda text: None)
         assert t == 2
@@ -225,7 +225,7 @@ def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
 
         it = prepare(config, sites())
         kept = checkpoints(folder, 10**6)
-        it.fed.reporter.sink.keep, it.fed.states.room = kept.save, 10**6
+        it.fed.reporter.callbacks.save_state, it.fed.states.room = kept.save, 10**6
         it.fed.states.shelf = kept.rows if it.made.messages.client_state.size else None
         it.fed.scheduler.lost_ranks = LostRanks([row for row in rows if row["round"] <= 2])
         t = resume.go_on(it.fed, kept, 10, lambda text: None)

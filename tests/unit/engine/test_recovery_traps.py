@@ -47,7 +47,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
     def spoiled(self, row):
         fine = honest(self, row)
         if (self.id, self.round) == (0, 2):
-            self.worker.messages.upload(self.round).packing.views(row).dw.mul_(1e30)
+            self.trainer.messages.upload(self.round).packing.views(row).dw.mul_(1e30)
         return fine
 
     step = Seat.step
@@ -147,7 +147,11 @@ def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
         if folder is None:
             return run(it)
         it.kept = checkpoints(folder, 10**6)
-        it.fed.reporter.sink.keep, it.fed.states.shelf, it.fed.states.room = it.kept.save, it.kept.rows, 10**6
+        it.fed.reporter.callbacks.save_state, it.fed.states.shelf, it.fed.states.room = (
+            it.kept.save,
+            it.kept.rows,
+            10**6,
+        )
         resume.go_on(it.fed, it.kept, 10, print)
         run(it)
         it.kept.wait()

@@ -6,7 +6,7 @@ import weakref
 
 from helpers import small_settings
 
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import run
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 
@@ -16,8 +16,8 @@ def test_ranks_other_than_0_record_no_results():
     recorder = RankRecorder()
     for name in ("round", "append", "best", "loss", "say"):
         getattr(recorder, name)([])
-    recorder.keep(None, 0, {}, True)
-    assert isinstance(recorder, Sink)
+    recorder.save_state(None, 0, {}, True)
+    assert isinstance(recorder, RunCallbacks)
 
 
 def test_a_run_that_fails_before_it_has_a_directory_leaves_nothing():

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, natural_order, twins
+from fedmpi.common.text import count, natural_order, near_duplicates
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import (
     PARTS,
@@ -94,7 +94,7 @@ def csv_images(
     names = list(class_names or _classes(table, label_column, at))
     sites = natural_order([row.values[site_column] for row in table]) if site_column else [""]
     if site_column:
-        _warn_of_twins(table, site_column)
+        _warn_of_near_duplicates(table, site_column)
     if site is not None and site not in sites:
         raise UserError(f"{at}: no row is of the site {site!r} ({site_column}); it has {', '.join(sites)}")
     chosen = sites if site is None else [site]
@@ -142,9 +142,9 @@ def csv_images(
     return reads_columns(data, **columns)
 
 
-def _warn_of_twins(table: Sequence[Row], site_column: str) -> None:
+def _warn_of_near_duplicates(table: Sequence[Row], site_column: str) -> None:
     """Warn of two sites whose names differ by a slip alone."""
-    twice = twins(dict.fromkeys(row.values[site_column] for row in table))
+    twice = near_duplicates(dict.fromkeys(row.values[site_column] for row in table))
     if twice:
         first, last = (next(row.at for row in table if row.values[site_column] == name) for name in twice)
         said = f"data: {twice[0]!r} ({first}) and {twice[1]!r} ({last}) are two sites; are they one?"
@@ -157,7 +157,7 @@ def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:
     if len(names) == 1:
         what = f"the column {column!r} holds one class alone, {names[0]!r}"
         raise UserError(f"{at}: {what}; two are needed, or those that there are in data.class_names")
-    twice = twins(dict.fromkeys(row.values[column] for row in table))
+    twice = near_duplicates(dict.fromkeys(row.values[column] for row in table))
     if twice:
         first, last = (next(row.at for row in table if row.values[column] == name) for name in twice)
         said = f"{last}: the class is {twice[1]!r}, and in {first} {twice[0]!r}"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, count, natural_order
+from fedmpi.common.text import count, natural_order, shorten
 from fedmpi.data.csv_file import csv_table
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources import common
@@ -157,7 +157,7 @@ def _check_header(
             other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
             hint = f"; is the delimiter {other!r}? data.delimiter" if len(header) == 1 and other else ""
             key = f" (data.{options[k]})" if options else ""
-            there = brief(", ".join(header), 200)
+            there = shorten(", ".join(header), 200)
             meant = next((f"; did you mean {other!r}?" for other in header if other.casefold() == name.casefold()), "")
             raise UserError(f"{path} has no column {name!r}{key}; it has {there}{hint}{meant}")
         if header.count(name) > 1:
