@@ -182,9 +182,6 @@ def test_colour(given, blocks):
     torch.testing.assert_close(colour(laid_out(x.clone(), blocks), u), wanted, atol=1e-5, rtol=0)
 
 
-# ---- what is drawn ----
-
-
 # ---- all of them together ----
 def look(*items, **more):
     operations = [made(*item) if isinstance(item, tuple) else made(item) for item in items]
