@@ -22,8 +22,8 @@ from fedmpi.data.sources.common import (
     find,
     gaps_allowed,
     holdout,
-    numbered,
-    tell_of_travellers,
+    number_groups,
+    warn_of_divided_groups,
 )
 from fedmpi.data.sources.tables.coded import (
     Value,
@@ -143,7 +143,7 @@ def table(
     aim = targets(rows, named["label_column"], target, class_names)
     owner, names = _owners(rows, site_column, site)
     if split_column is None:
-        tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
+        warn_of_divided_groups(_groups(rows, group_column), [names[k] for k in owner] if names else ())
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
@@ -162,7 +162,7 @@ def table(
         event_words=events,
     )
     found = _dataset(rows, aim, owner, names, train, plain, options)
-    return replace(found, group=numbered(_groups(rows, group_column)[train])) if group_column else found
+    return replace(found, group=number_groups(_groups(rows, group_column)[train])) if group_column else found
 
 
 def _features(rows: Table, given: list[str] | None, drop: Sequence[str], taken: Iterable[str]) -> list[str]:
