@@ -89,10 +89,9 @@ class Pictures:
         return self.stored.index_select(0, rows)
 
     def shown(self, raw: Tensor, u: Tensor | None) -> Tensor:
-        """What a model sees of rows that `raw` gave."""
-        return to_memory_format(
-            self.look(to_memory_format(raw.to(self.device, non_blocking=True), self.blocks), u), self.blocks
-        )
+        """Inputs of the model for stored rows, as `raw` returns them. u: as of `read`."""
+        stored = to_memory_format(raw.to(self.device, non_blocking=True), self.blocks)
+        return to_memory_format(self.look(stored, u), self.blocks)
 
     def floats(self) -> Tensor:
         """All samples."""
