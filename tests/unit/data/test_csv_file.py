@@ -17,7 +17,7 @@ from fedmpi.data.sources.pictures.image_dataset import read_rows
 from fedmpi.data.sources.tables.files import read
 from fedmpi.data.sources.tables.preparation import column_moments, standardise_columns
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.texts.text import text
+from fedmpi.data.sources.text import text
 
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 

@@ -15,7 +15,14 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, checked_fraction, find, gaps_allowed, numbered, tell_of_travellers
+from fedmpi.data.sources.common import (
+    check_groups,
+    checked_fraction,
+    find,
+    gaps_allowed,
+    number_groups,
+    warn_of_divided_groups,
+)
 from fedmpi.data.sources.tables.column_warnings import (
     columns_that_number_rows,
     warn_of_coded_gaps,
@@ -120,7 +127,7 @@ def table(
     owner, names = row_owners(rows, site_column, site)
     groups = rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
     if split_column is None:
-        tell_of_travellers(groups, [names[k] for k in owner] if names else ())
+        warn_of_divided_groups(groups, [names[k] for k in owner] if names else ())
     train = training_rows(rows, split_column, groups, owner, aim, test_fraction)
     if split_column is not None:
         check_groups(groups, train, rows.at, f"{group_column}")  # of all sites: a patient of two is one patient
@@ -142,7 +149,7 @@ def table(
         event_words=events,
     )
     data = _dataset(rows, aim, owner, names, train, plain, standardise, global_test)
-    return replace(data, group=numbered(groups[keep][train])) if group_column else data
+    return replace(data, group=number_groups(groups[keep][train])) if group_column else data
 
 
 def _check_silo(path: str | None, site_column: str | None, pooled: bool, small_sites: str) -> None:

@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, shorten, show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
-from fedmpi.data.sources.texts.reading import Text, texts_of
+from fedmpi.data.sources.text_files import Text, texts_of
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
 SKIP = -100  # a target that does not count: the one of the task next_symbol
@@ -124,7 +124,7 @@ def windows(
         _check_texts(known, alphabet)
         _check_texts({name: tests[name] for name in known if name in tests} if tests else {}, alphabet)
     if test_fraction or tests is not None:
-        _tell_untested(parts, context)
+        _warn_of_untested_authors(parts, context)
     number = {symbol: k for k, symbol in enumerate(symbols)}
     train = [cut(first, number, context) for first, _ in parts.values()]
     test = [cut(last, number, context) for _, last in parts.values()]
@@ -152,7 +152,7 @@ def _train_and_test(name: str, text: Text, context: int, test_fraction: float) -
     return text.text[:cut], text.text[cut:]
 
 
-def _tell_untested(parts: Mapping[str, tuple[str, str]], context: int) -> None:
+def _warn_of_untested_authors(parts: Mapping[str, tuple[str, str]], context: int) -> None:
     short = [f"{name!r} ({len(last)})" for name, (_, last) in parts.items() if len(last) < context + 1]
     if short:
         whose = f"{'authors' if len(short) > 1 else 'author'} {shorten(', '.join(short))}"

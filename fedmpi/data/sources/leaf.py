@@ -17,10 +17,10 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order, show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes
+from fedmpi.data.sources import leaf_text
+from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.common import finite
-from fedmpi.data.sources.federated import leaf_text
-from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
-from fedmpi.data.sources.federated.leaf_json import REMEDY, read_users
+from fedmpi.data.sources.leaf_json import REMEDY, read_users
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.pictures.image_dataset import Files, dataset_of_parts
 

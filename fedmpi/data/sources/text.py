@@ -11,9 +11,9 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import checked_fraction, find, reads_columns
-from fedmpi.data.sources.texts.reading import Text, read_text, texts_of
-from fedmpi.data.sources.texts.windows import windows
+from fedmpi.data.sources.common import checked_fraction, find, with_columns
+from fedmpi.data.sources.text_files import Text, read_text, texts_of
+from fedmpi.data.sources.text_windows import windows
 
 
 def text(
@@ -62,7 +62,7 @@ def text(
 
     tests = read(test_path, "test_path") if test_path else None
     found = windows(read(path, "path"), context, share, min_chars, alphabet, tests)
-    return reads_columns(found, author_column=author_column, text_column=text_column, delimiter=delimiter)
+    return with_columns(found, author_column=author_column, text_column=text_column, delimiter=delimiter)
 
 
 def _silo(root: Path, site: str, path: str | None, context: int, test_fraction: float, alphabet: str | None) -> Dataset:

@@ -17,8 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions, ArrayPreparation
+from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.common import find
-from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.npz import from_arrays
 from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import StoredArrays, wanted

@@ -13,7 +13,7 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import near_duplicates, nearest, shorten, show
 from fedmpi.data.csv_file import text_of
-from fedmpi.data.sources.federated.hdf5 import open_file
+from fedmpi.data.sources.hdf5 import open_file
 from fedmpi.data.sources.tables.files import read
 
 
