@@ -181,7 +181,7 @@ class FinishedRun:
         """What the clients of the last round sent, one row each."""
         t, members = self.rows[-1]["round"], self.rows[-1]["cohort"]
         packing = self.made.messages.upload(t).packing
-        return packing.views(self.fed.transport.memory.rows("rows", len(members), packing.size))
+        return packing.views(self.fed.transport.buffers.rows("rows", len(members), packing.size))
 
     def kept(self, k: int) -> Views:
         """What client k keeps; `_w` and `_b` are its own parts of the model."""

@@ -8,7 +8,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, alone, fit, importing, table
+from fedmpi.cli.shared import (
+    Config,
+    MaybeConfig,
+    Overrides,
+    RunDir,
+    Trust,
+    apply_machine_settings,
+    fast_import,
+    require_single_process,
+    table,
+)
 from fedmpi.comm.failures.process_exit import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
@@ -41,8 +51,8 @@ def run(context: typer.Context, config: Config, overrides: Overrides = None) -> 
 
 
 def _train(settings: Settings, process: CommandProcess) -> NoReturn:
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         import fedmpi.runtime.run  # noqa: F401  without looking for garbage
 
     raise typer.Exit(train(settings, process))
@@ -100,8 +110,8 @@ def replay(
 
     _stays(directory, overrides or ())
     settings = replay_settings(directory.resolve(), trust, overrides or ())
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.runtime.finished.replay import replay as replay_run
 
     raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
@@ -115,14 +125,14 @@ def validate(config: Config, overrides: Overrides = None) -> None:
 
     if expand.is_one(config):
         asked = expand.load(config, overrides or ())
-        fit(asked.settings(asked.labels[0]))
-        with importing():
+        apply_machine_settings(asked.settings(asked.labels[0]))
+        with fast_import():
             from fedmpi.sweeps import run as runs
 
         return runs.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.runtime.validate import validate_settings
 
     table(validate_settings(settings))
@@ -145,9 +155,9 @@ def plan(
     if hosts > ranks:
         raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")
     settings = configs.load(config, overrides or ())
-    alone("plan")
-    fit(settings)
-    with importing():
+    require_single_process("plan")
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.doctor import plan as planning
 
     facts = planning.plan(settings, ranks, hosts)
@@ -169,8 +179,8 @@ def partition(
     """Divide the data as CONFIG says and show the result, without training: sizes, classes, distances between clients,
     and for few clients how much each holds of which class."""
     settings = configs.load(config, overrides or ())
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.analysis import partition as division
 
     division.analyse(settings, write, draw, typer.echo)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Overrides, alone, fit, importing, run_command
+from fedmpi.cli.shared import Overrides, apply_machine_settings, fast_import, require_single_process, run_command
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
@@ -65,8 +65,8 @@ def sweep(
     if status and not check:
         sweep_status.show(asked, typer.echo)
         return
-    fit(asked.settings(asked.first()[0]))
-    with importing():
+    apply_machine_settings(asked.settings(asked.first()[0]))
+    with fast_import():
         from fedmpi.sweeps import run as runs
 
         if not check:
@@ -74,7 +74,7 @@ def sweep(
             import fedmpi.runtime.run  # noqa: F401
     if check:
         return runs.check(asked, typer.echo)
-    alone()
+    require_single_process()
     code = runs.run(asked, jobs, train_child, typer.echo)
     if not code:
         folder = shlex.quote(str(place))
@@ -89,8 +89,8 @@ def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
     settings = progress.resuming(slurm.named(asked, name))
     if progress.check_state(settings).what == progress.DONE:
         return 0
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         import fedmpi.runtime.run  # noqa: F401
     return train(settings, process)
 

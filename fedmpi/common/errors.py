@@ -1,6 +1,6 @@
 """The one error for mistakes that the user can correct, and the exit code of who is to be started again."""
 
-COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
+RESTART_LATER = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
 
 
 class UserError(Exception):

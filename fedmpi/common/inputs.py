@@ -75,14 +75,14 @@ class Inputs:
 Samples: TypeAlias = Tensor | Inputs
 
 
-def each(x: Samples, name: str) -> list[tuple[str, Tensor]]:
+def named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
     """The tensors, and what they are called: `train_x`, or `train_x['ids']`; without a name "" and `ids`."""
     if not isinstance(x, Inputs):
         return [(name, x)]
     return [(f"{name}[{k!r}]" if name else k, part) for k, part in x.items()]
 
 
-def join(parts: Sequence[Any]) -> Any:
+def concatenate(parts: Sequence[Any]) -> Any:
     """The rows of all parts, one after another."""
     if isinstance(parts[0], Inputs):
         return Inputs({k: torch.cat([x[k] for x in parts]) for k in parts[0].keys()})  # noqa: SIM118
@@ -141,9 +141,9 @@ def _by_keyword(kind: Any, names: tuple[str, ...]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or set(names) <= set(parameters)
 
 
-def look(x: Samples) -> str:
+def describe(x: Samples) -> str:
     """`shape (2, 3), torch.float32`, for messages."""
-    return "; ".join(f"{said} shape {tuple(part.shape)}, {part.dtype}".strip() for said, part in each(x, ""))
+    return "; ".join(f"{said} shape {tuple(part.shape)}, {part.dtype}".strip() for said, part in named_tensors(x, ""))
 
 
 def to_text(shape: Shape, dtype: Type) -> str:

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import MARK, smells
-from fedmpi.common.synonyms import advice
+from fedmpi.common.key_suggestions import suggest_key
+from fedmpi.common.redaction import MARK, looks_secret
 from fedmpi.common.text import allowed, show
 
 _BOUNDS = ("ge", "gt", "le", "lt")
@@ -54,7 +54,7 @@ def check(
     supplied: Sequence[str] = (),
     origins: Mapping[str, str] | None = None,
     named: str = "",
-    beside: Collection[str] = (),
+    reserved_keys: Collection[str] = (),
 ) -> dict[str, Any]:
     """`given`, converted to the declared types (a whole number for a float becomes a float, a list a tuple).
 
@@ -65,7 +65,7 @@ def check(
         supplied: parameters that the engine passes itself, in their order; a user's function may name them differently.
         origins: key -> where it was written ("run.yaml:7"); see `Settings.origins`.
         named: what the target is to the user ("method fedavg"), for messages.
-        beside: the keys that the section has besides.
+        reserved_keys: the keys that the section has besides.
 
     Raises:
         UserError: one line for each key that is unknown, missing, of a wrong type or out of bounds.
@@ -75,7 +75,8 @@ def check(
     checked: dict[str, Any] = {}
     problems = []
     named = named or getattr(target, "__name__", str(target))
-    keys, moved = [*declared, *beside], getattr(target, "MOVED", {})  # option of earlier versions -> what it is now
+    keys = [*declared, *reserved_keys]
+    moved = getattr(target, "MOVED", {})  # option of earlier versions -> what it is now
 
     def complain(key: str, text: str) -> None:
         prefix = f"{origins[key]}: " if key in origins else ""
@@ -90,7 +91,7 @@ def check(
                 adapter: TypeAdapter[Any] = TypeAdapter(declared[key], config=_STRICT)
                 checked[key] = adapter.validate_json(json.dumps(value))
             except ValidationError as error:
-                said = MARK if smells(key, value) else show(value)
+                said = MARK if looks_secret(key, value) else show(value)
                 default = ", or left out for its default" if value is None and key not in required else ""
                 complain(key, f"{said} is not allowed; must be {allowed(error.errors())}{default}")
         elif open_ended:
@@ -99,7 +100,7 @@ def check(
             complain(key, moved[key])
         else:
             none = "" if declared else f"{named} has no options; "
-            complain(key, f"unknown key; {_untyped(target, key)}{none}{advice(key, where, keys)}")
+            complain(key, f"unknown key; {_untyped(target, key)}{none}{suggest_key(key, where, keys)}")
     for key in required - set(given):
         complain(key, f"missing; it must be given for {named}")
     if problems:

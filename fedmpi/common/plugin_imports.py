@@ -14,8 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.blame import is_users_file
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import is_users_file
 
 
 def find_imports(plugin: Path) -> dict[str, Path]:

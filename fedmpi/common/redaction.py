@@ -14,10 +14,10 @@ _WORDS = {"auth", "authorization", "authtoken", "apikey", "key", "token"}
 _PARTS = ("password", "passwd", "passphrase", "secret", "credential")  # of words: `mypassword`, `credentials`
 
 
-def smells(key: str, value: Any = "") -> bool:
+def looks_secret(key: str, value: Any = "") -> bool:
     """Whether `key: value` may be a secret. key: dotted or not.
 
-    >>> smells("data.api_key"), smells("monkey"), smells("key_dim", 64), smells("token", None)
+    >>> looks_secret("api_key"), looks_secret("monkey"), looks_secret("key_dim", 64), looks_secret("token", None)
     (True, False, False, False)
     """
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", key)]
@@ -31,18 +31,18 @@ def smells(key: str, value: Any = "") -> bool:
 def redacted(tree: Any) -> Any:
     """A copy of settings with the mark in place of all that smells of a secret."""
     if isinstance(tree, dict):
-        return {key: MARK if smells(str(key), value) else redacted(value) for key, value in tree.items()}
+        return {key: MARK if looks_secret(str(key), value) else redacted(value) for key, value in tree.items()}
     return [redacted(each) for each in tree] if isinstance(tree, (list, tuple)) else tree
 
 
-def flow(value: Any) -> str:
+def to_one_line(value: Any) -> str:
     """A value on one line, near enough to YAML to be read.
 
-    >>> flow({"source": "web", "token": MARK, "sizes": [1, 2]})
+    >>> to_one_line({"source": "web", "token": MARK, "sizes": [1, 2]})
     '{source: web, token: <redacted>, sizes: [1, 2]}'
     """
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {flow(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {to_one_line(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(flow, value)) + "]"
+        return "[" + ", ".join(map(to_one_line, value)) + "]"
     return value if isinstance(value, str) else json.dumps(value)

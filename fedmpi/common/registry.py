@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from fedmpi.common import options, plugin_imports
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, nearest, show
+from fedmpi.common.text import nearest, shorten, show
 
 _own_only = ContextVar("own_only", default=False)
 
@@ -44,7 +44,7 @@ def own_code_only() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PluginKind:
     """Something that configs name: a method, a model, ..."""
 
     label: str  # "model", for messages
@@ -57,23 +57,23 @@ class Choice(Protocol):
     """A section of a config that names a method, a model, ..., with its options."""
 
     @property
-    def chosen(self) -> str: ...
+    def selected_name(self) -> str: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
     @property
-    def beside(self) -> tuple[str, ...]: ...  # keys of the section that are not the thing's own
+    def reserved_keys(self) -> tuple[str, ...]: ...  # keys of the section that are not the thing's own
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """A choice made outside of a config."""
 
-    chosen: str
+    selected_name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    reserved_keys: tuple[str, ...] = ()
 
 
-def make(kind: Kind, choice: Choice, origins: Mapping[str, str] | None = None) -> partial[Any]:
+def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = None) -> partial[Any]:
     """The object that `choice` names, with its checked options bound; call it with what the engine supplies.
 
     Args:
@@ -83,8 +83,8 @@ def make(kind: Kind, choice: Choice, origins: Mapping[str, str] | None = None) -
         UserError: unknown name, an error inside the user's file, unknown or wrong options.
     """
     origins = origins or {}
-    origin, named = origins.get("", ""), f"{kind.label} {choice.chosen}"
-    found = load(choice.chosen, kind.registry, kind.label, origin)
+    origin, named = origins.get("", ""), f"{kind.label} {choice.selected_name}"
+    found = load(choice.selected_name, kind.registry, kind.label, origin)
     said = f"{origin}: {named}" if origin else named
     if not callable(found):
         raise UserError(f"{said}: is {show(found)}, but a function or class is needed")
@@ -99,7 +99,7 @@ def make(kind: Kind, choice: Choice, origins: Mapping[str, str] | None = None) -
     for name in taken:  # an option, which has a default, must not stand where the engine passes something else
         if name not in passed and signature.parameters[name].default is not inspect.Parameter.empty:
             raise UserError(f"{said}: cannot be called with {wanted}: {name}, an option, stands in their way")
-    given = options.check(found, choice.options, kind.section, kind.supplied, origins, named, choice.beside)
+    given = options.check(found, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
     return partial(found, **given)
 
 
@@ -137,14 +137,14 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
     if not place or not attribute or place.startswith("."):
         advice = nearest(name, registry)
         raise UserError(
-            f"{prefix}unknown {kind} '{brief(name)}'; {advice}; or path/to/file.py:Name, or package.module:Name"
+            f"{prefix}unknown {kind} '{shorten(name)}'; {advice}; or path/to/file.py:Name, or package.module:Name"
         )
     if _own_only.get() and is_foreign(name, registry):
         raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
     from fedmpi.common import seeds  # and torch, which the user's module imports as well
 
     try:
-        with seeds.scoped(0, "import"):  # of no run's seed: the module is there for all runs of this process
+        with seeds.seeded(0, "import"):  # of no run's seed: the module is there for all runs of this process
             module = _from_file(Path(place)) if is_file(name) else importlib.import_module(place)
     except UserError as error:
         raise UserError(f"{prefix}{kind} '{name}': {error}") from error

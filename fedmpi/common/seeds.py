@@ -45,7 +45,7 @@ def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def reseed(seed: int, *purpose: str | int) -> None:
-    """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `scoped`."""
+    """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `seeded`."""
     number = derive(seed, *purpose)
     with _one:
         # torch.manual_seed would do it, and note a stack trace for each kind of device that is not there.
@@ -58,14 +58,14 @@ def reseed(seed: int, *purpose: str | int) -> None:
 
 
 def state() -> State:
-    """Where the global generators are."""
+    """Return the states of the global generators."""
     with _one:
         at, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return at, np.random.get_state(legacy=False), random.getstate(), on_gpus
 
 
-def go_on(at: State) -> None:
-    """The global generators go on from there."""
+def set_state(at: State) -> None:
+    """Set the global generators to states that `state` has returned."""
     with _one:
         torch.set_rng_state(at[0])
         if at[3]:  # else no GPU was in use then
@@ -75,12 +75,18 @@ def go_on(at: State) -> None:
 
 
 @contextmanager
-def scoped(seed: int | None = None, *purpose: str | int) -> Iterator[None]:
-    """The global generators seeded for one purpose, if a seed is given, and put back afterwards."""
+def preserve_rng() -> Iterator[None]:
+    """Restore the states of the global generators at the end of the block."""
     before = state()
     try:
-        if seed is not None:
-            reseed(seed, *purpose)
         yield
     finally:
-        go_on(before)
+        set_state(before)
+
+
+@contextmanager
+def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
+    """Seed the global generators for one purpose, and restore their states at the end of the block."""
+    with preserve_rng():
+        reseed(seed, *purpose)
+        yield

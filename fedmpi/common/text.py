@@ -84,11 +84,11 @@ _FRACTION = re.compile(r"(^|_)(auroc|auprc|auc|c_?index|concordance|r2|f1|dice|i
 _PERCENT = re.compile(r"accuracy|(^|_)(top\d+|exact)(_|$)")
 
 
-def figure(name: str, value: float, digits: int = 3) -> str:
+def format_metric(name: str, value: float, digits: int = 3) -> str:
     """A figure of a run: percentages with two decimals, fractions of 1 with four, others below 10 to `digits` digits.
 
-    >>> figure("accuracy", 9.876), figure("personal_auroc_std", 0.5), figure("loss", 0.0797123), figure("mse", 12.0)
-    ('9.88', '0.5000', '0.0797', '12.00')
+    >>> format_metric("accuracy", 9.876), format_metric("personal_auroc_std", 0.5), format_metric("loss", 0.0797123)
+    ('9.88', '0.5000', '0.0797')
     """
     if _FRACTION.search(name):
         return f"{value:.4f}"
@@ -109,20 +109,20 @@ def lower_is_better(name: str, more: Iterable[str] = ()) -> bool:
     return any(f"_{lower}_" in f"_{name}_" for lower in (*LOWER_IS_BETTER, *more))
 
 
-def headline(names: Iterable[str]) -> str | None:
+def main_metric(names: Iterable[str]) -> str | None:
     """The figure by which runs are compared: the first that is no loss, else the first.
 
-    >>> headline(["train_loss", "loss_std", "c_index"]), headline(["personal_loss"]), headline([])
+    >>> main_metric(["train_loss", "loss_std", "c_index"]), main_metric(["personal_loss"]), main_metric([])
     ('c_index', 'personal_loss', None)
     """
     names = list(names)
     return next((name for name in names if "_loss_" not in f"_{name.partition('@')[0]}_"), next(iter(names), None))
 
 
-def twins(words: Iterable[str]) -> tuple[str, str] | None:
+def near_duplicates(words: Iterable[str]) -> tuple[str, str] | None:
     """Two of the words that a slip tells apart: letters' case, blanks, or two spellings of one number.
 
-    >>> twins(["yes", "no", "Yes"]), twins(["1", "1.0"]), twins(["a", "b"])
+    >>> near_duplicates(["yes", "no", "Yes"]), near_duplicates(["1", "1.0"]), near_duplicates(["a", "b"])
     (('yes', 'Yes'), ('1', '1.0'), None)
     """
     seen: dict[object, str] = {}
@@ -151,16 +151,16 @@ def enumerated(names: Sequence[str], thing: str) -> str:
     >>> enumerated(["age"], "column"), enumerated(["age", "id"], "column")
     ("column 'age'", "each of 2 columns ('age', 'id')")
     """
-    shown = brief(", ".join(map(repr, names)), 100)
+    shown = shorten(", ".join(map(repr, names)), 100)
     return f"{thing} {shown}" if len(names) == 1 else f"each of {count(len(names), thing)} ({shown})"
 
 
 def show(value: Any) -> str:
     """A value for a message, cut to a readable length."""
-    return brief(repr(value))
+    return shorten(repr(value))
 
 
-def brief(text: str, length: int = 60) -> str:
+def shorten(text: str, length: int = 60) -> str:
     """Text for a message, cut to a readable length."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
@@ -186,7 +186,7 @@ def metric_title(name: str) -> str:
     return name.replace("_", " ") + (" (%)" if "accuracy" in name else "")
 
 
-def control(text: str) -> str:
+def control_character(text: str) -> str:
     """What `text` holds that no name or path should: `the control character '\\x00'`; "" if there is nothing.
 
     Line feed and tab are left to those who read longer texts.

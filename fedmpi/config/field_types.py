@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from fedmpi.common.text import control, show
+from fedmpi.common.text import control_character, show
 
 # Upper bounds are far beyond what anybody trains, and below what would end in an endless loop or an overflow.
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -21,8 +21,8 @@ Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a r
 
 def _plain(text: str) -> str:
     odd = next((c for c in "\n\t" if c in text), "")
-    if odd or control(text):
-        raise ValueError(f"{show(text)} is not allowed; a name or path without {control(text) or repr(odd)}")
+    if odd or control_character(text):
+        raise ValueError(f"{show(text)} is not allowed; a name or path without {control_character(text) or repr(odd)}")
     return text
 
 
@@ -53,7 +53,7 @@ def _at_home(path: Path) -> Path:
 
 
 def _directory_name(name: str) -> str:
-    if control(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
+    if control_character(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
         raise ValueError(
             f"{show(name)} cannot name a directory; no spaces or slashes, no dot in front, at most 200 bytes"
         )
@@ -119,7 +119,7 @@ class OpenSection(BaseModel):
     selector: ClassVar[str] = "name"
 
     @property
-    def chosen(self) -> str:
+    def selected_name(self) -> str:
         """The name of the thing."""
         return str(getattr(self, self.selector))
 
@@ -129,6 +129,6 @@ class OpenSection(BaseModel):
         return dict(self.model_extra or {})
 
     @property
-    def beside(self) -> tuple[str, ...]:
+    def reserved_keys(self) -> tuple[str, ...]:
         """The section's other keys."""
         return tuple(type(self).model_fields)

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
-from fedmpi.common.text import brief, control, show
+from fedmpi.common.text import control_character, shorten, show
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.validation_errors import SWEEP, complaints
@@ -130,21 +130,21 @@ def shown(text: str) -> str:
     ('data.token=<redacted>', 'data={source: web, token: <redacted>}', 'rounds=3')
     """
     key, equals, value = text.partition("=")
-    if not equals or not redaction.smells(text):  # then no key in it does
+    if not equals or not redaction.looks_secret(text):  # then no key in it does
         return text
     try:
         tree = read_value(value, "", key, Document())
     except UserError:  # not YAML: all of it is left out
         return f"{key}={redaction.MARK}"
-    clean = redaction.MARK if redaction.smells(key, tree) else redaction.redacted(tree)
-    return text if clean == tree else f"{key}={redaction.flow(clean)}"
+    clean = redaction.MARK if redaction.looks_secret(key, tree) else redaction.redacted(tree)
+    return text if clean == tree else f"{key}={redaction.to_one_line(clean)}"
 
 
 def command_line(overrides: Sequence[str]) -> Document:
     """The overrides as one layer."""
     document = Document()
     for text in overrides:
-        origin = f"command line: {brief(repr(shown(text)) if control(text) else shown(text), 200)}"
+        origin = f"command line: {shorten(repr(shown(text)) if control_character(text) else shown(text), 200)}"
         key, equals, value = text.partition("=")
         problem = ""
         if not equals or not all(key.split(".")):

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedmpi.common.typewords import value_words, words
+from fedmpi.common.type_descriptions import describe_type, describe_value
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import section
 
@@ -40,7 +40,9 @@ def keys(path: tuple[str, ...] = ()) -> Iterator[Key]:
         inner = section(here)
         meaning = declared.description or _beside(holder, name)
         if inner is None:
-            yield Key(".".join(here), words(declared.annotation, declared.metadata), _default(declared), meaning)
+            yield Key(
+                ".".join(here), describe_type(declared.annotation, declared.metadata), _default(declared), meaning
+            )
         else:
             yield Key(".".join(here), "section", "", meaning or _docstring(inner), inner)
             yield from keys(here)
@@ -51,7 +53,7 @@ def _default(declared: FieldInfo) -> str:
         return "required"
     if isinstance(declared.json_schema_extra, dict):  # what the environment says
         return str(declared.json_schema_extra["default"])
-    return value_words(declared.default)
+    return describe_value(declared.default)
 
 
 def _docstring(kind: type[BaseModel]) -> str:

@@ -133,7 +133,7 @@ class ComputeSettings(Section):
     # clients that a rank trains at once, where method and model allow it; auto: as many as the device runs fastest.
     # They change the last bits of what clients send (docs/packing.md)
     pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
-    threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
+    threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (config/resources.py)
 
     @model_validator(mode="after")
     def _check(self) -> ComputeSettings:

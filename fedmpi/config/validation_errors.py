@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedmpi.common.synonyms import advice
-from fedmpi.common.text import allowed, brief, show
+from fedmpi.common.key_suggestions import suggest_key
+from fedmpi.common.text import allowed, shorten, show
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.yaml_source import Document
 
@@ -27,7 +27,7 @@ def complaints(error: ValidationError, document: Document, source: str) -> list[
     for key, group in itertools.groupby(located, key=lambda pair: pair[0]):
         where = _origin(document, key, source)
         text = _describe(key, [each for _, each in group], document.data)
-        lines.append((order.get(where, -1), f"{where}: {'.'.join(brief(str(part)) for part in key)}{text}"))
+        lines.append((order.get(where, -1), f"{where}: {'.'.join(shorten(str(part)) for part in key)}{text}"))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
@@ -69,7 +69,7 @@ def _advice(key: Key) -> str:
     where, last = ".".join(map(str, key[:-1])), str(key[-1])
     inside = [f"{where}.{name}.{last}" for name in known.model_fields if where and last in _keys(*key[:-1], name)]
     homes = [f"{name}.{last}" for name in Settings.model_fields if name != where and last in _keys(name)]
-    return advice(last, where, keys, inside or homes)
+    return suggest_key(last, where, keys, inside or homes)
 
 
 def _keys(*path: str | int) -> tuple[str | int, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, control, show
+from fedmpi.common.text import control_character, shorten, show
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 100  # mappings and lists within each other
@@ -123,7 +123,7 @@ class _Reader(yaml.SafeLoader):
         self.values += 1
         where = f"{self.where(node)}: {path}"
         if depth > MAX_DEPTH:
-            where = f"{self.where(node)}: {brief(path)}"
+            where = f"{self.where(node)}: {shorten(path)}"
             raise UserError(f"{where}: nested deeper than {MAX_DEPTH} levels, or an alias (*) within its own anchor")
         if self.values > MAX_VALUES:
             raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out; write fewer")
@@ -147,8 +147,8 @@ class _Reader(yaml.SafeLoader):
         except (ValueError, KeyError, yaml.YAMLError) as error:  # `!!int x`, `!!bool x`, 5,000 digits
             kind = node.tag.replace(_TAG, "!!")
             raise UserError(f"{where}: {show(node.value)} cannot be read as {kind}") from error
-        if isinstance(value, str) and control(value):
-            raise UserError(f"{where}: {show(value)} holds {control(value)}; write text without it")
+        if isinstance(value, str) and control_character(value):
+            raise UserError(f"{where}: {show(value)} holds {control_character(value)}; write text without it")
         return value
 
     def entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str | None, str, yaml.Node]]:
@@ -170,8 +170,8 @@ class _Reader(yaml.SafeLoader):
             elif BEGIN in text:
                 written = _HIDDEN.sub(rf"{OPEN}\1{CLOSE}", text)
                 raise UserError(f"{where}: the key {show(written)} holds a reference; they stand in values only")
-            elif control(text):
-                problem = f"{path + ': ' if path else ''}the key {show(text)} holds {control(text)}"
+            elif control_character(text):
+                problem = f"{path + ': ' if path else ''}the key {show(text)} holds {control_character(text)}"
             if problem:
                 self.document.problems.append(f"{where}: {problem}")
                 continue

@@ -15,11 +15,11 @@ from fedmpi import config as configs
 from fedmpi.comm import network
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
-from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.text import count
-from fedmpi.config import machine
+from fedmpi.common.user_code_errors import known_fix
+from fedmpi.config import resources
 from fedmpi.doctor.libraries import BF16_UNITS
 from fedmpi.doctor.lines import BAD, ODD, Line, joined
 
@@ -56,7 +56,7 @@ def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Line]
             except UserError as error:
                 line = Line(name, str(error), BAD)
             except Exception as error:
-                known = remedy(error)
+                known = known_fix(error)
                 if known is None:
                     raise
                 line = Line(name, known, BAD)
@@ -178,7 +178,7 @@ def chosen(settings: configs.Settings, job: Job) -> str:
 
 
 def threads(settings: configs.Settings, job: Job) -> Line:
-    machine.check(settings, writes=False)
+    resources.check(settings, writes=False)
     each, cores = settings.compute.threads, usable_cores()
     text = f"{each} a rank; this process may use {count(cores, 'core')}"
     return Line("threads", text)
@@ -215,7 +215,7 @@ def output(settings: configs.Settings, job: Job) -> Line:
     from fedmpi.common.host_memory import size_text
 
     if job.rank == 0:
-        machine.check(one_thread(settings))
+        resources.check(one_thread(settings))
     place = settings.output.absolute()
     there = next(path for path in (place, *place.parents) if path.is_dir())
     free = shutil.disk_usage(there).free

@@ -14,9 +14,9 @@ from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.faults.lost_ranks import START, LostRanks
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.worker import Worker
 
 
 class StateStore(Protocol):
@@ -69,13 +69,13 @@ class ClientStates:
     `RoundControl.begin_round` and `settle` end that: the next round has begun, and rank 0 has said whose uploads count.
     """
 
-    def __init__(self, comm: Communicator, worker: Worker, ranks: Sequence[int]) -> None:
-        self.comm, self.worker, self.messages = comm, worker, worker.messages
+    def __init__(self, comm: Communicator, trainer: ClientTrainer, ranks: Sequence[int]) -> None:
+        self.comm, self.trainer, self.messages = comm, trainer, trainer.messages
         self.owner = Owners(ranks)
         self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; made when first needed
         # Where every client's own parts start; nobody asks where there are none.
-        n = None if worker.messages.client_state.size else 0
-        self.w0, self.b0 = worker.model.w[:n].clone(), worker.model.b[:n].clone()
+        n = None if trainer.messages.client_state.size else 0
+        self.w0, self.b0 = trainer.model.w[:n].clone(), trainer.model.b[:n].clone()
         self.trained: dict[int, int] = {}
         self.shelf: StateStore | None = None
         self.room, self.shelved_to = 0, -1
@@ -98,7 +98,7 @@ class ClientStates:
         if self.shelf is not None and len(self.rows) > max(self.room, 1):
             self._make_room(self.shelf)
         download = download.to(self.w0.device, non_blocking=True)  # nobody writes to it any more
-        return ClientContext(self.worker, client, t, lr, announcement, download, row)
+        return ClientContext(self.trainer, client, t, lr, announcement, download, row)
 
     def at_once(self, clients: int) -> int:
         """How many of so many clients' rows stay in memory together, at least one."""
@@ -168,7 +168,7 @@ class ClientStates:
         for k, dead in self.orphans.items():
             self.owner[k] = dead
             self.rows.pop(k, None)
-        clients = range(self.worker.data.clients)
+        clients = range(self.trainer.data.clients)
         self.orphans = {k: self.owner[k] for k in clients if self.owner[k] not in alive}
         if move:
             self.owner |= scheduler.pinned(list(self.orphans), ranks)

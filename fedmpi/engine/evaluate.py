@@ -31,17 +31,17 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.text import lower_is_better
+from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
 from fedmpi.tasks.measures import Figures, pooled, spread
 
@@ -57,42 +57,42 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    worker: Worker, shard: Shard, batch_size: int, predict: Callable[[Tensor], Tensor] | None = None
+    trainer: ClientTrainer, shard: Shard, batch_size: int, predict: Callable[[Tensor], Tensor] | None = None
 ) -> Evaluation:
-    """Evaluate the worker's model on a shard, in evaluation mode.
+    """Evaluate the trainer's model on a shard, in evaluation mode.
 
     Loss is the mean over samples, over targets that count, or what the task takes for that of a whole split; predict
     (x -> outputs) stands in for the model's own forward pass where it is given; nan for every figure where the shard is
     empty.
     """
-    task = worker.task
+    task = trainer.task
     if not len(shard):
         return Evaluation(dict.fromkeys(("loss", *task.names), nan), torch.empty(0), torch.empty(0))
-    module = worker.model.module.eval()
+    module = trainer.model.module.eval()
     samples = ReadOnlyCheck({"x": shard.x})
-    loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=worker.model.w.device), [], []
+    loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=trainer.model.w.device), [], []
     weight: int | Tensor = 0
-    with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
+    with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             try:
                 f = predict(x) if predict else call(module, x)
             except Exception as error:
                 raise not_passed(module, x, error) from error
-            shape = (len(x), *worker.net.output_shape)
+            shape = (len(x), *trainer.net.output_shape)
             if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
                 given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
                 who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
                 text = f"{who} returned {given} for {len(x)} samples; it must return a tensor {shape}"
-                raise told(text, predict or module)
-            f = f.to(worker.model.w.dtype)
+                raise located_error(text, predict or module)
+            f = f.to(trainer.model.w.dtype)
             of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
             if samples.written():
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
-                raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
+                raise located_error(f"{who} wrote to the test samples, x: make a copy", module, task)
             outputs.append(contract.hold(task, f, y))
             targets.append(y)
-        worker.frozen_guard.check()
+        trainer.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
         whole = contract.whole_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # no answer, though argmax would name one
@@ -103,16 +103,16 @@ def evaluate(
 
 
 def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:
-    """Load into the worker's model what is evaluated as this client's: its weights (d,) and batch statistics (b,).
+    """Load into the trainer's model what is evaluated as this client's: its weights (d,) and batch statistics (b,).
 
     fine_tuned: epochs of fine-tuning that follow.
 
     Returns:
         The client's outputs as a function of samples where they are more than those of the model; else None.
     """
-    method = client.worker.method
+    method = client.trainer.method
     w = client.check("weights", method.weights(client))
-    client.worker.model.load(w, client.check("buffers", method.buffers(client), tuple(client.b0.shape)))
+    client.trainer.model.load(w, client.check("buffers", method.buffers(client), tuple(client.b0.shape)))
     if fine_tuned:
         client.fine_tune(fine_tuned)
     predict = method.predict(client)
@@ -130,8 +130,8 @@ class Evaluator:
     ) -> None:
         """validates: what is judged on validation rows, the `global` model or each client's `own`."""
         self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
-        self.worker, self.comm = states.worker, states.comm
-        self.data, self.names = self.worker.data, ("loss", *self.worker.task.names)
+        self.trainer, self.comm = states.trainer, states.comm
+        self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
         self.only: int | None = None  # the one class that the global model gives all of the global test set, if it does
         self.by_class: list[float] = []  # percent of each class's samples there that it recognises; [] where unknown
         self.exact: tuple[Tensor, Tensor] | None = None
@@ -152,7 +152,7 @@ class Evaluator:
     def _look_at_classes(self, f: Tensor, y: Tensor) -> None:
         """Set `only` and `by_class` by the outputs (n, ...) of the global model and the targets (n, ...)."""
         self.only, self.by_class = None, []
-        logits = getattr(self.worker.task, "classification", False) and f.ndim == 2
+        logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2
         if logits and bool(f.isfinite().all()) and bool((y != y[0]).any()):
             given = f.argmax(1)
             self.only = int(given[0]) if bool((given == given[0]).all()) else None
@@ -185,10 +185,10 @@ class Evaluator:
                 continue
             if protocol == "global" and not self.silo:
                 if model is not None:
-                    self.worker.model.load(*model)
+                    self.trainer.model.load(*model)
                     assert self.data.global_test is not None
-                    with blaming(f"evaluation after round {t}"):
-                        figures, f, y = evaluate(self.worker, self.data.global_test, self.batch_size)
+                    with attribute_errors(f"evaluation after round {t}"):
+                        figures, f, y = evaluate(self.trainer, self.data.global_test, self.batch_size)
                     self._look_at_classes(f, y)
                     found |= figures
                 continue
@@ -211,17 +211,17 @@ class Evaluator:
 
     def _by_site(self, t: int, w: Tensor, b: Tensor) -> Figures:
         """Rank 0's figures of each site's test rows, and how they spread."""
-        self.worker.model.load(w, b)
+        self.trainer.model.load(w, b)
         rows, weights = dict[str, Figures](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
-            with blaming(f"evaluation after round {t}"):
-                rows[site], weights[site] = self._weighed(evaluate(self.worker, shard, self.batch_size))
+            with attribute_errors(f"evaluation after round {t}"):
+                rows[site], weights[site] = self._weighed(evaluate(self.trainer, shard, self.batch_size))
         found = self._over_all(t, "sites", rows, weights)
         return found | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
     def _weighed(self, of: Evaluation) -> tuple[Figures, float]:
         """Figures, and what they weigh in a mean over shards: their samples, or the part that counts."""
-        weight = float(self.worker.task.split_weight(of.targets)) if len(of.targets) else 0.0
+        weight = float(self.trainer.task.split_weight(of.targets)) if len(of.targets) else 0.0
         return of.figures if weight else {**of.figures, "loss": nan}, weight
 
     def _over_all(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
@@ -241,7 +241,7 @@ class Evaluator:
             return dict.fromkeys(self.names, nan) if bad else pooled(rows, weights)
         found: Figures = {}
         for name in self.names:
-            falling = lower_is_better(name, getattr(self.worker.task, "falling", ()))
+            falling = lower_is_better(name, getattr(self.trainer.task, "falling", ()))
             found |= spread(f"{protocol}_{name}", [nan] if bad else [rows[k][name] for k in sorted(rows)], falling)
         return found
 
@@ -254,21 +254,21 @@ class Evaluator:
             return {} if model is None else self._over_all(t, "validation", rows, weights)
         if model is None:
             return {}
-        self.worker.model.load(*model)
-        with blaming(f"evaluation after round {t}"):
-            return evaluate(self.worker, pooled_rows(self.data.validation), self.batch_size).figures
+        self.trainer.model.load(*model)
+        with attribute_errors(f"evaluation after round {t}"):
+            return evaluate(self.trainer, pooled_rows(self.data.validation), self.batch_size).figures
 
     def _ask(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Figures], dict[int, float]]:
         """Every client's figures and their weights, computed where the client's state is; complete on rank 0. Within
-        `seeds.scoped`."""
+        `seeds.preserve_rng`."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
         for client in downloads:
             if owner[client] == comm.rank:
-                seeds.reseed(self.worker.seed, "evaluate", protocol, t, client)
-                with blaming(f"evaluation after round {t}, client {client}"):
+                seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
+                with attribute_errors(f"evaluation after round {t}, client {client}"):
                     row, weight = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
@@ -285,16 +285,16 @@ class Evaluator:
 
     def _judge(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """One client's figures under one protocol, and their weight."""
-        worker, where = self.worker, client.where
+        trainer, where = self.trainer, client.where
         inputs = client.read_only_check()
         predict = None
         if protocol == "global" or (protocol == "validation" and not self.own):
-            worker.model.load(*(self.exact or (client.received, client.b0)))
+            trainer.model.load(*(self.exact or (client.received, client.b0)))
         else:
             predict = load_own_model(client, int(protocol[3:-1]) if protocol.startswith("ft(") else 0)
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        found = self._weighed(evaluate(worker, shard, self.batch_size, predict))
-        inputs.check_hooks(worker.method, where, "weights", "buffers", "tune", "predict")
+        found = self._weighed(evaluate(trainer, shard, self.batch_size, predict))
+        inputs.check_hooks(trainer.method, where, "weights", "buffers", "tune", "predict")
         return found

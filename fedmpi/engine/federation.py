@@ -4,7 +4,7 @@
         S_t = cohort(seed, t)                               the same on every rank, without a message
         rank 0 broadcasts  command, w, declared server state
         rank r             trains its clients of S_t (several at once where compute.pack says so), and contributes
-                           their uploads: as rows, or as sums of them (travel/gathering.py)
+                           their uploads: as rows, or as sums of them (transport/gather.py)
         rank 0             w <- server_optim(w, direction(uploads))
 
 Round t - 1 is reported at the beginning of round t: rank 0 alone evaluates the global model while the others train. If
@@ -26,8 +26,10 @@ from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Communicator, Lost
+from fedmpi.common import seeds
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.faults.policy import FailurePolicy
 from fedmpi.engine.faults.uploads import UpdateFilter
 from fedmpi.engine.messages import FAILED, STOP
@@ -39,9 +41,8 @@ from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.timeline import Timeline
-from fedmpi.engine.travel.exchange import Exchange
-from fedmpi.engine.travel.gathering import Gathering, Received
-from fedmpi.engine.worker import Worker
+from fedmpi.engine.transport.gather import GatheredUploads, UploadGather
+from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Federation:
@@ -51,25 +52,25 @@ class Federation:
         self,
         plan: Plan,
         comm: Communicator,
-        worker: Worker,
+        trainer: ClientTrainer,
         optimizer: ServerOptimizer,
         rule: Rule | None = None,
         sink: Sink | None = None,
     ) -> None:
         """rule: in place of the method's own direction."""
-        data, model, messages, sink = worker.data, worker.model, worker.messages, sink or Sink()
+        data, model, messages, sink = trainer.data, trainer.model, trainer.messages, sink or Sink()
         tolerant, stateful = plan.on_lost != "abort", bool(messages.client_state.size)
         training_ranks = list(range(0 if comm.size == 1 or plan.server_trains else 1, comm.size))
-        self.plan, self.comm, self.worker = plan, comm, worker
+        self.plan, self.comm, self.trainer = plan, comm, trainer
         self.scheduler = ClientScheduler(plan, data, comm, training_ranks)
-        self.states = ClientStates(comm, worker, training_ranks)
+        self.states = ClientStates(comm, trainer, training_ranks)
         self.states.undoes, self.states.keeps_moves = (plan.undo or tolerant) and stateful, tolerant
         how = {"sums": plan.adds_up, "reduce": plan.reduce, "acknowledge": tolerant or plan.acknowledge}
-        self.transport = Exchange(comm, messages, model.w, plan.sharded, **how)
+        self.transport = RoundTransport(comm, messages, model.w, plan.sharded, **how)
         self.server: FederationServer | None = None
         if comm.rank == 0:
             storage, view = self.transport.model_storage(), ServerView(data, optimizer.lr, plan.rounds, plan.seed)
-            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.held)
+            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.last_sent)
             update_filter, undoes = UpdateFilter(plan.max_norm, plan.drop, plan.clip), tolerant and bool(plan.probes)
             self.server = FederationServer(*made, plan.best, plan.updates, update_filter, undoes)
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
@@ -78,7 +79,7 @@ class Federation:
         parts = (self.scheduler, self.server, sink)
         self.probes = Probes(plan, self.states, self.transport, *parts) if plan.probes else None
         done_by = (self.scheduler, self.states, self.transport, self.reporter, self.server)
-        self.control, self.timeline = RoundControl(plan, comm, *done_by, worker.stop), Timeline()
+        self.control, self.timeline = RoundControl(plan, comm, *done_by, trainer.stop), Timeline()
         self.failures: FailurePolicy | None = None
         if tolerant:
             self.failures = FailurePolicy(plan, self.control, self.timeline, movable=data.global_test is not None)
@@ -124,8 +125,8 @@ class Federation:
             lap("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
-        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.worker.pack)
-        with self.worker.chance():
+        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.trainer.pack)
+        with seeds.preserve_rng():  # each client seeds the global generators
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
         trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
@@ -145,7 +146,7 @@ class Federation:
         self.timeline.tell()
         self.timeline.lap("settle")
         if self.server is not None and line and "sha256" not in line:
-            line["sha256"] = self.worker.model.layout.sha256(self.server.w)
+            line["sha256"] = self.trainer.model.layout.sha256(self.server.w)
             self.timeline.lap("hash")
         first, sink = self.control.first_round, self.reporter.sink
         if command is RoundCommand.ABORTED:  # the round before does not count: the one before that is the last
@@ -167,7 +168,9 @@ class Federation:
             if self.scheduler.measure is not None:
                 self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
-    def train_clients(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: Gathering) -> None:
+    def train_clients(
+        self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
+    ) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
         lap, alone = self.timeline.lap, len(clients) == 1
         for client in clients if self.states.undoes else ():
@@ -192,7 +195,7 @@ class Federation:
         t: int,
         cohort: Sequence[int],
         placement: Mapping[int, int],
-        received: Received,
+        received: GatheredUploads,
         trained: float,
         arrived: float,
         counted: tuple[int, int],
@@ -217,7 +220,7 @@ class Federation:
         if self.scheduler.measure is not None:
             timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
             self.scheduler.record_timings(t, cohort, placement, timings)
-        upload = self.worker.messages.upload(t)
+        upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
         good, said, figures = [k for k in cohort if k not in server.refused], {"train_loss": float("nan")}, {}
@@ -239,14 +242,14 @@ class Federation:
             "refused": refused,
             **({"lost": absent} if absent else {}),
             **({"clipped": server.update_filter.clipped} if self.plan.clip else {}),
-            **self.transport.versions.count(t, cohort),
+            **self.transport.traffic.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
             "train_s": max(busy.values(), default=0.0),
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
         if figures:
-            check_figures(self.worker.method, figures, self.worker.task.names, f"round {t}")
+            check_figures(self.trainer.method, figures, self.trainer.task.names, f"round {t}")
         received.release()
         sent_bytes, received_bytes = self.comm.sent_bytes - counted[0], self.comm.received_bytes - counted[1]
         return line | figures | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}
@@ -261,10 +264,10 @@ class Federation:
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
-        self.control.first_round = self.transport.told = t + 1
+        self.control.first_round = self.transport.broadcast_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):
-            self.transport.versions.count(earlier, self.scheduler.cohort(earlier))
+            self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
         self.states.trained, self.states.shelved_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.line = memory["line"]

@@ -19,8 +19,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.engine.checks import check_declarations, numbers
 from fedmpi.flat.coding import Coding, Wire
 from fedmpi.flat.formats import Format
@@ -143,12 +143,12 @@ class Messages:
     # ---- rounds ----
     def travel(self, t: int) -> Travel:
         """The method's word on round t, checked against the model and its own declarations."""
-        with blaming(f"round {t}"):
+        with attribute_errors(f"round {t}"):
             said = self.method.travels(t, self.rounds)
         name = type(self.method).__name__
         if not isinstance(said, Travel):
             text = f"method {name}, hook travels, round {t} returned {type(said).__name__}; it must return Travel(...)"
-            raise told(text, self.method.travels)
+            raise located_error(text, self.method.travels)
         for groups in (said.groups, said.but):
             self.check_groups(groups, f"hook travels, round {t}")
         for slot in said.slots or ():

@@ -12,13 +12,13 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning
 from fedmpi.engine.client_states import ClientStates
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.faults.divergence import DivergenceMonitor
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.travel.exchange import Exchange
-from fedmpi.engine.worker import Worker
+from fedmpi.engine.transport.round_transport import RoundTransport
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
 from fedmpi.models.gaussian import REFERENCE
@@ -30,25 +30,25 @@ class Reporter:
     """Evaluates rounds, and hands their lines on. Every rank has one; the lines are rank 0's."""
 
     def __init__(
-        self, plan: Plan, states: ClientStates, exchange: Exchange, server: FederationServer | None, sink: Sink
+        self, plan: Plan, states: ClientStates, exchange: RoundTransport, server: FederationServer | None, sink: Sink
     ) -> None:
-        self.plan, self.exchange, self.server, self.sink, self.worker = plan, exchange, server, sink, states.worker
-        worker, protocol, own = states.worker, tuple(plan.protocol), own_parts(states.worker.messages)
+        self.plan, self.exchange, self.server, self.sink, self.trainer = plan, exchange, server, sink, states.trainer
+        trainer, protocol, own = states.trainer, tuple(plan.protocol), own_parts(states.trainer.messages)
         asked, left = SERVERS.intersection(protocol), tuple(each for each in protocol if each not in SERVERS)
         if own and asked and left:  # a global model of which clients keep parts that they train is nobody's
             protocol = left
             if states.comm.rank == 0:
-                kept, name = ", ".join(sorted(own)), type(worker.method).__name__
+                kept, name = ", ".join(sorted(own)), type(trainer.method).__name__
                 text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: method {name} keeps {kept} with "
                 text += "each client, and the global model has its initial values there: nobody uses it"
                 warnings.warn(RankWarning(text), stacklevel=2)
-        validates = None if plan.best is None else "own" if validates_own(worker, protocol) else "global"
+        validates = None if plan.best is None else "own" if validates_own(trainer, protocol) else "global"
         self.states, self.evaluator = states, Evaluator(states, protocol, plan.eval_batch, validates)
         # Where parts of the global model stay with the clients the personal ones are looked at.
-        whole = worker.messages.shared.whole
+        whole = trainer.messages.shared.whole
         looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
-        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if worker.data.test_sizes.any() else []
-        classes = worker.data.classes if getattr(worker.task, "classification", False) else None
+        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if trainer.data.test_sizes.any() else []
+        classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
         self.watch = DivergenceMonitor(classes, next(iter(names), None), plan.stop_apart)
         self.line: dict[str, Any] | None = None  # rank 0's: the metrics of the latest round, None where it was aborted
         self.saved: dict[str, Any] = {}  # rank 0's memory after the latest round that counts
@@ -80,7 +80,7 @@ class Reporter:
         began = time.perf_counter()
         figures = self._evaluate(before, last) if due else {}
         if line is not None:
-            first = {"round": before, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
+            first = {"round": before, **{n: figures[n] for n in ("loss", *self.trainer.task.names) if n in figures}}
             row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
             if updates := row.pop("updates", None):  # sorted, as they come out of a checkpoint
                 self.sink.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
@@ -98,14 +98,14 @@ class Reporter:
             return {}
         downloads: dict[int, Tensor] = {}
         if evaluator.asks_clients:
-            asked = [k for k in range(self.worker.data.clients) if k not in self.states.gone]
+            asked = [k for k in range(self.trainer.data.clients) if k not in self.states.gone]
             downloads = dict.fromkeys(asked, self.exchange.no_download)
-            if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
+            if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
                 downloads = self.exchange.send_downloads(t_seen, asked, self.states.owner, server)
         model = None if server is None else (server.w, server.b)
         exact = self.exchange.exact(server) if evaluator.asks_for_global else None
         lr, inbox = self.plan.learning_rate(t_seen), self.exchange.inbox
-        with seeds.scoped(self.plan.seed, "evaluate", t):
+        with seeds.seeded(self.plan.seed, "evaluate", t):
             figures, lines = evaluator(t_seen, lr, model, exact, inbox, downloads, last=last)
         self.sink.append("clients.jsonl", *({**each, "round": t} for each in lines))
         if server is not None and server.best is not None:
@@ -117,7 +117,7 @@ class Reporter:
     def _initial_line(self, server: FederationServer, began: float) -> dict[str, Any]:
         """Return the line of a model that is not trained."""
         nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
-        wall_s, digest = time.perf_counter() - began, self.worker.model.layout.sha256(server.w)
+        wall_s, digest = time.perf_counter() - began, self.trainer.model.layout.sha256(server.w)
         return {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
 
 
@@ -128,7 +128,7 @@ def own_parts(messages: Messages) -> frozenset[str]:
     return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)
 
 
-def validates_own(worker: Worker, protocol: Sequence[str]) -> bool:
+def validates_own(trainer: ClientTrainer, protocol: Sequence[str]) -> bool:
     """Whether validation rows judge what each client uses, not the global model."""
-    models = any(overrides(worker.method, hook) for hook in OWN)
-    return not worker.messages.shared.whole or (models and not SERVERS.intersection(protocol))
+    models = any(overrides(trainer.method, hook) for hook in OWN)
+    return not trainer.messages.shared.whole or (models and not SERVERS.intersection(protocol))

@@ -20,7 +20,7 @@ from fedmpi.engine.plan import Plan
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.travel.exchange import Exchange
+from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class RoundCommand(IntEnum):
@@ -49,7 +49,7 @@ class RoundControl:
         comm: Communicator,
         scheduler: ClientScheduler,
         states: ClientStates,
-        transport: Exchange,
+        transport: RoundTransport,
         reporter: Reporter,
         server: FederationServer | None,
         stop_requested: Callable[[], bool],
@@ -75,7 +75,7 @@ class RoundControl:
             number = self._decided[1]
         if t > self.first_round:
             self.transport.changed = self.transport.messages.groups(t - 1)
-        number = int(self.transport.announce(float(number), self.server, t, number != RoundCommand.ABORTED))
+        number = int(self.transport.broadcast(float(number), self.server, t, number != RoundCommand.ABORTED))
         command = RoundCommand(number % UNDOES)
         self.begin_round(t)
         undone = self._broadcast_refused(t - 1) if number & UNDOES else []

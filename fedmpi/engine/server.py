@@ -16,8 +16,8 @@ from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
 from fedmpi.comm import Lost
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.data.federated import Federated
 from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
@@ -31,7 +31,7 @@ from fedmpi.engine.checks import (
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.engine.travel.gathering import Received
+from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Server, Uploads
@@ -117,7 +117,7 @@ class FederationServer:
     def _start(self, name: str, hook: str) -> None:
         """A slot of the server's state begins with what a hook of the method draws."""
         packing, where = self.messages.server_state, "at the start"
-        with blaming(where), seeds.scoped(self.view.seed, hook, self.view.round):
+        with attribute_errors(where), seeds.seeded(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
         check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
         check_finite(self.method, hook, packing, given[name].flatten(), where)
@@ -147,7 +147,7 @@ class FederationServer:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"
         inputs = ReadOnlyCheck(self._inputs)
-        with blaming(where), seeds.scoped(self.view.seed, "download", t, client):
+        with attribute_errors(where), seeds.seeded(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
         declared, packing = self.method.per_client_download, self.messages.per_client
@@ -155,7 +155,7 @@ class FederationServer:
         return row
 
     def step(
-        self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received, norms: Mapping[int, float]
+        self, t: int, train_lr: float, up: Uploads, upload: Upload, came: GatheredUploads, norms: Mapping[int, float]
     ) -> dict[str, float]:
         """One round's step; returns the method's own figures. `up` is what `came` from the clients; norms: ||dw||."""
         seen = up = RecordingUploads(up) if self.records and "dw" in upload.packing.shapes and upload.w.size else up
@@ -165,8 +165,8 @@ class FederationServer:
         inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "updates.p": up.p, "updates.n": up.n})
         size, ruled = (upload.columns.size,), None
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
-        chance = seeds.scoped(view.seed, "aggregate", t) if own else nullcontext()
-        with blaming(where, Lost), chance:  # Lost: it may ask other ranks
+        chance = seeds.seeded(view.seed, "aggregate", t) if own else nullcontext()
+        with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
             inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from fedmpi.common.metrics_row import CLIENT_NAMES
-from fedmpi.common.text import count, figure, metric_title
+from fedmpi.common.text import count, format_metric, metric_title
 from fedmpi.reports.charts import Bars, Grid, Lines, Series
 from fedmpi.reports.groups import BAND, Runs, by_group, by_name, means
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
@@ -51,9 +51,9 @@ def summary(runs: Runs) -> list[Part | None]:
         row: list[Value] = [group.name, f"{sum(run.complete for run in group.runs)} of {len(group.runs)}"]
         for name in names[:COLUMNS]:
             last = [value for run in group.runs if (value := run.last.get(name)) is not None]
-            spread = f" ± {figure(name, stdev(last))}" if len(last) > 1 else ""
+            spread = f" ± {format_metric(name, stdev(last))}" if len(last) > 1 else ""
             some = f" ({len(last)} runs)" if len(last) < len(group.runs) else ""
-            row.append(f"{figure(name, fmean(last))}{spread}{some}" if last else "-")
+            row.append(f"{format_metric(name, fmean(last))}{spread}{some}" if last else "-")
         table.append(row)
     head = ("settings", "runs finished", *(name.replace("_", " ") for name in names[:COLUMNS]))
     note = "Last evaluated round, mean ± sample standard deviation over the runs of these settings."
@@ -96,7 +96,7 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
     rows = list[list[Value]]()
     for name in names:
         mean, best, at = ((run.summary.get(part) or {}).get(name) for part in ("mean_last_10", "best", "best_round"))
-        said = [None if v is None else figure(name, v, 4) for v in (run.last.get(name), mean, best)]
+        said = [None if v is None else format_metric(name, v, 4) for v in (run.last.get(name), mean, best)]
         rows.append([name.replace("_", " "), *said, at])
     head = ("figure", "last", "mean of the last ten", "best", "in round")
     biased = "The best round is chosen by the test set itself, so it flatters."

@@ -9,9 +9,9 @@ from pydantic_core import PydanticUndefined
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
-from fedmpi.common.redaction import flow, redacted
+from fedmpi.common.redaction import redacted, to_one_line
 from fedmpi.common.text import metric_title
-from fedmpi.common.typewords import value_words
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings, section
 from fedmpi.reports.charts import Lines, Series
 from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, means
@@ -119,9 +119,10 @@ def settings(runs: Runs) -> list[Part | None]:
             defaults |= {f"{where}.{each.name}": each.default for each in description(kind, name).options}
     own = [key for key in first.config if key not in runs.differing and (key not in UNLIKE or runs.alone)]
     changed = [
-        [key, _shown(first, key), value_words(defaults[key]) if key in defaults else "-"]
+        [key, _shown(first, key), describe_value(defaults[key]) if key in defaults else "-"]
         for key in own
-        if key not in PLACES and (key not in defaults or value_words(first.config[key]) != value_words(defaults[key]))
+        if key not in PLACES
+        and (key not in defaults or describe_value(first.config[key]) != describe_value(defaults[key]))
     ]
     title = "What is not as by default" if runs.alone else "What all runs share and is not as by default"
     parts.append(Table(("key", "value", "default"), changed, title))
@@ -130,7 +131,7 @@ def settings(runs: Runs) -> list[Part | None]:
 
 
 def _shown(run: Run, key: str) -> str:
-    return flow(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
+    return to_one_line(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
 
 
 def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -16,15 +16,16 @@ from fedmpi.aggregation import rules
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
-from fedmpi.config import Settings, machine
+from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.config import Settings, resources
 from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
 from fedmpi.engine.best import Choice
 from fedmpi.engine.checks import are_finite
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.local.recipe import Recipe, learning_rate
@@ -32,7 +33,6 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.server import Rule
-from fedmpi.engine.worker import Worker
 from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
 from fedmpi.flat.model import FlatModel
@@ -119,16 +119,16 @@ def make_method(
         where: the key of the config that names the method.
     """
     choice, origins = choice or settings.method, settings.origins("method") if origins is None else origins
-    kind = registry.Kind(methods.KIND.label, methods.registry, where)
-    found = registry.load(choice.chosen, kind.registry, kind.label, origins.get("", ""))
+    kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
+    found = registry.load(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UserError(f"{where}: {choice.chosen} is no subclass of fedmpi.Method")
+        raise UserError(f"{where}: {choice.selected_name} is no subclass of fedmpi.Method")
     inner: set[str] = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
-    made = registry.make(kind, registry.Chosen(choice.chosen, plain, ("name", *inner)), origins)
+    made = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
     held = {key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}}
     try:
-        with seeds.scoped(settings.seed, "method"), blaming(f"{where}: {choice.chosen}"):
+        with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
             method: Method = made(**{key: value for key, value in held.items() if value is not None})
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
@@ -142,7 +142,7 @@ def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str
     own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
     at = origins.get(key, "")
     if said.get("name") is not None:
-        chosen = registry.Chosen(str(said["name"]), options)
+        chosen = registry.Selection(str(said["name"]), options)
         return make_method(settings, chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
     if options:
         prefix = f"{at}: " if at else ""
@@ -159,7 +159,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
             f"model {settings.model.name} takes one tensor a sample, and the data set has several ({named}); write a "
             f"model with forward(self, {named}): model.name=file.py:Name"
         )
-    with blaming(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
+    with attribute_errors(f"model {settings.model.name}"), seeds.seeded(settings.seed, "init"):
         module = made(input_shape, classes)
         check_module(f"model.name: {settings.model.name}", module, made)
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
@@ -176,7 +176,7 @@ def prepared_module(
     """Make the architecture as the method needs it, with its initial weights."""
     module = make_module(settings, input_shape, classes, dtype)
     where = f"method {settings.method.name}, hook prepare"
-    with blaming(where), seeds.scoped(settings.seed, "prepare"):
+    with attribute_errors(where), seeds.seeded(settings.seed, "prepare"):
         module = method.prepare(module, classes)
         check_module(where, module, method.prepare)
     return module
@@ -186,7 +186,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     """Make model, task and method for the data at hand, and check that they fit together."""
     method, recipe, name = make_method(settings), make_recipe(settings), settings.model.name
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
-    with blaming(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
+    with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
         task = make_task(data.classes)
         if data.target_scales:
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
@@ -195,10 +195,10 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     given = None
     if settings.init.source is not None:
         given = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
-    with blaming(f"model {name}"):
+    with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
-    with blaming(f"model {name}"):
+    with attribute_errors(f"model {name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
     if not all(are_finite([model.w, model.b, *floats])):
@@ -217,7 +217,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     rule = make_rule(settings, method, messages.shared_groups)
     pack = 1 if settings.compute.pack == 1 else clients_at_once(settings, method, task, model, net, recipe, data)
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
-        machine.compiler(gpu=device.type == "cuda")
+        resources.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
     return Experiment(settings, moved, method, task, net, model, messages, recipe, rule, given, best, pack)
 
@@ -245,7 +245,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     sent, received = (TopK(e.fraction or FRACTION) if e.name == "topk" else plain[e.name] for e in (up, down))
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     formats, states = Wire(sent, received, up.feedback), state_shapes(make_recipe(settings), model.layout)
-    with blaming(f"method {settings.method.name}"):
+    with attribute_errors(f"method {settings.method.name}"):
         return Messages(method, model, *sizes, formats, states)
 
 
@@ -310,14 +310,14 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
     return rules.over(rule.groups, chosen) if rule.groups else chosen
 
 
-def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
-    """Make the worker that trains clients on this rank; stop() is true once the run was asked to stop."""
+def make_trainer(made: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
+    """Make what trains clients on this rank; stop() is true once the run was asked to stop."""
     s = made.settings
-    return Worker(
+    return ClientTrainer(
         *(made.model, made.net, made.task, made.method, made.data, made.messages, made.recipe, s.seed),
         bf16=s.compute.precision == "bf16",
-        drop=s.faults.on_bad_update != "abort",
-        spares=s.faults.on_client_error == "drop",
+        drops_bad_updates=s.faults.on_bad_update != "abort",
+        drops_failed_clients=s.faults.on_client_error == "drop",
         pack=made.pack,
         strict=s.compute.pack != "auto",
         graphs=made.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
@@ -366,4 +366,4 @@ def federation(
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
     constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
     optimizer = ServerOptimizer(s.server.optim, like, *constants)
-    return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
+    return Federation(plan, comm, make_trainer(made, stop), optimizer, made.rule, sink)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
-from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.text import count
+from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data import partitions, sources
 from fedmpi.data.augment.chosen import augmented, operation
@@ -51,7 +51,7 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
 
 def open_source(settings: Settings) -> partial[Any]:
     """The data source with its checked options; call it with data.root."""
-    chosen = registry.Chosen(settings.data.source, settings.data.options, settings.data.beside)
+    chosen = registry.Selection(settings.data.source, settings.data.options, settings.data.reserved_keys)
     made = registry.make(sources.KIND, chosen, settings.origins("data"))
     if not settings.data.download:
         return made
@@ -80,15 +80,15 @@ def partitioned(settings: Settings) -> Federated:
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
     check_settings(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
-    with waiting, blaming("data"):
+    with waiting, attribute_errors("data"):
         with (
             choosing(settings.data.stream),
             ignoring(settings.task.options.get("ignore")),
-            seeds.scoped(settings.seed, "source"),
+            seeds.seeded(settings.seed, "source"),
         ):
             dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
-    with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
+    with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     if settings.data.standardise_target:
         whole = target_scaling.scaled(settings, whole, dataset)
@@ -170,7 +170,7 @@ def checked(dataset: Any, source: Any) -> Dataset:
     if not isinstance(dataset, Dataset):
         name = getattr(source, "__name__", type(source).__name__)
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
-        raise told(f"data: {text}", source)
+        raise located_error(f"data: {text}", source)
     name = f"{getattr(source, '__module__', '')}:{getattr(source, '__name__', '')}"
     # What a user's source does to the rows that one of ours has prepared is nowhere written down.
     return dataset if name in sources.registry.values() else replace(dataset, preparation=None)
@@ -204,7 +204,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     check_settings(settings)
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
-    with blaming("data"), _told_by_any_rank():
+    with attribute_errors("data"), _told_by_any_rank():
         with choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
             root = (settings.working_dir / settings.data.root).absolute()
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
@@ -236,7 +236,7 @@ def of_one_site(settings: Settings, client: int) -> Federated:
     """The federation of silos where one site's files alone are at hand: sizes of the others are taken to be its own."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
-    with blaming("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
+    with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
         root = (settings.working_dir / settings.data.root).absolute()
         opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
     datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}

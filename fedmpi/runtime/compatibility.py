@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.common.text import brief, lower_is_better, nearest
+from fedmpi.common.text import lower_is_better, nearest, shorten
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
@@ -20,7 +20,7 @@ from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.reporting import own_parts
-from fedmpi.engine.travel.gathering import Cuts
+from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,
@@ -268,7 +268,7 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
     """Check that with server.reduce: local nobody needs the uploads of single clients."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
-    sent = {name for packing in uploads for name in Cuts(packing).large} - {*means, "_b"}
+    sent = {name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"}
     reasons = {
         f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says so: "
         'means = {"dw": ("p",)})': not means,
@@ -297,7 +297,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
         buffers: float buffers that travel.
     """
     if idle:
-        whose = f"client{'s' if len(idle) > 1 else ''} {brief(', '.join(map(str, idle)))}"
+        whose = f"client{'s' if len(idle) > 1 else ''} {shorten(', '.join(map(str, idle)))}"
         raise UserError(
             f"server.rule: {rule} would count the updates of {whose}, who make no step (train.drop_last), and are "
             "zero; lower train.batch_size, or set drop_last: false"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedmpi.common import options
 from fedmpi.common.registry import load
-from fedmpi.common.typewords import value_words, words
+from fedmpi.common.type_descriptions import describe_type, describe_value
 
 KINDS = {
     "methods": "fedmpi.methods",
@@ -113,7 +113,9 @@ def description(kind: str, name: str) -> Description:
         about = inspect.cleandoc(target.__doc__ or "")
         known = {key: (each.default, _meaning(about, key)) for key, each in signature.parameters.items()}
     found = [
-        Option(key, words(hint), "required" if key in required else value_words(known[key][0]), known[key][1])
+        Option(
+            key, describe_type(hint), "required" if key in required else describe_value(known[key][0]), known[key][1]
+        )
         for key, hint in hints.items()
     ]
     return Description(kind, name, text, tuple(found))

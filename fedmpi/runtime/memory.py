@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
 from fedmpi.engine.plan import SERVERS
-from fedmpi.engine.travel.gathering import UNSENT, Cuts, pinned
+from fedmpi.engine.transport.gather import UNSENT, ChunkPlan, pinned
 from fedmpi.flat import linear
 from fedmpi.method.base import means_of
 from fedmpi.runtime.build_data import training_ranks
@@ -89,13 +89,13 @@ def upload_rows(made: Experiment, size: int) -> tuple[float, float]:
 
 
 def upload_way(made: Experiment, size: int) -> str:
-    """Return how uploads travel between so many ranks (engine/travel): whole, streamed, sharded or reduced.
+    """Return how uploads travel between so many ranks (engine/transport): whole, streamed, sharded or reduced.
 
     Slots of one block or less are neither added up nor shared out.
     """
     server, means = made.settings.server, means_of(made.method)
     packings = {made.messages.upload(t).packing for t in range(max(made.settings.rounds, 1))}
-    large = {name for packing in packings for name in Cuts(packing).large}
+    large = {name for packing in packings for name in ChunkPlan(packing).large}
     if large and server.placement == "sharded" and size > 1:
         return "sharded"
     if large and means is not None and large <= {*means, "_b"}:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, each
+from fedmpi.common.inputs import Samples, named_tensors
 from fedmpi.data.augment.operation import Operation
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
@@ -90,7 +90,7 @@ def _rows(x: Samples | Pictures) -> Iterator[bytes]:
             yield from x.stored.look()
             return
         x = x.stored
-    for name, part in each(x, ""):
+    for name, part in named_tensors(x, ""):
         yield f"{name}{tuple(part.shape)} {part.dtype}".encode()
         for start in range(0, len(part), CHUNK):
             yield part[start : start + CHUNK].cpu().contiguous().numpy().tobytes()

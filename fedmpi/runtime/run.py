@@ -26,11 +26,11 @@ from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
 from fedmpi.comm.failures.process_exit import tell_fatal_signals
 from fedmpi.comm.timeouts import Timeouts
-from fedmpi.common.blame import remedy
-from fedmpi.common.errors import COME_AGAIN, UserError
+from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.common.signals import CommandProcess, StopRequest
+from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import Settings
-from fedmpi.config.later import comparable
+from fedmpi.config.resume_rules import comparable
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, memory, rank_agreement, trust
@@ -41,7 +41,7 @@ from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, r
 from fedmpi.runtime.record.plugins import PluginFile
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.timeline import TimelineFile
-from fedmpi.runtime.record.tracking.dispatch import make_loggers
+from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
@@ -104,11 +104,11 @@ def execute(
         run.until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
-        stop.alone(COME_AGAIN if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
+        stop.exit_if_alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
         _build(run)
         run.comm = connect(job, settings.comm.backend, run.device, timeouts, error_reporter, settings.comm.interface)
         stop.listen()
-        stop.alone(None)
+        stop.exit_if_alone(None)
         _agree(run)
         if isinstance(recorder, Recorder):
             _open(run, recorder)
@@ -135,15 +135,15 @@ def execute(
             error_reporter.fail(*_explained(error), reacts=isinstance(error, Gone))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
             recorder.close_failed(reason(_explained(error)[0]))
-        known = remedy(error)
+        known = known_fix(error)
         if known is None:
             raise
         raise UserError(known) from error
     finally:
         run.until_end.close()
         vars(recorder).clear()  # model and data: who watches the launcher keeps the object itself alive
-        stop.alone(None)
-        stop.deaf(command is not None)
+        stop.exit_if_alone(None)
+        stop.restore_handlers(command is not None)
 
 
 def _build(run: RunContext) -> None:
@@ -317,7 +317,7 @@ def _finish(
     """
     result = recorder.close(fed, reason)
     # The signal may have come to another rank.
-    stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else COME_AGAIN
+    stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
     code = {"finished": 0, "enough": 0, "apart": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME):
         fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)
@@ -342,7 +342,7 @@ def unused_gpu(settings: Settings, size: int) -> str:
 
 def _explained(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
-    known = remedy(error)
+    known = known_fix(error)
     if known is None and not isinstance(error, UserError | Lost):
         return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1
     return f"error: {known or error}", 1 if isinstance(error, Lost) else 2

@@ -13,7 +13,7 @@ from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.inputs import Shape, describe_axes
-from fedmpi.common.text import brief, count
+from fedmpi.common.text import count, shorten
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import is_labels
@@ -23,7 +23,7 @@ from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.record.tracking.dispatch import make_loggers
+from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
 
@@ -124,4 +124,4 @@ def _targets(shard: Shard, names: Sequence[str], task: Task) -> str:
         return ""
     values, amounts = torch.unique(y[y >= 0], return_counts=True)
     each = (f"{names[k] if k < len(names) else k}: {n}" for k, n in zip(values.tolist(), amounts.tolist(), strict=True))
-    return f" ({brief(', '.join(each), 100)})" if len(values) else ""
+    return f" ({shorten(', '.join(each), 100)})" if len(values) else ""

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.synonyms import advice
+from fedmpi.common.key_suggestions import suggest_key
 from fedmpi.common.text import show
 from fedmpi.config import loading
 from fedmpi.config.schema import Settings
@@ -181,7 +181,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
     if over is None and unknown is not None:
         where = document.origins.get(unknown, path)
-        raise UserError(f"{where}: {unknown}: unknown key; {advice(unknown, '', SWEEP)}; axes stand under `over`")
+        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, '', SWEEP)}; axes stand under `over`")
     if not isinstance(over, dict) or not over:
         raise UserError(
             f"{path}: over: {'missing' if over is None else show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}"

@@ -25,7 +25,7 @@ from typing import NoReturn
 import torch
 
 from fedmpi.common import host_memory
-from fedmpi.common.errors import COME_AGAIN, UserError
+from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.config import Settings
 from fedmpi.sweeps import progress
 
@@ -142,7 +142,7 @@ def _train(job: Job, settings: Settings, gpu: str | None, parent: int, unblocked
     """What a child does: its log takes the place of the console, and it ends with the sweep."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(COME_AGAIN)
+        os._exit(RESTART_LATER)
     os.setpgid(0, 0)  # Ctrl-C is the sweep's, which hands it on once
     with log(settings).open("ab") as file, open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

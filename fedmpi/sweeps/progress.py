@@ -11,7 +11,7 @@ from typing import Any, get_args
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
-from fedmpi.config.later import comparable, free_later
+from fedmpi.config.resume_rules import comparable, may_change
 from fedmpi.config.schema import Analysis
 from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of, tail
@@ -169,7 +169,7 @@ def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
 
 
 def _changed(own: dict[str, str], made: dict[str, Any], settings: Settings) -> list[str]:
-    return [key for key in own if key in made and made[key] != own[key] and not free_later(key, settings)]
+    return [key for key in own if key in made and made[key] != own[key] and not may_change(key, settings)]
 
 
 def _rounds(path: Path) -> int:

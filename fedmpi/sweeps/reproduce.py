@@ -23,7 +23,6 @@ from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.data.fetching import getting
-from fedmpi.data.fetching.progress import progress
 from fedmpi.runtime.record.metadata import installed_version
 from fedmpi.sweeps import expand, table, table_formats
 from fedmpi.sweeps import progress as run_state
@@ -116,7 +115,7 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
                 "come by it, data.root=DIR where it is"
             )
         say(f"fetching {name} to {root}")
-        with getting.one_at_a_time(root), progress() as shown:
+        with getting.one_at_a_time(root), getting.progress() as shown:
             getting.fetch(name, root, shown)
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpi import models, tasks
 from fedmpi.common import registry
-from fedmpi.common.errors import COME_AGAIN, MissingDataError, UserError
+from fedmpi.common.errors import RESTART_LATER, MissingDataError, UserError
 from fedmpi.common.formatting import duration
 from fedmpi.common.jsonl import to_jsonable
-from fedmpi.common.text import count, figure, headline
+from fedmpi.common.text import count, format_metric, main_metric
 from fedmpi.config import Settings
 from fedmpi.runtime import build
 from fedmpi.runtime.reading import files
@@ -86,7 +86,7 @@ def _train(
         elif others and held:
             elsewhere.append(settings)
             view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
-        elif code == COME_AGAIN:
+        elif code == RESTART_LATER:
             view.end(name, f"stopped after {count(state.rounds, 'round')} {took}")
         elif sweep.is_over(state):
             view.end(name, f"has diverged, and is not chosen {took}")
@@ -105,10 +105,10 @@ def _train(
         raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
     if busy := [each for each in elsewhere if not sweep.is_over(progress.read_state(each))]:
         say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
-        return COME_AGAIN
+        return RESTART_LATER
     if not whole:
         say(f"stopped; go on with: {sweep.command}")
-        return COME_AGAIN
+        return RESTART_LATER
     return 0
 
 
@@ -232,5 +232,5 @@ class View:
 
 def _headline(row: dict[str, Any]) -> str:
     """The first figure of an evaluation, with its name; "" where there is none."""
-    name = headline(metric_names([row]))
-    return f"{name.replace('_', ' ')} {figure(name, row[name], 4)}" if name and row.get(name) is not None else ""
+    name = main_metric(metric_names([row]))
+    return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""

@@ -12,7 +12,7 @@ from typing import Any
 from fedmpi.common.errors import UserError
 from fedmpi.common.formatting import duration
 from fedmpi.common.redaction import MARK
-from fedmpi.common.text import brief, count
+from fedmpi.common.text import count, shorten
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.runtime.reading.status import (
@@ -169,5 +169,5 @@ def _line(run: dict[str, Any]) -> str:
     made = f", {run['rounds_done']}{of} rounds" if run["rounds_done"] or of else ""
     made += f", job {run['job']}" if run.get("job") else ""
     left = f", {duration(run['eta_s'])} left" if run["eta_s"] else ""
-    why = f": {brief(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else ""
+    why = f": {shorten(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else ""
     return f"{run['name']}: {run['state']}{made}{left}{why}"

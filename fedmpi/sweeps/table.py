@@ -23,7 +23,7 @@ from scipy.special import stdtrit
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.formatting import table
-from fedmpi.common.text import brief, count, headline, lower_is_better, nearest
+from fedmpi.common.text import count, lower_is_better, main_metric, nearest, shorten
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.runtime.reading import digests
@@ -121,7 +121,7 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     every = [(state.summary.get(of, {}), _looks(settings)) for _, _, settings, state in done]
     for figures, looks in every:
         known |= dict.fromkeys((*figures, *(_plain(name, looks) for name in figures)))
-        metric = metric or _plain(headline(figures) or "", looks)
+        metric = metric or _plain(main_metric(figures) or "", looks)
     named_so = dict.fromkeys(f"{look}{metric}" for _, looks in every for look in looks)
     shared = next((name for name in named_so if all(name in figures for figures, _ in every)), None)
     having = dict[str, list[Key]]()  # figure -> the cells of which it is shown
@@ -220,8 +220,8 @@ def _cells(some: Sequence[Key], every: Sequence[Key]) -> str:
     for place in range(len(every[0])):
         labels = dict.fromkeys(key[place] for key in some)
         if {key for key in every if key[place] in labels} == set(some):
-            return brief(" and ".join(labels))
-    return brief(" and ".join(dict.fromkeys(" ".join(key) for key in some))) or "the run"
+            return shorten(" and ".join(labels))
+    return shorten(" and ".join(dict.fromkeys(" ".join(key) for key in some))) or "the run"
 
 
 def text(cells: Cells) -> list[str]:

@@ -177,6 +177,10 @@ def strike(folder, number, undisturbed):
             if asked:
                 os.kill(job.rank(0), signal.SIGUSR1)
         ended = wait_until(ENDED_S, lambda: job.process.poll() is not None)
+        if not ended and fault == "STOP" and (job.folder / "run" / "summary.json").exists():
+            # It was frozen on its way out, with all written and no other rank left to notice it: mpirun waits for it.
+            os.kill(job.find_rank(rank), signal.SIGCONT)
+            ended = wait_until(ENDED_S, lambda: job.process.poll() is not None)
         assert ended, f"{label}: goes on: {job.said()}"
         left_s = max(ORPHANS_S - (time.monotonic() - began), 5)
         gone = wait_until(left_s, lambda: not job.alive())

@@ -80,7 +80,7 @@ def by_hand(it):
         sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
         order = torch.randperm(len(x), generator=seeds.generator(config.seed, "batches", t, 0, 0))
         module.train()
-        with seeds.scoped(config.seed, "torch", t, 0):
+        with seeds.seeded(config.seed, "torch", t, 0):
             for rows in order.split(train.batch_size):
                 sgd.zero_grad()
                 nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()

@@ -25,7 +25,7 @@ from torch.distributed import DistError, Store
 from fedmpi.comm.base import Gone, Lost, T, within
 from fedmpi.comm.failures.error_reporter import MEMBERS, WHOM, ErrorReporter, who
 from fedmpi.comm.failures.event_log import EventLog
-from fedmpi.comm.rendezvous import lookup
+from fedmpi.comm.rendezvous.store import RankStore
 
 CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the event log
 POLL_S = 0.01
@@ -35,7 +35,7 @@ POLL_S = 0.01
 class GroupMembership:
     """One a rank. `store` holds votes; lines come over the error reporter's connection."""
 
-    def __init__(self, store: Store, rank: int, size: int, error_reporter: ErrorReporter) -> None:
+    def __init__(self, store: RankStore, rank: int, size: int, error_reporter: ErrorReporter) -> None:
         self.store, self.rank, self.error_reporter = store, rank, error_reporter
         self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
@@ -109,7 +109,7 @@ class GroupMembership:
         self, vote: bytes, until: float, build: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]] | None:
         here = self.generation
-        self._ask(lambda: self.store.set(f"vote/{here}/{self.rank}", vote))  # type: ignore[arg-type]
+        self._ask(lambda: self.store.set(f"vote/{here}/{self.rank}", vote))
         if self.called < here:
             self._add(f"{CALL} {here}")
         if self.rank == 0:
@@ -132,7 +132,7 @@ class GroupMembership:
     def _build(self, here: int, build: Callable[[Store, int, list[int]], T]) -> list[T]:
         """Connect, in a thread that is left behind if a member dies meanwhile; what it makes comes into the list."""
         made: list[T] = []
-        store, alive = lookup.new_connection(self.store), list(self.alive)
+        store, alive = self.store.new_connection(), list(self.alive)
 
         def work() -> None:
             try:

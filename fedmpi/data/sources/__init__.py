@@ -4,7 +4,7 @@ With `site=` (silo mode) a source opens the files of that site only; with `downl
 Only sources whose files are stored by site have the former parameter, only those that can be downloaded the latter.
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "cifar10": "fedmpi.data.sources.cifar:cifar10",
@@ -29,7 +29,7 @@ registry: dict[str, str] = {
     "pacs": "fedmpi.data.sources.pictures.domains:pacs",
     "retina": "fedmpi.data.sources.pictures.ssl_fl:retina",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:saved_dataset",
-    "shakespeare": "fedmpi.data.sources.texts.shakespeare:shakespeare",
+    "shakespeare": "fedmpi.data.sources.texts.text:shakespeare",
     "stl10": "fedmpi.data.sources.pictures.stl10:stl10",
     "svhn": "fedmpi.data.sources.pictures.svhn:svhn",
     "table": "fedmpi.data.sources.tables.table:table",
@@ -38,4 +38,4 @@ registry: dict[str, str] = {
     "tiny_imagenet": "fedmpi.data.sources.pictures.tiny_imagenet:tiny_imagenet",
 }
 
-KIND = Kind("data set", registry, "data", ("root", "site"))
+KIND = PluginKind("data set", registry, "data", ("root", "site"))

@@ -78,7 +78,7 @@ class FailurePolicy:
             except Lost as error:  # one more rank has failed
                 why = str(error)
                 continue
-            self.control.transport.fresh = True
+            self.control.transport.resync = True
             return t
 
     def _record_duration(self, seconds: float) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel.gathering import Received
+from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat import linear
 
 TIMES = 1000.0
@@ -52,7 +52,7 @@ class UpdateFilter:
         self.judged = -1, self.memory()  # the latest round, and what was known before it
 
     def refused(
-        self, t: int, members: Sequence[int], came: Received, w: Tensor, failed: Collection[int] = ()
+        self, t: int, members: Sequence[int], came: GatheredUploads, w: Tensor, failed: Collection[int] = ()
     ) -> Refused:
         """Whose uploads do not count in round t; one warning line names them, but for those who failed.
 

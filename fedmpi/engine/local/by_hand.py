@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.chain import layers_of
+from fedmpi.models.mlp import layers_of
 from fedmpi.tasks.classification import Classification
 
 _nll = torch.ops.aten.nll_loss_forward.default

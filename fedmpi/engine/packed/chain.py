@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.engine.packed.thin import Thin
-from fedmpi.models.chain import layers_of
+from fedmpi.models.mlp import layers_of
 
 
 class Sink(Protocol):

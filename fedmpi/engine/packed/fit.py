@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from fedmpi.data.batches import drawn, gather, order
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.losses import backward
 from fedmpi.engine.packed.chain import Chain
@@ -23,7 +24,6 @@ from fedmpi.engine.packed.stack import Descent, Stack
 from fedmpi.engine.packed.thin import Thin, pays
 from fedmpi.engine.packed.view import CannotPackError, Together
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
 from fedmpi.method.values import Quadratic
@@ -37,23 +37,23 @@ class PackedFit:
     """One `fit` of n clients. Afterwards `stack` holds their weights, `scratch` their accumulators, `loss` (n,) the
     mean over the steps made; clients know their number of steps."""
 
-    def __init__(self, worker: Worker, clients: Sequence[ClientContext]) -> None:
+    def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         """clients: those with the most batches first (`by_batches`)."""
-        method, model, recipe, groups = worker.method, worker.model, worker.recipe, worker.method.trains
-        self.worker, self.method, self.clients, self.view = worker, method, clients, Together(worker, clients)
+        method, model, recipe, groups = trainer.method, trainer.model, trainer.recipe, trainer.method.trains
+        self.trainer, self.method, self.clients, self.view = trainer, method, clients, Together(trainer, clients)
         self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members]
         self.regularized, self.corrected = overrides(method, "regularizer"), overrides(method, "gradient")
         self.flat = self.regularized or self.corrected  # whether hooks are given weights and gradients as vectors
         if overrides(method, "loss"):
-            worker.twin(0)  # for k.frozen; under vmap none can be made
+            trainer.twin(0)  # for k.frozen; under vmap none can be made
         descent = Descent(clients[0].lr, recipe.momentum, recipe.weight_decay)
         self.chain = Chain.of(model.module, [s.name for s in model.layout.segments])
-        self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(worker.task)
-        self.cuts = [cut(worker, k) for k in clients]
+        self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(trainer.task)
+        self.cuts = [cut(trainer, k) for k in clients]
         thin = self._thin(descent)
         self.stack = Stack(model.layout, [k.w0 for k in clients], descent, self.flat, thin)
         self.alike, self.each = ({}, {}) if self.plain and not self.flat else self._seen()
-        self.scratch = self.each.get("scratch", worker.nothing)
+        self.scratch = self.each.get("scratch", trainer.nothing)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
         self.carry = [0.0] * len(clients)
         # Of the step at hand: what moves; where gradients go that are asked for, and which tensors' are there.
@@ -61,7 +61,7 @@ class PackedFit:
 
     def _seen(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What hooks see of the clients: tensors that they have in common, and those of which each has its own."""
-        clients, device = self.clients, self.worker.model.w.device
+        clients, device = self.clients, self.trainer.model.w.device
         rows = {
             "w0": [k.w0 for k in clients],
             "received": [k.received for k in clients],
@@ -70,29 +70,29 @@ class PackedFit:
         }
         alike = {name: found[0] for name, found in rows.items() if all(row is found[0] for row in found)}
         each = {name: torch.stack(found) for name, found in rows.items() if name not in alike}
-        each["label_counts"] = self.worker.label_counts[[k.id for k in clients]]
+        each["label_counts"] = self.trainer.label_counts[[k.id for k in clients]]
         each["scratch"] = torch.stack([k.scratch_row for k in clients])
         return alike, each
 
     def _thin(self, descent: Descent) -> dict[int, Thin]:
         """The layers whose weights are kept as factors."""
-        w0, recipe = self.clients[0].w0, self.worker.recipe
+        w0, recipe = self.clients[0].w0, self.trainer.recipe
         if not self.plain or self.flat or descent.momentum or descent.weight_decay:
             return {}
         a_pass = self.cuts[0][0] * (recipe.batch_size or 0) + sum({rest for _, rest in self.cuts})
         samples = int(recipe.epochs or 0) * a_pass
         if not all(k.w0 is w0 for k in self.clients):
             return {}
-        weights = {i: s.view(w0) for i, s in enumerate(self.worker.model.layout.segments) if self.trained[i]}
+        weights = {i: s.view(w0) for i, s in enumerate(self.trainer.model.layout.segments) if self.trained[i]}
         return {i: Thin.of(w, len(self.clients), samples) for i, w in weights.items() if pays(w, samples)}
 
     def __call__(self) -> None:
-        epochs, view = int(self.worker.recipe.epochs or 0), self.view
-        generators = [self.worker.generators(k.round, k.id, k.fits) for k in self.clients]
+        epochs, view = int(self.trainer.recipe.epochs or 0), self.view
+        generators = [self.trainer.generators(k.round, k.id, k.fits) for k in self.clients]
         for view.epoch in range(epochs):
             view.last_epoch = view.epoch == epochs - 1
             for places, rows, u in self._batches(generators):
-                if self.worker.stop():
+                if self.trainer.stop():
                     break
                 self._step(places, rows, u)
         for k in self.clients:
@@ -105,7 +105,7 @@ class PackedFit:
     ) -> Iterator[tuple[Sequence[int], Tensor, Tensor | None]]:
         """One epoch: places of clients, the rows (clients, B) of their next batches, and what augmentation draws for
         them."""
-        size, shards = self.worker.recipe.batch_size, [self.worker.data.train[k.id] for k in self.clients]
+        size, shards = self.trainer.recipe.batch_size, [self.trainer.data.train[k.id] for k in self.clients]
         orders = [order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
         numbers = [drawn(shard, g) for shard, (_, g) in zip(shards, generators, strict=True)]
         cuts = self.cuts
@@ -127,7 +127,7 @@ class PackedFit:
 
     def _read(self, rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
         """x (clients, B, ...), y (clients, B). u: (clients, B, columns) that augmentation draws."""
-        shards = [self.worker.data.train[self.clients[i].id] for i in self.view.members]
+        shards = [self.trainer.data.train[self.clients[i].id] for i in self.view.members]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
             flat = rows.reshape(-1)
@@ -172,7 +172,7 @@ class PackedFit:
         self.stack.seen(rows.shape[1])
         self.sum[members] += losses.detach().double()
         for i in view.members:
-            k, self.carry[i] = self.clients[i], self.worker.recipe.momentum * self.carry[i] + 1
+            k, self.carry[i] = self.clients[i], self.trainer.recipe.momentum * self.carry[i] + 1
             k.steps, k.a = k.steps + 1, k.a + self.carry[i]
         if isinstance(members, Tensor) and not whole:
             self.stack.put(members, self.at)
@@ -286,12 +286,12 @@ class PackedFit:
         return result
 
 
-def cut(worker: Worker, k: ClientContext) -> tuple[int, int]:
+def cut(trainer: ClientTrainer, k: ClientContext) -> tuple[int, int]:
     """How many full batches an epoch of a client has, and how many samples are left over for one more."""
-    size = worker.recipe.batch_size
+    size = trainer.recipe.batch_size
     if size is None:
         return 0, k.n
-    return k.n // size, 0 if worker.recipe.drop_last else k.n % size
+    return k.n // size, 0 if trainer.recipe.drop_last else k.n % size
 
 
 def _each_loss(task: Any) -> Callable[[Tensor, Tensor], Tensor] | None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.engine.checks import check_pair
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.recipe import Recipe
@@ -22,7 +23,6 @@ from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit, cut
 from fedmpi.engine.packed.thin import pays
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.engine.worker import Worker
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.values import Row, State
@@ -111,30 +111,30 @@ def rounds(
     Those that are trained together have been trained; one alone trains when it is called.
     block: clients -> the rows of all of them, where these may be written at once.
     """
-    if len(clients) < 2 or clients[0].worker.pack == 1:
+    if len(clients) < 2 or clients[0].trainer.pack == 1:
         return {client.id: client.run_round for client in clients}
-    worker, began = clients[0].worker, time.perf_counter()
-    ordered = sorted(clients, key=lambda k: cut(worker, k), reverse=True)
+    trainer, began = clients[0].trainer, time.perf_counter()
+    ordered = sorted(clients, key=lambda k: cut(trainer, k), reverse=True)
     try:
-        worker.model.module.train()
+        trainer.model.module.train()
         arrived = [_arrive(client) for client in ordered]
-        fit = PackedFit(worker, ordered)
-        if worker.draws:
+        fit = PackedFit(trainer, ordered)
+        if trainer.draws:
             seeds.reseed(
-                worker.seed, "torch", ordered[0].round, ordered[0].id
+                trainer.seed, "torch", ordered[0].round, ordered[0].id
             )  # numpy and random; under vmap torch refuses to draw
         fit()
-        worker.wait()
+        trainer.wait()
     except Exception as error:
         # Nothing is written yet. One by one a client's own error is told as ever; else it is the packing's.
         return _alone(clients, error)
-    worker.frozen_guard.check(f"round {ordered[0].round}")
-    sizes = {client.id: max(len(worker.data.train[client.id]), 1) for client in clients}
+    trainer.frozen_guard.check(f"round {ordered[0].round}")
+    sizes = {client.id: max(len(trainer.data.train[client.id]), 1) for client in clients}
     sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
     seconds = {client: sample * size for client, size in sizes.items()}
     rows = block([client.id for client in clients]) if _alike(fit) else None
     if rows is not None:
-        here = rows if rows.device == worker.model.w.device else worker.model.w.new_empty(rows.shape)
+        here = rows if rows.device == trainer.model.w.device else trainer.model.w.new_empty(rows.shape)
         _write_all(clients, fit, here, list(seconds.values()))
         if here is not rows:
             rows.copy_(here)
@@ -147,18 +147,18 @@ def _alone(clients: Sequence[ClientContext], error: Exception) -> dict[int, Call
     fine: list[bool] = []
 
     def write(k: ClientContext, row: Tensor) -> None:
-        new = ClientContext(k.worker, k.id, k.round, k.lr, k.announcement, k.download, k.state_row)
+        new = ClientContext(k.trainer, k.id, k.round, k.lr, k.announcement, k.download, k.state_row)
         fine.append(new.run_round(row))
         if len(fine) == len(clients) and all(fine):
-            _cannot(k.worker, error)
+            _cannot(k.trainer, error)
 
     return {client.id: partial(write, client) for client in clients}
 
 
 def _alike(fit: PackedFit) -> bool:
     """Whether uploads are differences to one w0 and nothing else, and clients keep nothing: of no hook's making."""
-    worker, first = fit.worker, fit.clients[0]
-    upload, method = worker.messages.upload(first.round), worker.method
+    trainer, first = fit.trainer, fit.clients[0]
+    upload, method = trainer.messages.upload(first.round), trainer.method
     return (
         not any(overrides(method, hook) for hook in ("receive", "upload"))
         and list(method.client_state) == []
@@ -173,10 +173,10 @@ def _alike(fit: PackedFit) -> bool:
 
 def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
     """All uploads at once, as `write_upload` would write them."""
-    worker, first = fit.worker, fit.clients[0]
-    upload, place = worker.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
+    trainer, first = fit.trainer, fit.clients[0]
+    upload, place = trainer.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
     places = [place[client.id] for client in fit.clients]
-    stop = worker.stop()
+    stop = trainer.stop()
     flags = [STOP if stop else 0.0 if client.steps else STILL for client in clients]
     fit.stack.differences(first.w0, upload.packing.view(rows, "dw"), places)
     upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
@@ -190,14 +190,14 @@ def _written(row: Tensor) -> None:
 
 def _arrive(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
     """The client's round up to its training; where the generators then are, if one hook may go on from another."""
-    worker, inputs, drawn = client.worker, client.read_only_check(), None
-    if overrides(worker.method, "receive"):
-        seeds.reseed(worker.seed, "torch", client.round, client.id)
-        with blaming(client.where):
-            worker.model.load(client.received, client.b0)
+    trainer, inputs, drawn = client.trainer, client.read_only_check(), None
+    if overrides(trainer.method, "receive"):
+        seeds.reseed(trainer.seed, "torch", client.round, client.id)
+        with attribute_errors(client.where):
+            trainer.model.load(client.received, client.b0)
             client.start()
-            drawn = seeds.state() if overrides(worker.method, "upload") else None
-        inputs.check_hooks(worker.method, client.where, "receive")
+            drawn = seeds.state() if overrides(trainer.method, "upload") else None
+        inputs.check_hooks(trainer.method, client.where, "receive")
     return inputs, drawn
 
 
@@ -205,36 +205,36 @@ def _finish(
     client: ClientContext, fit: PackedFit, i: int, seconds: float, inputs: ReadOnlyCheck, drawn: Drawn, row: Tensor
 ) -> None:
     """The rest of the round, with the weights that are number i of the stack."""
-    worker, method, began = client.worker, client.worker.method, time.perf_counter() - seconds
+    trainer, method, began = client.trainer, client.trainer.method, time.perf_counter() - seconds
     here = row if row.device == client.w.device else client.w.new_empty(len(row))
     sent, more, asked = Row(), State(), overrides(method, "upload")
     if len(fit.scratch):
-        client.scratch = worker.messages.scratch.views(fit.scratch[i])
+        client.scratch = trainer.messages.scratch.views(fit.scratch[i])
     try:
         if asked or len(client.state_row):  # else nobody looks at client.w
-            worker.model.load(fit.stack.row(i), client.b0)
+            trainer.model.load(fit.stack.row(i), client.b0)
         if asked:
-            seeds.reseed(worker.seed, "torch", client.round, client.id)
-            with blaming(client.where):
+            seeds.reseed(trainer.seed, "torch", client.round, client.id)
+            with attribute_errors(client.where):
                 if drawn is not None:
-                    seeds.go_on(drawn)
+                    seeds.set_state(drawn)
                 sent, more = check_pair(method, "upload", method.upload(client), client.where)
             inputs.check_hooks(method, client.where, "upload")
         state = write_upload(client, here, (State(), sent, more), partial(fit.stack.subtract, i))
     except Exception as error:
-        if not worker.spares:
+        if not trainer.drops_failed_clients:
             raise
         leave_out(client, row, error, began)
     else:
         store_result(client, here, row, state, fit.loss[i] if client.steps else None, began)
 
 
-def _cannot(worker: Worker, error: Exception) -> None:
+def _cannot(trainer: ClientTrainer, error: Exception) -> None:
     """These clients have been trained one by one."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    name, module = type(worker.method).__name__, type(worker.model.module).__name__
+    name, module = type(trainer.method).__name__, type(trainer.model.module).__name__
     text = f"clients of method {name} with model {module} cannot be trained together: {said}"
-    if worker.strict:
-        raise UserError(f"compute.pack: {worker.pack}: {text}; {REMEDY}")
-    worker.pack = 1
+    if trainer.strict:
+        raise UserError(f"compute.pack: {trainer.pack}: {text}; {REMEDY}")
+    trainer.pack = 1
     warnings.warn(RankWarning(f"compute.pack: auto: {text}; they are trained one by one"), stacklevel=2)

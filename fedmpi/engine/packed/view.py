@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
 from fedmpi.method.values import State
@@ -40,9 +40,9 @@ class Together:
     Tensors are those of one client, with vmap's hidden dimension: `given` holds those of the hook that is being called.
     """
 
-    def __init__(self, worker: Worker, clients: Sequence[ClientContext]) -> None:
+    def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         first = clients[0]
-        self.worker, self.views = worker, clients
+        self.trainer, self.views = trainer, clients
         self.round, self.rounds, self.lr, self.clients = first.round, first.rounds, first.lr, first.clients
         self.classes, self.batch_size, self.epochs = first.classes, first.batch_size, first.epochs
         self.epoch, self.last_epoch = 0, False
@@ -84,17 +84,17 @@ class Together:
 
     @property
     def state(self) -> State:
-        views = self.worker.messages.client_state.views(self.given["state"])
-        return State({name: getattr(views, name) for name in self.worker.method.client_state})
+        views = self.trainer.messages.client_state.views(self.given["state"])
+        return State({name: getattr(views, name) for name in self.trainer.method.client_state})
 
     @property
     def down(self) -> Views:
-        told, per_client = self.worker.unpack_broadcast(self.announcement), self.worker.messages.per_client
+        told, per_client = self.trainer.unpack_broadcast(self.announcement), self.trainer.messages.per_client
         return told.beside(per_client.views(self.given["download"])) if per_client.size else told
 
     @property
     def scratch(self) -> Views:
-        scratch = self.worker.messages.scratch
+        scratch = self.trainer.messages.scratch
         return scratch.views(self.given["scratch"]) if scratch.size else Views({})
 
     # ---- forward passes ----
@@ -105,7 +105,7 @@ class Together:
         if "f" in self.given and x is self.given["x"]:  # made already
             return self.given["z"], self.given["f"]
         self.uses_leaves = True
-        z, f = self._call(self.worker.net, self.leaves, x)
+        z, f = self._call(self.trainer.net, self.leaves, x)
         return (f if z is None else z), f
 
     def _call(self, net: Net, tensors: Sequence[Tensor], x: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -118,17 +118,17 @@ class Together:
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         w = self.w0 if at is None else at
         with torch.no_grad():
-            z, f = self._call(self.worker.twin(0)[1], [s.view(w) for s in self._segments], x)
+            z, f = self._call(self.trainer.twin(0)[1], [s.view(w) for s in self._segments], x)
         return (f if z is None else z), f
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = self.worker.task.loss(lambda _: f, x, y)
+        loss: Tensor = self.trainer.task.loss(lambda _: f, x, y)
         return loss
 
     # ---- the flat vector's parts ----
     @property
     def _segments(self) -> Sequence[Segment]:
-        return self.worker.model.layout.segments
+        return self.trainer.model.layout.segments
 
     def take(self, group: str, flat: Tensor) -> Tensor:
         return self.views[0].take(group, flat)

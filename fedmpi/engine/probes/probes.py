@@ -20,7 +20,7 @@ from fedmpi.engine.probes import features, models, orthogonality, updates
 from fedmpi.engine.probes.cohort import Cohort, Model
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.travel.exchange import Exchange
+from fedmpi.engine.transport.round_transport import RoundTransport
 
 Probe = Callable[[Cohort], dict[str, Any]]  # every rank calls it; what it returns is rank 0's
 PROBES: dict[str, Probe] = {
@@ -44,12 +44,12 @@ class Probes:
         self,
         plan: Plan,
         states: ClientStates,
-        transport: Exchange,
+        transport: RoundTransport,
         scheduler: ClientScheduler,
         server: FederationServer | None,
         sink: Sink,
     ) -> None:
-        self.plan, self.names, self.comm, self.worker = plan, plan.probes, states.comm, states.worker
+        self.plan, self.names, self.comm, self.trainer = plan, plan.probes, states.comm, states.trainer
         self.states, self.transport, self.scheduler, self.server, self.sink = states, transport, scheduler, server, sink
         self._before: Model | None = None
         self._mine: dict[int, Model] = {}
@@ -65,16 +65,16 @@ class Probes:
         """The local models of this rank's clients, before the round itself."""
         if not self.due(t):
             return
-        worker = self.worker
-        model, lr = worker.model, self.plan.learning_rate(t)
+        trainer = self.trainer
+        model, lr = trainer.model, self.plan.learning_rate(t)
         if self.server is not None:
             self._before = Model(self.server.w.clone(), self.server.b.clone())
-        row = model.w.new_empty(worker.messages.upload(t).packing.size)
+        row = model.w.new_empty(trainer.messages.upload(t).packing.size)
         for client in (k for k in members if where[k] == self.comm.rank):
             seen = self.states.view(client, t, lr, self.transport.inbox, downloads[client])
-            k = ClientContext(worker, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
+            k = ClientContext(trainer, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
             steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
-            with seeds.scoped():
+            with seeds.preserve_rng():
                 k.run_round(row)
             if steps is not None:
                 self._steps[client] = steps.row()
@@ -90,7 +90,7 @@ class Probes:
             after = None if self.server is None else Model(self.server.w, self.server.b)
             before, after = self._shared(self._before), self._shared(after)
             p = self.scheduler.weights(members)[1].double().cpu()
-            who = (self.comm, self.worker, self.plan.eval_batch, members, where)
+            who = (self.comm, self.trainer, self.plan.eval_batch, members, where)
             cohort = Cohort(t, *who, p, before, after, self._mine, self._moved, self._steps)
             said = {name: PROBES[name](cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
@@ -99,7 +99,7 @@ class Probes:
 
     def _shared(self, model: Model | None) -> Model:
         """Rank 0's, on every rank."""
-        comm, own = self.comm, self.worker.model
+        comm, own = self.comm, self.trainer.model
         sizes = [own.w.numel(), own.b.numel()]
         if model is None:
             both = torch.empty(sum(sizes), dtype=own.w.dtype, device=comm.device)

@@ -85,7 +85,7 @@ def measure_layers(c: Cohort) -> dict[str, Any]:
 
     Means over the clients, layer by layer in the model's order.
     """
-    of, own = layers(c.worker.model.layout), {}
+    of, own = layers(c.trainer.model.layout), {}
     for k, d in c.moved.items():
         wide = d.double()
         moved = [[s.view(wide) for s in tensors] for tensors in of.values()]

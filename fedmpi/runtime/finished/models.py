@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
+from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
@@ -227,12 +227,12 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", made.messages
     stateless = not (messages.client_state.size or messages.per_client.size or messages.method.receives)
     if t < 0:  # a run of 0 rounds: all are as they began
-        fed.transport.announce(0.0, fed.server, 0)
+        fed.transport.broadcast(0.0, fed.server, 0)
         return
     if not path.is_file() and stateless and messages.wire.down is None:
         flat = FlatModel(module, made.net.head_names(), channels_last=made.settings.compute.channels_last)
         fed.server.w.copy_(flat.w), fed.server.b.copy_(flat.b)
-        fed.transport.announce(0.0, fed.server, t + 1)
+        fed.transport.broadcast(0.0, fed.server, t + 1)
         return
     try:
         tensors, kept = read_tensors(path)
@@ -243,7 +243,7 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
     lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
-    fed.transport.announce(0.0, fed.server, t + 1)
+    fed.transport.broadcast(0.0, fed.server, t + 1)
     own = made.model.state_dict(fed.server.w, fed.server.b)
     if not all(
         torch.equal(own[name], value) for name, value in module.state_dict().items() if value.is_floating_point()
@@ -263,7 +263,7 @@ def _without_checkpoint(settings: Settings, t: int) -> str:
 
 def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module, client: int, t: int) -> nn.Module:
     """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
-    t, method, worker = max(t, 0), made.method, fed.worker
+    t, method, trainer = max(t, 0), made.method, fed.trainer
     try:
         downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
@@ -271,11 +271,11 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
         view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
-    with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
+    with seeds.seeded(made.settings.seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
         predict = load_own_model(view)
     if predict is not None:
-        return ClientPredictor(worker.model.module, predict).eval()
-    module.load_state_dict(made.model.state_dict(worker.model.w, worker.model.b))
+        return ClientPredictor(trainer.model.module, predict).eval()
+    module.load_state_dict(made.model.state_dict(trainer.model.w, trainer.model.b))
     return module.eval()
 
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from fedmpi import tasks
 from fedmpi.comm.launchers.launcher_env import detect
 from fedmpi.common import registry, seeds
-from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Shape, call, look, sample_shape
+from fedmpi.common.inputs import Inputs, Shape, call, describe, sample_shape
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.common.text import count, figure
+from fedmpi.common.text import count, format_metric
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.config.loading import command_line
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
@@ -95,7 +95,7 @@ def write(found: Predictions, to: Path, exact: bool, settings: Settings, say: Ca
     except OSError as error:
         raise UserError(f"--to: cannot write {path}: {error.strerror or error}; choose another file") from error
     many = len(next(iter(arrays.values())))
-    shown = "; ".join(f"{name} {figure(name, value)}" for name, value in found.metrics.items())
+    shown = "; ".join(f"{name} {format_metric(name, value)}" for name, value in found.metrics.items())
     say(f"{path}: {count(many, 'row')}{f', by the targets in the file: {shown}' if shown else ''}")
     if found.no_metrics:
         say(f"{'metrics' if found.metrics else 'no metric'}: {found.no_metrics}")
@@ -215,7 +215,7 @@ class Predictor:
 
     def _task(self) -> Any:
         made = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
-        with seeds.scoped(self.settings.seed, "task"):
+        with seeds.seeded(self.settings.seed, "task"):
             task = made(self.classes)
         contract.check_task(task)
         return task
@@ -232,10 +232,10 @@ class Predictor:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"the model does not take these rows, {look(x)}: {error}") from error
+            raise UserError(f"the model does not take these rows, {describe(x)}: {error}") from error
         if not isinstance(f, Tensor) or f.shape[:1] != (len(x),):
             shown = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            raise told(f"model {type(module).__name__} returned {shown} for {len(x)} samples", module)
+            raise located_error(f"model {type(module).__name__} returned {shown} for {len(x)} samples", module)
         if f.is_floating_point() and not bool(f.isfinite().all()):
             raise UserError("the model gives no finite numbers for some of the rows: it has come apart in training")
         return f.to(like.dtype).cpu()

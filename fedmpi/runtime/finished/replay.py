@@ -32,10 +32,10 @@ def replay(
     directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess
 ) -> int:
     """Replay the rounds that the run has and compare; the exit code: 0 where all have the same bits, 1 where not."""
-    process.stop.after = len(_hashes(directory / "metrics.jsonl"))
+    process.stop.max_rounds = len(_hashes(directory / "metrics.jsonl"))
     with trust.guard(trusted):
         result, code = execute(settings, process)
-    if "directory" not in result or (code and not process.stop.enough):  # the other ranks have nothing to compare
+    if "directory" not in result or (code and not process.stop.rounds_done):  # the other ranks have nothing to compare
         return code
     said, same = compare(directory, Path(result["directory"]))
     say(said)
@@ -121,7 +121,7 @@ def again(run: Path, trusted: bool, overrides: Sequence[str], start: int, last: 
         if start >= 0:
             _begin(run, Path(place) / settings.name, start)
         process = CommandProcess()
-        process.stop.after = min(last + 2, total)
+        process.stop.max_rounds = min(last + 2, total)
         with trust.guard(trusted), redirect_stdout(io.StringIO()):
             result, _ = execute(settings, process)
         if process.stop.signal:

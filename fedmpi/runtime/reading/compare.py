@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
-from fedmpi.common.text import brief, count
-from fedmpi.config.later import comparable
+from fedmpi.common.text import count, shorten
+from fedmpi.config.resume_rules import comparable
 from fedmpi.runtime.reading import files
 
 MISSING = object()
@@ -237,7 +237,7 @@ def _run_lines(found: Facts, width: int) -> list[str]:
     if found["figure"]:
         one = found["figure"]
         said += _values(f"  {one['name']}, round {one['round']}", one["values"], width)
-        said += [brief(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
+        said += [shorten(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
     if found["client"] and "name" in found["client"]:
         one = found["client"]
         said += _values(f"  client {one['client']}, {one['name']}, round {one['round']}", one["values"], width)
@@ -254,7 +254,7 @@ def _run_lines(found: Facts, width: int) -> list[str]:
 
 
 def _values(name: str, values: list[Any], width: int) -> list[str]:
-    a, b = ("-" if value is None else brief(str(value), LONG) for value in values)
+    a, b = ("-" if value is None else shorten(str(value), LONG) for value in values)
     line = f"{name}: {a} | {b}"
     return [line] if len(line) <= width else [f"{name}:", f"    A  {a}", f"    B  {b}"]
 
@@ -265,7 +265,7 @@ def _sweep_lines(found: Facts, width: int) -> list[str]:
     for name, run in parted.items():
         said += [f"{name}: {verdict(run)}"]
         changed = [key for group in GROUPS[:3] for key in run[group]]
-        said += [brief(f"  differ: {', '.join(changed)}", width)] if changed else []
+        said += [shorten(f"  differ: {', '.join(changed)}", width)] if changed else []
     for side, names in zip("AB", found["only"], strict=True):
         said += [f"only in {side}: {', '.join(names)}"] if names else []
     alike = len(found["runs"]) - len(parted)

@@ -25,7 +25,7 @@ from fedmpi.common.formatting import duration
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.jsonl import JsonLines, parse_jsonl, read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
-from fedmpi.common.text import count, figure
+from fedmpi.common.text import count, format_metric
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.record import lock
 
@@ -336,7 +336,7 @@ def _figures_text(facts: Facts) -> str:
         return ""
     first = [name for name in found if name.endswith(("accuracy", "loss")) or name == "train_loss"]
     names = list(dict.fromkeys([*(n for n in ("loss", "accuracy", "train_loss") if n in found), *first, *found]))
-    said = ", ".join(f"{name} {figure(name, found[name], 4)}" for name in names[:FIGURES])
+    said = ", ".join(f"{name} {format_metric(name, found[name], 4)}" for name in names[:FIGURES])
     return f"{said} (round {facts['figures_round'] + 1})"
 
 

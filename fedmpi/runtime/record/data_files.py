@@ -29,7 +29,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.chosen import operation
 from fedmpi.data.augment.operation import Operation
@@ -131,7 +131,7 @@ class Preprocessing:
             return None
         if not self.target_sites:
             return [self.targets[""]] * rows
-        allowed = f"sites: {brief(', '.join(self.target_sites), 200)}"
+        allowed = f"sites: {shorten(', '.join(self.target_sites), 200)}"
         if not len(sites):
             raise UserError(
                 "targets are standardised by each site's own training rows (data.standardise_target: site): say whose "

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from fedmpi import methods, models, tasks
 from fedmpi.common import options, registry
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import MARK, smells
+from fedmpi.common.redaction import MARK, looks_secret
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
@@ -100,7 +100,7 @@ def redacted_command(words: Sequence[str]) -> str:
     "fedmpi run 'a b.yaml' 'data.token=<redacted>' --token '<redacted>'"
     """
     flags = ["", *words]
-    hidden = [flag.startswith("-") and "=" not in flag and smells(flag) for flag in flags[:-1]]
+    hidden = [flag.startswith("-") and "=" not in flag and looks_secret(flag) for flag in flags[:-1]]
     return shlex.join(MARK if hide else shown(word) for word, hide in zip(words, hidden, strict=True))
 
 
@@ -152,7 +152,9 @@ def resolve(settings: Settings) -> Settings:
         parts["partition"] = _resolve_section(data.partition, partitions.KIND)
     once = {"changes": "refuse"} | ({"resume": "never"} if checkpoint.resume == "must" else {})
     new: dict[str, Any] = {
-        "method": settings.method.model_copy(update=_resolve_method(settings.method.chosen, settings.method.options)),
+        "method": settings.method.model_copy(
+            update=_resolve_method(settings.method.selected_name, settings.method.options)
+        ),
         "model": _resolve_section(settings.model, models.KIND),
         "task": _resolve_section(settings.task, tasks.KIND),
         "data": _resolve_section(data, sources.KIND).model_copy(update=parts),
@@ -163,10 +165,10 @@ def resolve(settings: Settings) -> Settings:
     return settings.model_copy(update=new)
 
 
-def _resolve_section(section: Any, kind: registry.Kind) -> BaseModel:
+def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
     """A section that names something of a kind, with that thing's options."""
-    found = registry.load(section.chosen, kind.registry, kind.label)
-    copy: BaseModel = section.model_copy(update=defaults(found, section.options, kind.supplied, section.beside))
+    found = registry.load(section.selected_name, kind.registry, kind.label)
+    copy: BaseModel = section.model_copy(update=defaults(found, section.options, kind.supplied, section.reserved_keys))
     return copy
 
 
@@ -205,7 +207,7 @@ def defaults(
     out: dict[str, Any] = {}
     typed = options.declared_options(found, given, supplied)[0]
     for name, default in declared.items():
-        if name in given or name in supplied or name in beside or smells(name, default):
+        if name in given or name in supplied or name in beside or looks_secret(name, default):
             continue
         try:
             value = json.loads(json.dumps(default, default=_path_text))  # as YAML gives it back: tuples as lists

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedmpi.common import plugin_imports
-from fedmpi.common.blame import PACKAGE, is_users_file
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
+from fedmpi.common.user_code_errors import PACKAGE, is_users_file
 
 if TYPE_CHECKING:
     from fedmpi.runtime.record.run_dir import RunDirectory

@@ -16,7 +16,7 @@ from fedmpi.common.inputs import to_text
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
-from fedmpi.common.text import figure
+from fedmpi.common.text import format_metric
 from fedmpi.config.yaml_source import text_for
 from fedmpi.data.batches import Shards
 from fedmpi.data.partitions.parts import Partition
@@ -30,7 +30,7 @@ from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
-from fedmpi.runtime.record.tracking.dispatch import LoggerCollection
+from fedmpi.runtime.record.tracking import LoggerCollection
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Recorder(RankRecorder):
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
         self.console.round(row, self.server.view.noted)
-        self.stop.enough = 0 < self.stop.after <= row["round"] + 1
+        self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
 
@@ -192,7 +192,7 @@ class Recorder(RankRecorder):
         for line in report_text.results(rows, result, self.headline, clients, made):
             self.console.say(line)
         self.console.say(f"run directory: {self.directory.shown}")
-        if reason == "stopped" and self.checkpoints is not None and not self.stop.enough:
+        if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
             self.console.say(f"go on with: fedmpi resume {self.directory.shown}")
         return result
 
@@ -266,7 +266,9 @@ class Console:
         self.told, self.wall_s = self.told + 1, self.wall_s + float(row["wall_s"])
         done = int(row["round"]) + 1
         parts = [f"round {done}/{self.rounds}"]
-        parts += [f"{name} {figure(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None]
+        parts += [
+            f"{name} {format_metric(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None
+        ]
         parts.append(f"{row['wall_s']:.1f} s")
         left_s = max(self.rounds - done, 0) * self.wall_s / self.told
         if left_s > 0:

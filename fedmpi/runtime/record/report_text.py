@@ -12,8 +12,8 @@ from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.formatting import table
 from fedmpi.common.host_memory import size_text
-from fedmpi.common.redaction import flow
-from fedmpi.common.text import count, figure
+from fedmpi.common.redaction import to_one_line
+from fedmpi.common.text import count, format_metric
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import scheduler
@@ -83,7 +83,7 @@ def brought(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str
     starts: only keys that begin with one of these are listed.
     """
     found = {file: {k: v for k, v in keys.items() if k.startswith(starts)} for file, keys in s.fragments().items()}
-    return [(file, ", ".join(f"{k} {flow(v)}" for k, v in keys.items())) for file, keys in found.items() if keys]
+    return [(file, ", ".join(f"{k} {to_one_line(v)}" for k, v in keys.items())) for file, keys in found.items() if keys]
 
 
 def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
@@ -166,7 +166,7 @@ def results(
     if clients and len(clients) <= 20:
         names, cells = ("loss", *made.task.names), [("client", "protocol", "samples", "loss", *made.task.names)]
         for row in clients:
-            figures = ("-" if row[n] is None else figure(n, row[n], 4) for n in names)
+            figures = ("-" if row[n] is None else format_metric(n, row[n], 4) for n in names)
             cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *figures))
         lines += table(cells)
     if headline in result["last"]:
@@ -178,11 +178,11 @@ def results(
             else f"after {'the last round' if at == result['rounds'] else f'round {at}'}"
         )
         average = (
-            f", {figure(headline, mean, 4)} on average over the last {values}"
+            f", {format_metric(headline, mean, 4)} on average over the last {values}"
             if values > 1 and mean is not None
             else ""
         )
-        lines.append(f"{headline} {figure(headline, result['last'][headline], 4)} {when}{average}")
+        lines.append(f"{headline} {format_metric(headline, result['last'][headline], 4)} {when}{average}")
     if result["diverged"] is not None:
         lines.append(f"training came apart from round {result['diverged']} on (see the warning)")
     if result["refused_uploads"]:
@@ -195,7 +195,7 @@ def results(
     if result["clipped_uploads"]:
         lines.append(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
     if best := result["best_model"]:
-        value = figure(best["figure"], best["value"], 4)
+        value = format_metric(best["figure"], best["value"], 4)
         lines.append(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
     lines.append(total_traffic(rows, made.messages))
     if result["exit_reason"] != "finished":

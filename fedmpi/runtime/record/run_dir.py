@@ -14,7 +14,7 @@
     placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/pace.py)
     analysis.jsonl      what `analysis` has measured of a round (engine/probes)
     timeline            what each rank did when, see timeline.py
-    heard.json          which round each tracker and callback has heard of last, if there are any (tracking/dispatch.py)
+    heard.json          which round each tracker and callback has heard of last, if there are any (tracking.py)
     initial.safetensors the file that init.from named           lock      who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
     seal.json           SHA-256 of these, see `seal`

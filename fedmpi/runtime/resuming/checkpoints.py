@@ -8,7 +8,7 @@ is; which rows these are follows from the cohorts. Rows are written by the rank 
 into a folder of its own; the server's file by rank 0. They are copied when a round ends, and written during the next.
 
 Ranks write at their own speed, but none trains while the checkpoint before the last is not written; who has nobody to
-train acknowledges the round (engine/travel/gathering.py), which rank 0 waits for. So each removes what is too old only
+train acknowledges the round (engine/transport/gather.py), which rank 0 waits for. So each removes what is too old only
 before it writes the next, and of those left, keep + 1 at most, one is whole. Where a single one is to be kept
 ranks wait for their disks.
 """
@@ -109,7 +109,7 @@ class Checkpoints:
         self.wait()
         if t in self.kept:
             return
-        if fed.worker.messages.client_state.size:
+        if fed.trainer.messages.client_state.size:
             self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.news().items()}
         server = None if fed.server is None else (fed.server.snapshot(), json.dumps(memory))
         self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
-from fedmpi.config.later import by_rounds, comparable, free_later
+from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
 from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
@@ -72,7 +72,7 @@ def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[st
         raise UserError(f"{path / IDENTITY} holds no settings; start a new run under another name")
     now = comparable(now)
     before = _with_new_names(comparable(before), now)
-    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not free_later(key, settings)]
+    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key, settings)]
     if "data.silos" in found:
         _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
     kept = [key for key in found if key.startswith("comm.wire.") and key in before]
@@ -133,7 +133,7 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
             of = f" ({' '.join((data.source, *said))}, below {data.root})"
         return f"{key[1:-1]} {how}{of}"
     if key == "rounds":
-        why = f"{by_rounds(settings)}, and those that are done would have been others"
+        why = f"{depends_on_rounds(settings)}, and those that are done would have been others"
         return f"rounds is {now.get(key)}, was {before.get(key)} ({why})"
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
 
@@ -199,7 +199,7 @@ def _proposals(
 
 def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
-    if not fed.worker.messages.client_state.size:
+    if not fed.trainer.messages.client_state.size:
         return ""
     last, gone = fed.scheduler.last_rounds(t), fed.scheduler.lost_ranks.gone(t + 1)
     for client in sorted(last):

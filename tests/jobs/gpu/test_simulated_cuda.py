@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT, clean_env, launcher
 from simulated_cuda import unsupported_reason
 
-from fedmpi.engine.travel.gathering import pinned
+from fedmpi.engine.transport.gather import pinned
 
 pytestmark = [
     pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason())),
@@ -183,7 +183,7 @@ def checks(tmp_path_factory):
 @pytest.mark.smoke
 def test_a_gpu_adds_up_what_a_cpu_adds_up(checks):
     """A block of columns is as wide on a GPU as on a CPU: a model of two is added up as its uploads come."""
-    assert checks["ways_of_gathering"] == {"streamed": ["Streamed"], "local": ["Reduced"]}
+    assert checks["ways_of_gathering"] == {"streamed": ["StreamingGather"], "local": ["ReducingGather"]}
 
 
 @pytest.mark.smoke

@@ -97,7 +97,7 @@ def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, en
 
 
 def test_garbage_is_looked_for_in_a_run_but_not_in_its_imports(monkeypatch, path, engine):
-    with shared.importing():
+    with shared.fast_import():
         assert not gc.isenabled()
     gc.unfreeze()
     assert main(monkeypatch, "run", path) == 0

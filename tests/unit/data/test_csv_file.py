@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from table_files import write_table
 
 from fedmpi.common.errors import UserError
 from fedmpi.data import csv_file
@@ -21,28 +22,28 @@ from fedmpi.data.sources.texts.text import text
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 
 
-def written(path, lines):
-    with path.open("w", newline="", encoding="utf-8") as out:
-        csv.writer(out).writerows(lines)
-    return path
+def columns_of(path):
+    return csv_columns(path, ",", lambda header: None)
 
 
 @pytest.mark.parametrize("block", [1, 7, 200_000])
 def test_columns_hold_the_cells_as_they_stand(tmp_path, monkeypatch, block):
     monkeypatch.setattr(csv_file, "BLOCK", block)
     cells = [["1", "né", ""], [" 2.50 ", "Ω", "a\nb"], ["-3e7", 'q"', "z" * 500], ["", "né", "1"]] * 5
-    columns, lines = csv_columns(written(tmp_path / "a.csv", [["a", "b", "c"], *cells]), ",", lambda header: None)
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows([["a", "b", "c"], *cells])
+    columns, lines = columns_of(tmp_path / "a.csv")
     assert [text_of(columns[name]).tolist() for name in "abc"] == [list(column) for column in zip(*cells, strict=True)]
     # A row ends one line after the row before it, or two where a cell holds a line feed.
     assert lines.tolist() == [2 + k + (k + 3) // 4 for k in range(20)]
 
 
-def test_short_cells_take_their_bytes_and_a_long_one_among_them_does_not_widen_all(tmp_path):
-    plain = csv_columns(written(tmp_path / "a.csv", [["a"], *[["0.25"]] * 1000]), ",", lambda header: None)[0]["a"]
-    assert plain.nbytes == 4000
-    mixed = csv_columns(written(tmp_path / "b.csv", [["a"], *[["0.25"]] * 1000, [LONG]]), ",", lambda header: None)[0]
-    assert mixed["a"].nbytes == 8 * 1001
-    assert len({id(cell) for cell in mixed["a"]}) == 2  # equal cells are one string
+@pytest.mark.parametrize(("more", "size"), [([], 4 * 1000), ([LONG], 8 * 1001)])
+def test_short_cells_take_their_bytes_and_a_long_one_among_them_does_not_widen_all(tmp_path, more, size):
+    write_table(tmp_path, {"a": ["0.25"] * 1000 + more})
+    cells = columns_of(tmp_path / "a.csv")[0]["a"]
+    assert cells.nbytes == size
+    assert not more or len({id(cell) for cell in cells}) == 2  # equal cells are one string
 
 
 def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
@@ -51,52 +52,56 @@ def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     assert text_of(read(path, ",").columns["text"])[0] == LONG
     assert rows(path, ["text"])[0].values["text"] == LONG
     assert [len(row[1]) for _, row in csv_rows(path)] == [4, len(LONG)]
+    for name, content in (("p.csv", "\ufeffclient,note\n1,a\n0,b\n"), ("p.json", "\ufeff[[1], [0]]")):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / name)
+        assert [part.tolist() for part in parts] == [[1], [0]]
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("p.csv", "\ufeffclient,note\n1,a\n0,b\n"), ("p.json", "\ufeff[[1], [0]]")]
+    ("name", "content"),
+    [
+        ("crlf.csv", b'author,text\r\nann,"a\r\nb\rc\r\n"\r\n'),
+        ("crlf.jsonl", b'{"author": "ann", "text": "a\\r\\nb\\rc\\r\\n"}\r\n'),
+    ],
 )
-def test_a_partition_file_may_begin_with_a_byte_order_mark(tmp_path, name, content):
-    (tmp_path / name).write_text(content, encoding="utf-8")
-    parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / name)
-    assert [part.tolist() for part in parts] == [[1], [0]]
-
-
-def test_carriage_returns_in_texts_become_line_feeds(tmp_path):
-    (tmp_path / "crlf.csv").write_bytes(b'author,text\r\nann,"a\r\nb\rc\r\n"\r\n')
+def test_carriage_returns_in_texts_become_line_feeds(tmp_path, name, content):
     (tmp_path / "lf.csv").write_bytes(b'author,text\nann,"a\nb\nc\n"\n')
-    (tmp_path / "crlf.jsonl").write_bytes(b'{"author": "ann", "text": "a\\r\\nb\\rc\\r\\n"}\r\n')
+    (tmp_path / name).write_bytes(content)
     given = {"context": 2, "test_fraction": 0, "alphabet": "\nabc"}
-    wanted = text(tmp_path, path="lf.csv", **given)
-    for name in ("crlf.csv", "crlf.jsonl"):
-        assert text(tmp_path, path=name, **given).train_x.tolist() == wanted.train_x.tolist()
+    expected = text(tmp_path, path="lf.csv", **given).train_x.tolist()
+    assert text(tmp_path, path=name, **given).train_x.tolist() == expected
+
+
+EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block that is decoded first
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("a.json", b"[]", r"a\.json is JSON, .*pandas\.read_json\('a\.json'\)\.to_csv\('a\.csv'"),
         ("a.jsonl", b"{}", r"read_json\('a\.jsonl', lines=True\)"),
-        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "cannot be read as CSV in UTF-8"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "as CSV in UTF-8: line 1 holds the byte 0xff; it looks like UTF-16"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16-be"), r"line 1 holds the control character .*save it anew"),
+        ("a.csv", EXCEL.encode("cp1252"), r"line 9002 holds the byte 0xf6; it looks like Windows-1252: in Excel save"),
         ("a.csv", b"a,b\n1,2\n3\n", r"line 3: 1 cells, the header has 2"),
         ("none.csv", None, r"none\.csv cannot be read: No such file"),
     ],
 )
-def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, content, words):
+def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     for reader in (lambda path: read(path, ","), lambda path: rows(path, ["a"])):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             reader(tmp_path / name)
 
 
 def test_a_large_table_takes_less_than_four_times_its_file(tmp_path):
     """The peak of reading and preparing 12 MB of numbers, in a process of its own; before, it was eight times that."""
     row = ",".join(f"{value:.4f}" for value in np.random.default_rng(0).normal(size=20))
-    rows = (f"{k % 97}{row[1:]},{'ab'[k % 2]}\n" for k in range(80_000))
+    lines = (f"{k % 97}{row[1:]},{'ab'[k % 2]}\n" for k in range(80_000))
     path = tmp_path / "large.csv"
-    path.write_text(",".join(f"c{k}" for k in range(20)) + ",y\n" + "".join(rows), encoding="ascii")
+    path.write_text(",".join(f"c{k}" for k in range(20)) + ",y\n" + "".join(lines), encoding="ascii")
     program = (
         "import resource, sys, pathlib\n"
         "from fedmpi.data.sources.tables.table import table\n"
@@ -105,9 +110,8 @@ def test_a_large_table_takes_less_than_four_times_its_file(tmp_path):
         "table(pathlib.Path(sys.argv[1]), path='large.csv', label_column='y')\n"
         "print(peak() - before)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, tmp_path], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-W", "ignore", "-c", program, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4 * path.stat().st_size
 
 
@@ -115,24 +119,8 @@ def test_a_large_table_takes_less_than_four_times_its_file(tmp_path):
 def test_moments_have_the_bits_that_all_columns_at_once_give(tmp_path, columns):
     """Columns are taken a few at a time; NumPy's sums over a single one of several would differ in their last bits."""
     x = np.random.default_rng(1).lognormal(size=(1000, columns)) * 1e3
-    names = [f"c{k}" for k in range(columns)]
-    lines = [
-        ",".join([*names, "y", "part"]),
-        *(",".join([*map(repr, row), "ab"[k % 2], "train"]) for k, row in enumerate(x.tolist())),
-    ]
-    lines.append(",".join(["0.5"] * columns + ["a", "test"]))
-    (tmp_path / "a.csv").write_text("\n".join(lines), encoding="ascii")
-    found = table(tmp_path, path="a.csv", label_column="y", split_column="part")
+    cells = {f"c{k}": [*map(repr, x[:, k].tolist()), "0.5"] for k in range(columns)}
+    write_table(tmp_path, {**cells, "y": ["a", "b"] * 500 + ["a"], "part": ["train"] * 1000 + ["test"]})
+    data = table(tmp_path, path="a.csv", label_column="y", split_column="part")
     mean, deviation = prepare.moments(x)
-    assert torch.equal(found.train_x, torch.from_numpy(prepare.standardised(x, mean, deviation)).float())
-
-
-def test_a_file_of_excel_in_windows_1252_is_named_with_its_line(tmp_path):
-    lines = ["a,b", *["1,2"] * 9000, "K\xf6ln,3"]  # beyond the block that is decoded first
-    (tmp_path / "a.csv").write_bytes("\n".join(lines).encode("cp1252"))
-    said = r"line 9002 holds the byte 0xf6; it looks like Windows-1252: in Excel save it as CSV UTF-8"
-    with pytest.raises(UserError, match=said):
-        list(csv_rows(tmp_path / "a.csv"))
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n", encoding="utf-16")
-    with pytest.raises(UserError, match="line 1 holds the byte 0xff; it looks like UTF-16"):
-        list(csv_rows(tmp_path / "a.csv"))
+    assert torch.equal(data.train_x, torch.from_numpy(prepare.standardised(x, mean, deviation)).float())

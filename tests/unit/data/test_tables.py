@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from table_files import noise, write_table
 
-from fedmpi.common.errors import UserError
+from fedmpi.comm.base import Solo
+from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.config import load
 from fedmpi.data.federated import split
+from fedmpi.data.preparation import Request
 from fedmpi.data.silos import describe, label_table
 from fedmpi.data.sources.tables.files import Table
 from fedmpi.data.sources.tables.table import table
+from fedmpi.runtime import build_data
+from fedmpi.tasks.survival import Survival
 
 PATIENTS = """\
 hospital,age,city,part,sick
@@ -33,6 +39,7 @@ BY = {
     "categorical": ["city"],
     "missing": "impute",
 }
+AS_THEY_ARE = {"path": "a.csv", "test_fraction": 0, "standardise": "none"}
 
 
 @pytest.fixture
@@ -74,12 +81,9 @@ def test_options_name_features_values_and_classes(root):
     data = table(root, path="a.csv", **(BY | {"missing": "drop"}), standardise="none", small_sites="keep")
     assert data.train_x.tolist() == [[50, 0, 1], [60, 1, 0], [10, 1, 0], [20, 1, 0]]
     assert len(data.test_x) == 0
-    given = {
-        "features": ["city", "age"],
-        "categorical": {"city": ["Ulm", "Rome", "Bonn"]},
-        "class_names": ["yes", "no"],
-    }
-    data = table(root, path="a.csv", **(BY | given), standardise="none")
+    values, names = {"city": ["Ulm", "Rome", "Bonn"]}, ["yes", "no"]
+    given = {"features": ["city", "age"], "categorical": values, "class_names": names, "standardise": "none"}
+    data = table(root, path="a.csv", **(BY | given))
     assert data.train_x[0].tolist() == [1, 0, 0, 50]
     assert data.train_y.tolist() == [0, 1, 1, 0, 1, 0]
     dropped = table(root, path="a.csv", **(BY | {"categorical": None}), drop=["city"], standardise="none")
@@ -87,21 +91,62 @@ def test_options_name_features_values_and_classes(root):
 
 
 @pytest.mark.parametrize(
-    ("cells", "target", "dtype"),
+    ("columns", "options", "targets"),
     [
-        (["1.5", "2", "3", "4"], "auto", torch.float32),
-        (["1", "2", "3", "4"], "number", torch.float32),
-        (["1", "2.0", "1.0", "02"], "auto", torch.int64),
-        (["b", "a", "b", "a"], "auto", torch.int64),
+        ({"y": ["1.5", "2", "3", "4"]}, {}, [1.5, 2.0, 3.0, 4.0]),
+        ({"y": ["1", "2", "3", "4"]}, {"target": "number"}, [1.0, 2.0, 3.0, 4.0]),
+        ({"y": ["1", "2.0", "1.0", "02"]}, {}, [0, 1, 0, 1]),  # 1 and 1.0 are one class
+        ({"y": ["b", "a", "b", "a"]}, {}, [1, 0, 1, 0]),
+        ({"y": ["27,822", "1,200,000"]}, {"thousands": ",", "target": "number"}, [27822.0, 1200000.0]),
+        ({"event": ["True", "False"], "days": [5, 6]}, {}, [[1.0, 5.0], [0.0, 6.0]]),
+        ({"event": ["TRUE", "false"], "days": [5, 6]}, {}, [[1.0, 5.0], [0.0, 6.0]]),
+        ({"event": ["yes", "no"], "days": [5, 6]}, {}, [[1.0, 5.0], [0.0, 6.0]]),
+        ({"event": ["1.0", "0"], "days": [5, 6]}, {}, [[1.0, 5.0], [0.0, 6.0]]),
+        ({"event": ["nein", "ja"], "days": [5, 6]}, {"event_words": {"ja": 1, "nein": 0}}, [[0.0, 5.0], [1.0, 6.0]]),
+        ({"event": [1, 2], "days": [5, 6]}, {"event_words": {1: 0, "2": 1}}, [[0.0, 5.0], [1.0, 6.0]]),
+        (
+            {"a": ["True", "False"], "b": ["y", "n"], "c": [0, 1]},
+            {"target": "number"},
+            [[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+        ),
     ],
 )
-def test_targets(root, cells, target, dtype):
-    (root / "b.csv").write_text("x,y\n" + "".join(f"{k},{cell}\n" for k, cell in enumerate(cells)))
-    data = table(root, path="b.csv", label_column="y", target=target, test_fraction=0)
-    assert data.train_y.dtype == dtype
-    assert data.classes == (1 if dtype == torch.float32 else 2)  # 1 and 1.0 are one class
-    if dtype == torch.float32:
-        assert data.train_y.tolist() == [float(cell) for cell in cells]
+def test_targets(tmp_path, columns, options, targets):
+    write_table(tmp_path, {"x": noise(len(targets)), **columns})
+    data = table(tmp_path, **AS_THEY_ARE, label_column=list(columns), **options)
+    assert data.train_y.tolist() == targets
+    is_class = isinstance(targets[0], int)
+    assert data.train_y.dtype == (torch.int64 if is_class else torch.float32)
+    assert data.classes == (2 if is_class else len(columns) if "target" in options else 1)
+    assert data.preparation.read(Request(str(tmp_path / "a.csv"))).y.tolist() == targets  # new rows are read alike
+
+
+def test_the_task_refuses_negative_times_of_any_source():
+    y = torch.tensor([[1.0, 3.0], [1.0, 0.0], [0.0, -2.0]])
+    assert "row 2 has the time -2" in Survival(1).check(y, (1,))
+    assert Survival(1).check(y[:2], (1,)) == ""
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "values"),
+    [
+        (["27,822", "1,234,567.5", "12", "-1,000"], {"thousands": ","}, [27822, 1234567.5, 12, -1000]),
+        (["1.500", "1.234.567,25", "2,5", "7"], {"decimal": ",", "thousands": "."}, [1500, 1234567.25, 2.5, 7]),
+        (["1'500", "2\u2019500.5"], {"thousands": "'"}, [1500, 2500.5]),
+        (["1 500", "2\u00a0500,5"], {"thousands": " ", "decimal": ","}, [1500, 2500.5]),
+        (["1,500", "2,25"], {"decimal": ","}, [1.5, 2.25]),
+    ],
+)
+def test_numbers_as_spreadsheets_write_them(tmp_path, cells, options, values):
+    write_table(tmp_path, {"x": cells, "label": ["a", "b"] * (len(cells) // 2)})
+    assert table(tmp_path, **AS_THEY_ARE, **options).train_x[:, 0].tolist() == values
+
+
+@pytest.mark.parametrize("rows", [[{"x": "1.234,5"}, {"x": "2"}], {"x": [1234.5, 2]}, [{"x": 1234.5}, {"x": "2"}]])
+def test_rows_of_text_in_memory_have_the_decimal_mark_of_the_training(tmp_path, rows):
+    write_table(tmp_path, {"x": ["1,5", "2"], "label": ["a", "b"]})
+    data = table(tmp_path, **AS_THEY_ARE, decimal=",", thousands=".")
+    assert data.preparation.read(Request(rows)).x[:, 0].tolist() == [1234.5, 2]
 
 
 @pytest.mark.parametrize(
@@ -115,10 +160,35 @@ def test_targets(root, cells, target, dtype):
 )
 def test_identifiers_are_not_rounded(cells, words):
     """Two sites were one, where their numbers were one to a float."""
-    table_ = Table(Path("a.csv"), {"site": np.array(cells, dtype=object)}, np.arange(len(cells)))
-    assert table_.words("site", "site_column").tolist() == words
-    named = replace(table_, named={"site": frozenset(word.strip() for word in cells)})
+    rows = Table(Path("a.csv"), {"site": np.array(cells, dtype=object)}, np.arange(len(cells)))
+    assert rows.words("site", "site_column").tolist() == words
+    named = replace(rows, named={"site": frozenset(word.strip() for word in cells)})
     assert "" not in named.words("site", "site_column").tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ([-9], [60, 70, 99, 50, 40, 61]),
+        (["-9", 99], [60, 70, 50, 40, 61]),
+        ({"age": [-9]}, [60, 70, 99, 50, 40, 61]),
+        ({"days": [80]}, [60, -9, 70, -9, 99, 50, 40]),
+        ([-9, 80], [60, 70, 99, 50, 40]),
+    ],
+)
+def test_missing_values_are_gaps_of_all_columns_or_of_the_named_ones(tmp_path, given, left):
+    write_table(tmp_path, {"age": [60, -9, 70, "-9.0", 99, 50, 40, 61], "days": range(10, 90, 10), "label": [0, 1] * 4})
+    data = table(tmp_path, **AS_THEY_ARE, missing="drop", missing_values=given)
+    assert data.train_x[:, 0].tolist() == left
+    new = data.preparation.read(Request(str(tmp_path / "a.csv")))
+    assert (99 in new.x[:, 0].tolist()) == (99 in left)  # new rows are read alike
+
+
+def test_missing_values_in_a_column_of_words_and_in_one_that_names_them(tmp_path):
+    write_table(tmp_path, {"grade": ["I", "unknown", "9", "II", "I", "9.0", "II", "I"], "label": [0, 1] * 4})
+    options = AS_THEY_ARE | {"missing": "drop", "missing_values": [9, "unknown"]}
+    assert table(tmp_path, categorical=["grade"], **options).meaning[:3] == ("grade=I", "grade=II", "->")
+    assert len(table(tmp_path, categorical={"grade": ["I", "II", 9]}, **options).train_x) == 7
 
 
 def test_small_sites(root):
@@ -134,29 +204,44 @@ def test_small_sites(root):
     assert torch.allclose(data.train_x, before.train_x)
 
 
-# ---- silos
+def test_a_column_without_a_value_at_a_site_is_warned_of(root):
+    (root / "a.csv").write_text(PATIENTS.replace("north,50", "north,").replace("north,60", "north,"))
+    message = r"a\.csv: column 'age' has no value in any training row of north; it is 0 there"
+    with pytest.warns(UserWarning, match=message):
+        table(root, path="a.csv", **BY)
 
 
-def write_silos(root):
-    head, *rows = PATIENTS.splitlines(keepends=True)
-    for site in ("north", "south"):
-        (root / f"of_{site}.csv").write_text(head + "".join(row for row in rows if row.startswith(site)))
-    return {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"]}
-
-
+# ---- silos ----
 def test_silos_whose_columns_have_other_meanings_are_refused(root):
-    by, names = write_silos(root) | {"small_sites": "keep"}, ["of_north.csv", "of_south.csv"]
-    (root / names[1]).write_text((root / names[1]).read_text().replace("Bonn", "Graz"))
-    (root / names[0]).write_text((root / names[0]).read_text().replace("Rome", "Ulm"))
-    values = {"city": ["Bonn", "Ulm"]}, {"city": ["Graz", "Rome"]}
-    opened = {k: table(root, site=names[k], **(by | {"categorical": values[k]})) for k in (0, 1)}
+    head, *rows = PATIENTS.splitlines(keepends=True)
+    for site, old, new in (("north", "Rome", "Ulm"), ("south", "Bonn", "Graz")):
+        text = head + "".join(row for row in rows if row.startswith(site))
+        (root / f"of_{site}.csv").write_text(text.replace(old, new))
+    options = {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"], "small_sites": "keep"}
+    names, values = ["of_north.csv", "of_south.csv"], (["Bonn", "Ulm"], ["Graz", "Rome"])
+    opened = {k: table(root, site=names[k], **(options | {"categorical": {"city": values[k]}})) for k in (0, 1)}
     with pytest.raises(UserError, match=r"of_north\.csv and of_south\.csv have as many columns .*data\.categorical"):
         label_table(opened, describe(opened), names)
 
 
-# ---- Parquet
+def test_a_silos_warnings_are_shown_by_the_rank_that_has_opened_it(tmp_path):
+    """Other warnings are shown by rank 0 alone, which has opened none."""
+    for name in ("north", "south"):
+        write_table(tmp_path, {"id": range(60), "a": noise(), "label": [0] * 30 + [1] * 30}, f"{name}.csv")
+    (tmp_path / "run.yaml").write_text(
+        f"data: {{source: table, root: {tmp_path}, silos: [north, south], path: '{{site}}.csv'}}\n"
+        "rounds: 1\nmodel: {name: logistic}\nmethod: {name: fedavg}\ntrain: {lr: 0.1}\n"
+    )
+    with pytest.warns(RankWarning) as caught:
+        build_data.siloed(load(tmp_path / "run.yaml"), Solo(torch.device("cpu")))
+    assert {each.category for each in caught} == {RankWarning}
+    messages = [str(each.message) for each in caught]
+    for name in ("north", "south"):
+        for part in (f"{name}.csv: column 'id' numbers the rows", f"data of {name}: feature 'id' alone separates"):
+            assert sum(part in message for message in messages) == 1
 
 
+# ---- Parquet ----
 def test_parquet_reads_as_csv_does(root):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {
@@ -181,39 +266,3 @@ def test_parquet_reads_as_csv_does(root):
     with pytest.raises(UserError, match=r"column 'day' holds '2024-01-01'.*data\.drop"):
         read(more)
     assert read(more, drop=["day"]).train_x.shape[1] == same.train_x.shape[1] + 1  # dose is a feature
-
-
-def test_a_column_without_a_value_at_a_site_is_warned_of(tmp_path):
-    (tmp_path / "a.csv").write_text(PATIENTS.replace("north,50", "north,").replace("north,60", "north,"))
-    said = r"a\.csv: column 'age' has no value in any training row of north; it is 0 there"
-    with pytest.warns(UserWarning, match=said):
-        table(tmp_path, path="a.csv", **BY)
-
-
-def test_the_label_is_no_feature(tmp_path):
-    (tmp_path / "a.csv").write_text("a,y\n" + "".join(f"{k / 3},{k % 2}\n" for k in range(20)))
-    with pytest.raises(UserError, match=r"data\.features: y is the data\.label_column"):
-        table(tmp_path, path="a.csv", features=["a", "y"], label_column="y")
-
-
-STAGES = "stage,age,sick\n" + "".join(
-    f"{('none', 'mild', 'severe')[i % 3]},{'' if i == 4 else i},{('none', 'ill')[i % 2]}\n" for i in range(30)
-)
-
-
-def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):
-    (tmp_path / "a.csv").write_text(STAGES)
-    given = {"path": "a.csv", "label_column": "sick", "test_fraction": 0, "missing": "drop", "drop": ["stage"]}
-    with pytest.warns(UserWarning, match=r"15 cells of column 'sick' .*class_names") as told:
-        data = table(tmp_path, **given, target="class", class_names=["ill", "well"])
-    assert "leaves out 15 of 30 rows" in str(told[1].message)
-    assert "most gaps: 'sick' 15, 'age' 1" in str(told[1].message)
-    assert len(data.train_y) == 15
-    lines = [f"{site},{i},{'' if site == 'c' else i},{i % 2}" for site in "abc" for i in range(6)]
-    (tmp_path / "a.csv").write_text("\n".join(["at,a,b,sick", *lines]))
-    given = {"path": "a.csv", "label_column": "sick", "site_column": "at", "missing": "drop"}
-    said = r"leaves no row of site 'c', most gaps are in column 'b'; .* or say data\.small_sites: drop"
-    with pytest.warns(UserWarning, match="leaves out 6 of 18 rows"), pytest.raises(UserError, match=said):
-        table(tmp_path, **given)
-    with pytest.warns(UserWarning, match="leaves out 6 of 18 rows"):
-        assert table(tmp_path, **given, small_sites="drop").site_names == ("a", "b")

@@ -35,7 +35,7 @@ def naive(config, data):
             x, y = data.train[k].x[data.train[k].index], data.train[k].y[data.train[k].index]
             sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
             g, seen = seeds.generator(config.seed, "batches", t, k, 0), []
-            with seeds.scoped(config.seed, "torch", t, k):
+            with seeds.seeded(config.seed, "torch", t, k):
                 for _ in range(train.epochs):
                     for rows in torch.randperm(len(x), generator=g).split(train.batch_size):
                         sgd.zero_grad()
@@ -211,7 +211,7 @@ class Still(Method):
     fitted: ClassVar[list] = []
 
     def train(self, k):
-        module = k.worker.model.module
+        module = k.trainer.model.module
         self.modes.append(all(part.training for part in module.modules()))
         first = k.fit(1)
         w, loss = k.fit(1)
@@ -232,7 +232,7 @@ def test_a_fit_gives_the_mean_of_its_own_steps():
 
 def test_accuracy_by_class_is_that_of_the_global_model():
     it = play(settings(rounds=2))
-    test = it.fed.worker.data.global_test
+    test = it.fed.trainer.data.global_test
     it.made.model.load(it.w, it.b)
     given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
     naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]

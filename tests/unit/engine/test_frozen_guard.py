@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import play, settings
-from test_travel import on_ranks
+from test_transport import on_ranks
 from torch import nn
 
 from fedmpi.common.errors import UserError

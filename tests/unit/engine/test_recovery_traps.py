@@ -47,7 +47,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
     def spoiled(self, row):
         fine = honest(self, row)
         if (self.id, self.round) == (0, 2):
-            self.worker.messages.upload(self.round).packing.views(row).dw.mul_(1e30)
+            self.trainer.messages.upload(self.round).packing.views(row).dw.mul_(1e30)
         return fine
 
     step = Seat.step

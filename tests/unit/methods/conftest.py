@@ -60,10 +60,10 @@ def client_of():
 
     def make(it, k=0, round_=0):
         fed = it.fed
-        fed.transport.announce(TRAIN, fed.server)
+        fed.transport.broadcast(TRAIN, fed.server)
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
-        downloads = fed.transport.send_downloads(round_, range(fed.worker.data.clients), fed.states.owner, fed.server)
+        downloads = fed.transport.send_downloads(round_, range(fed.trainer.data.clients), fed.states.owner, fed.server)
         client = fed.states.view(k, round_, fed.plan.learning_rate(round_), fed.transport.inbox, downloads[k])
         client.version_at_w0 = client.w._version
         return client

@@ -10,7 +10,7 @@ import fedmpi
 from fedmpi import config
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
-from fedmpi.config.later import comparable
+from fedmpi.config.resume_rules import comparable
 from fedmpi.methods import registry as every_method
 from fedmpi.runtime import introspection
 from fedmpi.runtime.record import metadata

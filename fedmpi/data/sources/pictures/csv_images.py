@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, natural_order, twins
+from fedmpi.common.text import count, natural_order, near_duplicates
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import (
     PARTS,
@@ -119,7 +119,7 @@ def csv_images(
         warn_of_depths(table)
         return reads_columns(one(table, ""), **columns)
     sites = natural_order([row.values[site_column] for row in table])
-    twice = twins(dict.fromkeys(row.values[site_column] for row in table))
+    twice = near_duplicates(dict.fromkeys(row.values[site_column] for row in table))
     if twice:
         first, last = (next(row.at for row in table if row.values[site_column] == name) for name in twice)
         said = f"data: {twice[0]!r} ({first}) and {twice[1]!r} ({last}) are two sites; are they one?"
@@ -148,7 +148,7 @@ def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:
     if len(names) == 1:
         what = f"the column {column!r} holds one class alone, {names[0]!r}"
         raise UserError(f"{at}: {what}; two are needed, or those that there are in data.class_names")
-    twice = twins(dict.fromkeys(row.values[column] for row in table))
+    twice = near_duplicates(dict.fromkeys(row.values[column] for row in table))
     if twice:
         first, last = (next(row.at for row in table if row.values[column] == name) for name in twice)
         said = f"{last}: the class is {twice[1]!r}, and in {first} {twice[0]!r}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
 from fedmpi.data.csv_file import csv_table
 
 
@@ -45,7 +45,7 @@ def _check_header(
             other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
             hint = f"; is the delimiter {other!r}? data.delimiter" if len(header) == 1 and other else ""
             key = f" (data.{options[k]})" if options else ""
-            there = brief(", ".join(header), 200)
+            there = shorten(", ".join(header), 200)
             meant = next((f"; did you mean {other!r}?" for other in header if other.casefold() == name.casefold()), "")
             raise UserError(f"{path} has no column {name!r}{key}; it has {there}{hint}{meant}")
         if header.count(name) > 1:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
 from fedmpi.data.sources.tables import numerals
 from fedmpi.data.sources.tables.files import Table, spelling
 
@@ -54,7 +54,7 @@ def with_events(rows: Table, column: str, events: Mapping[str, int]) -> Table:
     words = rows.words(column, "label_column")
     odd = next((row for row, word in enumerate(words) if word and word not in events), None)
     if odd is not None:
-        named = brief(", ".join(events), 200)
+        named = shorten(", ".join(events), 200)
         said = f"column {column!r} holds the event {words[odd]!r}, which is none of data.event_words"
         raise UserError(f"{rows.at(odd)}: {said}: {named}")
     numbers = np.array([events[word] if word else np.nan for word in words], dtype=np.float64)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from fedmpi.common.text import brief, count, enumerated, twins
+from fedmpi.common.text import count, enumerated, near_duplicates, shorten
 from fedmpi.data.leaks import CHANCE
 from fedmpi.data.sources.tables.files import Table, is_name
 from fedmpi.data.sources.tables.preparation import TablePreparation
@@ -61,14 +61,14 @@ def warn_of_words(rows: Table, name: str, values: Sequence[str], owner: np.ndarr
         return
     words = rows.words(name, "categorical")
     remedy = "correct the file, and name the values, so that another one is refused: data.categorical: "
-    twice = twins(values)
+    twice = near_duplicates(values)
     if twice:
         places = [rows.at(int(np.flatnonzero(words == word)[0])) for word in twice]
         said = f"{column} holds {twice[0]!r} ({places[0]}) and {twice[1]!r} ({places[1]}), which are two values"
         warnings.warn(f"{said}; if they are one, {remedy}{{{name}: [...]}}", stacklevel=4)
     alone = [word for word in values if _at_one_site(owner[train & (words == word)], owner[train])]
     if alone:
-        which = brief(", ".join(map(repr, alone)), 100)
+        which = shorten(", ".join(map(repr, alone)), 100)
         said = f"{column}: {which} {'occur' if len(alone) > 1 else 'occurs'} at one site only"
         warnings.warn(f"{said}; if a site spells values in its own way, {remedy}{{{name}: [...]}}", stacklevel=4)
 

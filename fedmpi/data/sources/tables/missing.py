@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, count
+from fedmpi.common.text import count, shorten
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.sources.tables.files import Table, ordered
 
@@ -103,6 +103,6 @@ def _check_left(rows: Table, left: Table, column: str, holes: Mapping[str, np.nd
         mine = rows.words(column, "site_column") == lost[0]
         worst = max(holes, key=lambda name: holes[name][mine].sum())
         raise UserError(
-            f"{rows.path}: data.missing: drop leaves no row of site {brief(', '.join(map(repr, lost)))}, most gaps are "
-            f"in column {worst!r}; put it into data.drop, or say data.small_sites: drop"
+            f"{rows.path}: data.missing: drop leaves no row of site {shorten(', '.join(map(repr, lost)))}, most gaps "
+            f"are in column {worst!r}; put it into data.drop, or say data.small_sites: drop"
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, count, nearest
+from fedmpi.common.text import count, nearest, shorten
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables import prepare
@@ -154,7 +154,7 @@ class TablePreparation(Preparation):
         lost = [c.name for c in self.columns if c.name not in rows.columns]
         if lost:
             said = f"column {lost[0]!r}, which the model was trained with"
-            more = f" (nor {brief(', '.join(map(repr, lost[1:])))})" if lost[1:] else ""
+            more = f" (nor {shorten(', '.join(map(repr, lost[1:])))})" if lost[1:] else ""
             raise UserError(f"{rows.path} has no {said}{more}; {nearest(lost[0], rows.columns)}")
         for name in request.ids:
             rows.column(name, "--id")
@@ -181,7 +181,7 @@ class TablePreparation(Preparation):
         known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids, *rows.index}
         unused = [name for name in rows.columns if name not in known]
         if unused:
-            said = f"{rows.path}: not used, for the model was trained without: {brief(', '.join(unused), 200)}"
+            said = f"{rows.path}: not used, for the model was trained without: {shorten(', '.join(unused), 200)}"
             warnings.warn(said, stacklevel=2)
 
     def _without_gaps(self, rows: Table) -> Table:
@@ -204,7 +204,7 @@ class TablePreparation(Preparation):
     def _owners(self, rows: Table, site: str | None) -> tuple[np.ndarray, bool]:
         """(n,) the place of each row's site in `sites`, and whether rows are standardised as the global test set is."""
         names, column = list(self.sites), self.site_column
-        allowed = f"sites: {brief(', '.join(names), 200)}"
+        allowed = f"sites: {shorten(', '.join(names), 200)}"
         if site is not None and site not in names:
             raise UserError(f"there is no site {site!r} in this run; {allowed}")
         if site is not None or len(names) == 1:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, twins
+from fedmpi.common.text import count, near_duplicates
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import (
     check_groups,
@@ -276,7 +276,7 @@ def _owners(rows: Table, site_column: str | None, site: str | None) -> tuple[np.
         return np.zeros(len(rows), dtype=np.int64), [site] if site else []
     words = rows.words(site_column, "site_column")
     names = ordered(list(words))
-    twice = twins(dict.fromkeys(words))
+    twice = near_duplicates(dict.fromkeys(words))
     if twice:
         first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
         said = f"data: {twice[0]!r} ({first}) and {twice[1]!r} ({last}) are two sites; are they one?"

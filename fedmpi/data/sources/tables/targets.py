@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, twins
+from fedmpi.common.text import near_duplicates, shorten
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.files import Table, ordered, spelling
 from fedmpi.data.sources.tables.numerals import is_number, is_written_number
@@ -65,7 +65,7 @@ def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[st
     number = {name: k for k, name in enumerate(names)}
     for row, word in enumerate(words):
         if word not in number:
-            allowed = brief(", ".join(names), 200)
+            allowed = shorten(", ".join(names), 200)
             said = f"column {label[0]!r} holds the label {word!r}, which is none of data.class_names"
             raise UserError(f"{rows.at(row)}: {said}: {allowed}")
     return Target(torch.tensor([number[word] for word in words]), tuple(names))
@@ -102,7 +102,7 @@ def _check_labels(rows: Table, label: str, words: np.ndarray, found: Sequence[st
     if len(found) == 1:
         what = f"column {label!r} holds one label alone, {found[0]!r}"
         raise UserError(f"{rows.path}: {what}; two are needed, or those that there are in data.class_names")
-    twice = twins(dict.fromkeys(words))
+    twice = near_duplicates(dict.fromkeys(words))
     if twice:
         first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
         said = f"{last}: column {label!r} holds the label {twice[1]!r}, and in {first} {twice[0]!r}"
