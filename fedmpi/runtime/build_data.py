@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,6 @@ from fedmpi.data.augment.chosen import augmented, operation
 from fedmpi.data.augment.operation import Operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
-from fedmpi.data.fetching.getting import one_at_a_time
 from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
@@ -79,7 +78,11 @@ def partitioned(settings: Settings) -> Federated:
     assert cut is not None
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
     check_settings(settings)
-    waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
+    waiting: AbstractContextManager[None] = nullcontext()
+    if settings.data.download:
+        from fedmpi.data.fetching.getting import one_at_a_time  # and the catalogue, which no other run needs
+
+        waiting = one_at_a_time(settings.data.root)
     with waiting, attribute_errors("data"):
         ignored = settings.task.options.get("ignore")
         with choosing(settings.data.stream), ignoring(ignored), seeds.seeded(settings.seed, "source"):

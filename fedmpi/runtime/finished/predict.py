@@ -31,7 +31,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
 from fedmpi.data.augment.operation import Operation
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.layout import laid_out
+from fedmpi.data.layout import to_memory_format
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
 from fedmpi.data.reading_options import ALL, with_options
@@ -227,7 +227,7 @@ class Predictor:
         like = next(iter(module.parameters()), torch.empty(0))
         bf16 = self.settings.compute.precision == "bf16"
         if isinstance(x, Tensor):
-            x = laid_out(x, self.settings.compute.channels_last)
+            x = to_memory_format(x, self.settings.compute.channels_last)
         try:
             with torch.autocast(like.device.type, torch.bfloat16) if bf16 else nullcontext():
                 f = call(module, x.to(like.device))
