@@ -61,7 +61,7 @@ def test_a_batch_script_without_srun_is_told_its_cure(submit, tmp_path):
     code, log = submit(
         f"exec {BIN}/fedmpi run {ROOT}/configs/quickstart.yaml", tmp_path / "mistake.sh", options=["--ntasks=4"]
     )
-    assert code == 1
+    assert code == 2
     assert "4 tasks allocated but world size 1: start it with `srun fedmpi run ...`" in log
 
 
