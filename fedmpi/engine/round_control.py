@@ -116,7 +116,7 @@ class RoundControl:
     def _decide(self, t: int) -> int:
         """Decide at rank 0 about round t: the command, and which messages follow it."""
         assert self.server is not None
-        if t > self.first_round and self.reporter.line is None:
+        if t > self.first_round and self.reporter.metrics_row is None:
             return RoundCommand.ABORTED
         undoes = UNDOES if self.states.keeps_undo and self.server.refused else 0
         if t == self.config.rounds:

@@ -247,7 +247,7 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
         )
     lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
-    fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
+    fed.restore(t, {**kept["memory"], "pace": None}, tensors)
     fed.transport.broadcast(0.0, fed.server, t + 1)
     own = made.model.state_dict(fed.server.w, fed.server.b)
     if not all(
