@@ -22,9 +22,6 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# ---- features ----
-
-
 def test_outputs_class_by_class():
     f, y = 2 * normal(30, 4), torch.arange(30) % 4
     told = features.told(normal(30, 6, seed=1), f, y, normal(4, 6, seed=2), 4)
@@ -66,7 +63,7 @@ def naive_cka(x, y):
 def test_a_round_against_numpy(monkeypatch):
     monkeypatch.setattr(features, "ROWS", 7)  # so that kernels come in several pieces, the last one smaller
     config = settings("fedavg", rounds=1, analysis=["features", "similarity"], cohort={"fraction": 0.6})
-    [row] = watched(config).analysis
+    [row] = watched(config).files["analysis.jsonl"]
     it = prepare(config)
     trainer = build.make_trainer(it.made, lambda: False)
     members = row["clients"]
@@ -117,7 +114,9 @@ def test_a_round_against_numpy(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_features_that_overflow_leave_gaps_and_the_run_goes_on():
     """One step so long that the weights are still numbers, and what they make of a picture is not."""
-    [row] = watched(settings("fedavg", rounds=1, analysis=list(PROBES), train={"lr": 2e38, "steps": 1})).analysis
+    [row] = watched(settings("fedavg", rounds=1, analysis=list(PROBES), train={"lr": 2e38, "steps": 1})).files[
+        "analysis.jsonl"
+    ]
     assert math.isnan(row["features"]["rank_local"])
     assert math.isnan(row["similarity"]["pairs_mean"])
     assert np.isnan(row["losses"]["matrix"]).all()
