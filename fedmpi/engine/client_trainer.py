@@ -89,7 +89,7 @@ class ClientTrainer:
         return seeds.generator(self.seed, "batches", t, client, fit), augment
 
     def wait(self) -> None:
-        """Until a GPU has done what it was told to: only then it is known how long that has taken."""
+        """Wait until a GPU has finished its work, so that its time can be measured."""
         if self.model.w.is_cuda:
             torch.cuda.current_stream(self.model.w.device).synchronize()
 

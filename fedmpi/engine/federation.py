@@ -46,7 +46,7 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Federation:
-    """One experiment on one rank: `run` trains it. `server` is rank 0's alone, and holds the global model."""
+    """One experiment on one rank: `run` trains it. server: the global model, at rank 0 alone."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Federation:
         trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
         span("uploads")
         if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
-            self.reporter.line = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
+            self.reporter.metrics_row = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
             span("step")
         if self.probes is not None:
             self.probes.measure(t, cohort, placement)
@@ -164,7 +164,7 @@ class Federation:
     # ---- the steps of a round ----
     def report_previous_round(self, t: int, command: RoundCommand) -> None:
         """Hash, save and evaluate the round before t, at the beginning of round t."""
-        began, line = time.perf_counter(), self.reporter.line
+        began, line = time.perf_counter(), self.reporter.metrics_row
         self.timeline.flush()
         self.timeline.span("settle")
         if self.server is not None and line and "sha256" not in line:
@@ -247,21 +247,21 @@ class Federation:
         upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
-        good, said, figures = [k for k in cohort if k not in server.refused], {"train_loss": float("nan")}, {}
+        good, recorded, figures = [k for k in cohort if k not in server.refused], {"train_loss": float("nan")}, {}
         if good:
             if server.refused:
                 received.only([cohort.index(k) for k in good])
             updates = received.uploads(good, *self.scheduler.weights(good))
             lr = self.config.learning_rate(t)
             figures = server.step(t, lr, updates, upload, received, server.update_filter.norms)
-            said = {**received.train_loss(updates.p), **server.updates}
+            recorded = {**received.train_loss(updates.p), **server.updates}
         busy = Counter[int]()  # rank -> seconds in which it has trained
         for k, s in zip(cohort, seconds, strict=True):
             busy[placement[k]] += s
         absent = [k for k in self.scheduler.sample(t) if k not in cohort]
         line = {
             "round": t,
-            **said,
+            **recorded,
             "cohort": list(cohort),
             "refused": refused,
             **({"lost": absent} if absent else {}),
@@ -280,21 +280,21 @@ class Federation:
 
     # ---- checkpoints ----
     def memory(self) -> dict[str, Any]:
-        """What rank 0 needs, beside the server's tensors, to go on after the round of the latest metrics."""
+        """Return what rank 0 saves of the latest round beside the server's tensors."""
         update_filter = self.server.update_filter.memory() if self.server else None
         reporter, best = self.reporter, self.config.best and self.config.best.figure
-        memory = {"line": reporter.line, "guard": update_filter, "pace": self.scheduler.memory()}
+        memory = {"line": reporter.metrics_row, "guard": update_filter, "pace": self.scheduler.memory()}
         return {**memory, "watch": reporter.divergence.memory(), "best": best}
 
-    def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
-        """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
+    def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
+        """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
         self.control.first_round = self.transport.broadcast_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
         self.states.trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
-            self.reporter.line = memory["line"]
+            self.reporter.metrics_row = memory["line"]
             self.server.update_filter.recall(memory["guard"])
             self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)

@@ -56,7 +56,7 @@ class Reporter:
         names = [f"{p}_loss" if p != "global" else "loss" for p in watched] if trainer.data.test_sizes.any() else []
         classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
         self.divergence = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
-        self.line: dict[str, Any] | None = None  # rank 0's: the metrics of the latest round, None where it was aborted
+        self.metrics_row: dict[str, Any] | None = None  # of the latest round, at rank 0; None if it was aborted
         self.saved: dict[str, Any] = {}  # rank 0's memory after the latest round that counts
         self.reported_in = -1  # the round in whose beginning the one before was reported
 
@@ -77,7 +77,7 @@ class Reporter:
         """
         if self.reported_in == t:
             return False
-        due, before, line = last or (made and t % self.config.evaluate_every == 0), t - 1, self.line
+        due, before, line = last or (made and t % self.config.evaluate_every == 0), t - 1, self.metrics_row
         if t == 0:
             if not last:
                 self.reported_in = t

@@ -1,8 +1,8 @@
-"""The control message of a round: rank 0 decides whether the round is made, and every rank is told.
+"""The control message of a round: rank 0 decides whether the round is made, and broadcasts that.
 
-The decision is one number of the broadcast that also carries the model. Two things may follow it in messages of their
-own: which clients' uploads of the round before were refused, so that their state is undone; and the measured speeds by
-which clients are assigned to ranks.
+The decision is one number of the broadcast that also holds the model. Two further messages may follow: which clients'
+uploads of the round before were refused, so that their state is undone; and new costs, by which clients are assigned to
+ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RoundCommand(IntEnum):
 TRAIN = RoundCommand.TRAIN
 # Added to the command in the number that is broadcast: which messages follow it.
 UNDOES = 8  # the clients whose uploads of the round before were refused
-REBALANCES = 16  # new speeds, by which clients are assigned to ranks
+REBALANCES = 16  # new costs, by which clients are assigned to ranks
 
 
 class RoundControl:
@@ -80,8 +80,8 @@ class RoundControl:
         self.begin_round(t)
         undone = self._broadcast_refused(t - 1) if number & UNDOES else []
         if number & REBALANCES:
-            speeds = self.comm.broadcast_json(self.scheduler.costs.row())
-            self.scheduler.costs = self.scheduler.broadcast_costs = CostModel.from_row(speeds)
+            row = self.comm.broadcast_json(self.scheduler.costs.row())
+            self.scheduler.costs = self.scheduler.broadcast_costs = CostModel.from_row(row)
         if command is RoundCommand.ABORTED and self.states.keeps_undo:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.end_round(undone)
@@ -116,7 +116,7 @@ class RoundControl:
     def _decide(self, t: int) -> int:
         """Decide at rank 0 about round t: the command, and which messages follow it."""
         assert self.server is not None
-        if t > self.first_round and self.reporter.line is None:
+        if t > self.first_round and self.reporter.metrics_row is None:
             return RoundCommand.ABORTED
         undoes = UNDOES if self.states.keeps_undo and self.server.refused else 0
         if t == self.config.rounds:
@@ -133,7 +133,7 @@ class RoundControl:
         return TRAIN + undoes + (REBALANCES if self.scheduler.costs != self.scheduler.broadcast_costs else 0)
 
     def _broadcast_refused(self, t: int) -> list[int]:
-        """Return the clients whose uploads of round t were refused, as rank 0 tells them."""
+        """Return the clients whose uploads of round t were refused, as rank 0 broadcasts them."""
         members = self.scheduler.cohort(t)
         refused = self.server.refused if self.server is not None else ()
         flags = torch.tensor([float(k in refused) for k in members], device=self.comm.device)

@@ -50,7 +50,7 @@ class ServerView(Server):
         self.segments: Sequence[Segment] = ()
         self.w = self.shared = torch.empty(0)  # set by FederationServer, like the state
         self.state = State()
-        self.noted: dict[str, float] = {}
+        self.logged: dict[str, float] = {}
         self.seed = seed
 
     @property
@@ -63,7 +63,7 @@ class ServerView(Server):
         return self.counts
 
     def figures(self, **values: float | Tensor) -> None:
-        self.noted |= {name: float(value) for name, value in values.items()}
+        self.logged |= {name: float(value) for name, value in values.items()}
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         return seeds.generator(self.seed, "server", *purpose)
@@ -172,7 +172,7 @@ class FederationServer:
         if self.records and "dw" in upload.packing.shapes and upload.w.size:
             recorder = updates = RecordingUploads(updates)
         view, where = self.view, f"round {t}"
-        view.round, view.train_lr, view.noted = t, train_lr, {}
+        view.round, view.train_lr, view.logged = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
         inputs = ReadOnlyCheck({**self._inputs, **received.tensors(), "updates.p": updates.p, "updates.n": updates.n})
         size, ruled = (upload.columns.size,), None
@@ -214,4 +214,4 @@ class FederationServer:
             upload.b.put(b, self.b)
         if state is not self.state:  # else it stays as it was
             self.messages.server_state.write(self.state_row, state)
-        return view.noted
+        return view.logged

@@ -188,12 +188,12 @@ def batches_of(
 
 def _batch_modified_error(client: ClientContext) -> UserError:
     """The error of a step that wrote to its batch."""
-    said = (
+    text = (
         f"{client.where}: the model ({type(client.trainer.model.module).__name__}) or a hook of method "
         f"{type(client.trainer.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
         "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
     )
-    return located_error(said, client.trainer.model.module, type(client.trainer.method))
+    return located_error(text, client.trainer.model.module, type(client.trainer.method))
 
 
 def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | None) -> None:

@@ -89,8 +89,8 @@ class BatchedClientView:
 
     @property
     def down(self) -> Views:
-        told, per_client = self.trainer.unpack_broadcast(self.announcement), self.trainer.messages.per_client
-        return told.beside(per_client.views(self.given["download"])) if per_client.size else told
+        broadcast, per_client = self.trainer.unpack_broadcast(self.announcement), self.trainer.messages.per_client
+        return broadcast.beside(per_client.views(self.given["download"])) if per_client.size else broadcast
 
     @property
     def scratch(self) -> Views:

@@ -1,4 +1,4 @@
-"""The weights of n clients, one below the other, and what moves them."""
+"""The weights of n clients as rows of one tensor, and their SGD steps."""
 
 from __future__ import annotations
 

@@ -98,10 +98,10 @@ class Probes:
             p = self.scheduler.weights(members)[1].double().cpu()
             who = (self.comm, self.trainer, self.config.eval_batch, members, where)
             cohort = Cohort(t, *who, p, before, after, self._mine, self._moved, self._steps)
-            said = {name: PROBES[name](cohort) for name in self.names}
+            results = {name: PROBES[name](cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if self.server is not None:
-            self.callbacks.append("analysis.jsonl", {"round": t, "clients": list(members), **said})
+            self.callbacks.append("analysis.jsonl", {"round": t, "clients": list(members), **results})
 
     def _shared(self, model: Model | None) -> Model:
         """Rank 0's, on every rank."""

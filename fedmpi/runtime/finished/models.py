@@ -249,7 +249,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.
         )
     lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
-    fed.go_on(t, {**facts["memory"], "pace": None}, tensors)
+    fed.restore(t, {**facts["memory"], "pace": None}, tensors)
     fed.transport.broadcast(0.0, fed.server, t + 1)
     own = experiment.model.state_dict(fed.server.w, fed.server.b)
     if not all(

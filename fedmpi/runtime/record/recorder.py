@@ -156,7 +156,7 @@ class Recorder(RankRecorder):
     # ---- what the engine calls ----
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
-        self.console.round(row, self.server.view.noted)
+        self.console.round(row, self.server.view.logged)
         self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)

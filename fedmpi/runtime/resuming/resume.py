@@ -173,7 +173,7 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
                     f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after "
                     f"those; ask for {t + 1} or more, or start a new run (another name)"
                 )
-            fed.go_on(t, memory, server)
+            fed.restore(t, memory, server)
             rejoin_sites(t + 1, fed.control)
             checkpoints.begin_after(t, fed)
             return t

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from helpers import norm_net, play, prepare, record, small_settings
-from thread_ranks import play_in_threads
+from test_transport import on_ranks
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.local.context import ClientContext
@@ -175,7 +175,7 @@ PAIRS = [("int8", "topk"), ("topk", "int8"), ("bf16", "bf16"), ("fp16", "int8")]
 def test_the_bits_of_one_process(method, pair, size):
     config = wired(method, "mlp", *pair, rounds=4)
     alone = record(play(config))
-    done = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
+    done = on_ranks(config, size)
     assert record(done[0]) == alone
     sent, received = (sum(getattr(it.fed.comm, f"{way}_bytes") for it in done.values()) for way in ("sent", "received"))
     assert sent == received
