@@ -77,7 +77,7 @@ class Run:
     @cached_property
     def digests(self) -> dict[str, str]:
         """Digests that are the same in all runs which differ in their seeds alone."""
-        return digests.fixed(self.identity)
+        return digests.shared_digests(self.identity)
 
     @cached_property
     def by_client(self) -> tuple[Any, Any]:

@@ -198,7 +198,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     start = None
     if settings.init.source is not None:
-        start = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
+        start = initial.load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
