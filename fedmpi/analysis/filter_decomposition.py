@@ -45,8 +45,9 @@ from fedmpi.analysis.local_models import LocalModels, experiment, local_models, 
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import redacted, to_one_line
+from fedmpi.common.redaction import redacted
 from fedmpi.common.text import format_metric
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
 from fedmpi.engine.evaluate import evaluate
@@ -214,7 +215,7 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse virtual`; settings: those of the run."""
     to, module = report.folder(to), rebuild_model(run, settings)
-    options = f" {to_one_line(redacted(settings.data.options))}" if settings.data.options else ""
+    options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())

@@ -1,4 +1,4 @@
-"""The commands that look at runs: their state, how they differ, pages, and what is done with one that has ended."""
+"""The commands on existing runs: status, compare, report, verify, export, predict, reproduce."""
 
 import json
 import shutil
@@ -68,16 +68,16 @@ def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
     from fedmpi.sweeps import status as sweep_status
 
     if where.is_file() and where.suffix in (".yaml", ".yml"):
-        if not expand.is_one(where):
+        if not expand.is_sweep(where):
             raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
-        facts = sweep_status.of_file(expand.load(where))
-    elif files.is_run(files.folder(where)) or not (sweep_status.recorded(where) or files.runs_in(where)):
+        facts = sweep_status.status_of_file(expand.load(where))
+    elif files.is_run(files.folder(where)) or not (sweep_status.listed_runs(where) or files.runs_in(where)):
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
             raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = reading.status(where)
         return facts, facts["state"] == reading.RUNNING, reading.code(facts), reading.lines(facts)
     else:
-        facts = sweep_status.of_folder(where)
+        facts = sweep_status.status_of_directory(where)
     return facts, facts["counts"][reading.RUNNING] > 0, sweep_status.code(facts), sweep_status.lines(facts)
 
 

@@ -1,4 +1,4 @@
-"""What a config may hold: its keys, the things that it may name and their options; and the data sets that there are."""
+"""The commands that explain config keys and what a config may name (list, show), and that manage data sets (data)."""
 
 import difflib
 import os

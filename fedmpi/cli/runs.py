@@ -1,4 +1,4 @@
-"""The commands that train, check and list."""
+"""The commands that start runs (run, resume, replay) or check what a run would need (validate, plan, doctor)."""
 
 import json
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     settings, and data, models and methods of so many that each of its values occurs."""
     from fedmpi.sweeps import expand
 
-    if expand.is_one(config):
+    if expand.is_sweep(config):
         asked = expand.load(config, overrides or ())
         apply_machine_settings(asked.settings(asked.labels[0]))
         with fast_import():
@@ -151,7 +151,7 @@ def plan(
     are made, nothing is trained."""
     from fedmpi.sweeps import expand
 
-    if expand.is_one(config):
+    if expand.is_sweep(config):
         raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
     if hosts > ranks:
         raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")

@@ -1,8 +1,8 @@
-"""An annotation in words, for those who write configs: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
+"""Describe types and values as a config has them: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,10 +13,10 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """The type with its bounds.
+    """Describe a type and its bounds.
 
     Args:
-        metadata: what stands beside the type in Annotated, where pydantic has taken it apart.
+        metadata: the other arguments of Annotated, where pydantic has separated them from the type.
 
     >>> from pydantic import Field
     >>> describe_type(Annotated[float, Field(gt=0)] | Literal["auto"] | None)
@@ -52,7 +52,13 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A value as a config has it: null, true, [1, 2], 0.001, sgd."""
+    """Return a value as a config has it, on one line.
+
+    >>> describe_value(None), describe_value((1, 2)), describe_value({"source": "web", "size": 0.5})
+    ('null', '[1, 2]', '{source: web, size: 0.5}')
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (str, Path)):
         return str(value) or '""'
     if isinstance(value, Sequence):

@@ -1,4 +1,4 @@
-"""Whose code failed: errors in a user's hooks, models, tasks and other plug-ins are reported with their place."""
+"""Report errors in hooks, models, tasks and other plug-ins with their place in the user's file."""
 
 from __future__ import annotations
 
@@ -93,10 +93,14 @@ DEVICE_ERRORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 @contextmanager
 def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
-    """Put `where` ("round 3, client 4") in front of errors; one from a user's file becomes a UserError that names it.
+    """Put `where` ("round 3, client 4") in front of errors, and name the user's file that raised them.
 
-    So does a lack of memory, and a batch that cannot be normalised. Any other error without a user's file in its
-    traceback is a defect of fedmpi; it becomes a RuntimeError. passing: what nobody's code is to blame for.
+    Errors from a user's file and those with a known fix become a UserError. Any other one is a defect of fedmpi and
+    becomes a RuntimeError.
+
+    Args:
+        where: the place in the run.
+        passing: types of errors that are raised unchanged.
     """
     try:
         yield
@@ -118,7 +122,7 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def known_fix(error: BaseException) -> str | None:
-    """What a user can do about an error that torch or Python words for nobody in particular; None if unknown."""
+    """Return what a user can do about an error of torch or Python, such as a lack of memory; None if unknown."""
     text = (str(error).strip().splitlines() or [""])[0]
     known = None
     if isinstance(error, RuntimeError):
@@ -142,7 +146,7 @@ def known_fix(error: BaseException) -> str | None:
 
 
 def one_line(error: BaseException, where: str) -> str:
-    """An error in a line, with its place: `round 3, client 4: ... (at file.py:12)`."""
+    """Return an error on one line with its place: `round 3, client 4: ... (at file.py:12)`."""
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
     text = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
@@ -165,7 +169,7 @@ ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
 
 
 def located_error(text: str, *made_by: Any) -> UserError:
-    """A UserError with the line of the first of `made_by` that is a user's own; no other is added to it."""
+    """Return a UserError with the place of the first of `made_by` that is a user's code; no other is added later."""
     place = next((location for each in made_by if (location := source_location(each))), "")
     error = UserError(f"{text} ({place})" if place else text)
     error.located = True  # type: ignore[attr-defined]
@@ -173,7 +177,7 @@ def located_error(text: str, *made_by: Any) -> UserError:
 
 
 def source_location(what: Any) -> str:
-    """`Bounded.loss at mine.py:12` of a user's function, class, or object of such a class; "" of anything else."""
+    """Return `Bounded.loss at mine.py:12` for a user's function, class or object; "" for anything else."""
     what = inspect.unwrap(getattr(what, "func", what))  # of a partial
     what = getattr(what, "__func__", what)
     what = what if inspect.isfunction(what) or inspect.isclass(what) else type(what)
@@ -185,7 +189,7 @@ def source_location(what: Any) -> str:
 
 
 def in_user_code(error: BaseException) -> str | None:
-    """`Bounded.loss at mine.py:12`, the innermost line outside of fedmpi, Python and installed packages; else None."""
+    """Return the innermost line in a user's file, `Bounded.loss at mine.py:12`; None if there is none."""
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:
         return None
@@ -197,4 +201,5 @@ def in_user_code(error: BaseException) -> str | None:
 
 
 def is_users_file(file: str) -> bool:
+    """Return whether a file belongs neither to fedmpi nor to Python or an installed package."""
     return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))

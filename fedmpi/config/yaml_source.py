@@ -44,7 +44,7 @@ _NUMBERS = {
 
 @dataclass
 class Document:
-    """What one source says: the values, where each dotted key was written, and what is wrong with it."""
+    """The content of one source: values, where each dotted key was written, and problems."""
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def read_text(path: Path) -> str:
 
 
 class _Reader(yaml.SafeLoader):
-    """Turns one YAML text into values. PyYAML's own constructor loses the lines, and keeps the last of equal keys."""
+    """Turns one YAML text into values. PyYAML's constructor would lose line numbers, and accept duplicate keys."""
 
     # The resolvers of YAML 1.1 but for dates, base 60 and octal numbers; the numbers are added below.
     yaml_implicit_resolvers = {
@@ -247,7 +247,7 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that yaml itself would not, but that `_Reader` reads as a number: 1e-3."""
+    """Quotes texts that `_Reader` would read as a number although yaml would not, such as 1e-3."""
 
     yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
@@ -258,5 +258,5 @@ for _kind, _pattern in _NUMBERS.items():
 
 
 def text_for(tree: dict[str, Any]) -> str:
-    """Return the YAML text of plain values, in which `read` finds the same values."""
+    """Return plain values as YAML text, from which `read` returns the same values."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""What a config would get on this machine: data and model are built, plug-ins included."""
+"""Report what a config would use on this machine; data, model and plug-ins are built for it."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Row]:
 
 
 def one_thread(settings: configs.Settings) -> configs.Settings:
-    """For what does not depend on threads: too many of them are said in their own line."""
+    """Return the settings with one thread, for checks that threads do not concern; too many have a row of their own."""
     return settings.model_copy(update={"compute": settings.compute.model_copy(update={"threads": 1})})
 
 
 def trainer(job: Job) -> Job:
-    """A rank of this host that trains: rank 0, the server, may compute elsewhere."""
+    """Return a rank of this host that trains, since rank 0, the server, may use another device."""
     return job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
 
 
@@ -94,7 +94,7 @@ def device(settings: configs.Settings, job: Job) -> Row:
 
 
 def precision(settings: configs.Settings, job: Job) -> Row:
-    """bf16 runs everywhere; without units for it, it is slower than fp32."""
+    """Report the precision; bf16 runs everywhere, but without units for it it is slower than fp32."""
     import torch
 
     from fedmpi.runtime.device import pick_device
@@ -117,8 +117,10 @@ def precision(settings: configs.Settings, job: Job) -> Row:
 
 
 def bf16_times() -> float:
-    """Seconds of a product of matrices in bf16 by one thread over those in fp32, measured: instructions for it, which a
-    CPU may name (avx512_bf16), need not be faster."""
+    """Return how many times as long a matrix product takes in bf16 as in fp32, measured with one thread.
+
+    Instructions for bf16, such as avx512_bf16, need not be faster.
+    """
     import torch
 
     a, threads = torch.ones(384, 384), torch.get_num_threads()
@@ -155,7 +157,7 @@ def interface(settings: configs.Settings, job: Job) -> Row:
 
 
 def chosen(settings: configs.Settings, job: Job) -> str:
-    """gloo | nccl | mpi, as far as this host can tell: its own ranks stand for all. Raises UserError."""
+    """Return gloo, nccl or mpi as this host's ranks would choose it. Raises UserError."""
     import torch
 
     from fedmpi.comm.backends import choice, mpi
@@ -185,7 +187,7 @@ def threads(settings: configs.Settings, job: Job) -> Row:
 
 
 def lost_rank(settings: configs.Settings, job: Job) -> Row:
-    """Whether the job could go on without one, and whether the config asks for it (faults.on_lost_rank)."""
+    """Report whether the job could go on without a lost rank, and whether the config asks for it."""
     wanted = settings.faults.on_lost_rank
     asked = f"faults.on_lost_rank: {wanted}"
     if job.size == 1:
@@ -203,7 +205,7 @@ def lost_rank(settings: configs.Settings, job: Job) -> Row:
 
 
 def experiment(settings: configs.Settings, job: Job) -> Row:
-    """Data, model and method are built as `fedmpi validate` builds them; its line about memory is ours."""
+    """Build data, model and method as `fedmpi validate` does, and report its line about memory."""
     from fedmpi.runtime.validate import validate_settings
 
     rows: Sequence[tuple[str, str]] = validate_settings(one_thread(settings), job)
@@ -211,7 +213,7 @@ def experiment(settings: configs.Settings, job: Job) -> Row:
 
 
 def output(settings: configs.Settings, job: Job) -> Row:
-    """Where the run directory goes, and the space there."""
+    """Report the place of the run directory, and the free space there."""
     from fedmpi.common.host_memory import size_text
 
     if job.rank == 0:

@@ -1,4 +1,4 @@
-"""What the operating system says: processors, memory, limits, disks, names. No library is imported for it."""
+"""Report on the host without importing a library: processors, memory, limits, disks, names."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def limits() -> list[Row]:
 
 
 def temporary() -> list[Row]:
-    """torch and MPI keep files there, and MPI's ranks of one host memory that they share."""
+    """Report the free space for temporary files of torch and MPI, and for the shared memory of ranks of one host."""
     lines = []
     for name, place in (("temporary", tempfile.gettempdir()), ("shared memory", "/dev/shm")):
         if os.path.isdir(place):
@@ -72,7 +72,7 @@ def temporary() -> list[Row]:
 
 
 def _left_by_mpirun(place: str) -> list[Row]:
-    """Folders of Open MPI's launchers that were killed: they end a later one that gets the same process number."""
+    """Report folders of killed mpiruns of Open MPI; a later mpirun with the same process number would not start."""
     names = [name for name in os.listdir(place) if name.startswith("ompi.") and name[5:].isdecimal()]
     left = [name for name in names if not os.path.exists(f"/proc/{name[5:]}")] if os.path.isdir("/proc/self") else []
     advice = f"; an mpirun with such a process number would not start: remove them (rm -r {place}/ompi.NUMBER)"
@@ -81,7 +81,7 @@ def _left_by_mpirun(place: str) -> list[Row]:
 
 
 def names(job: Job | None) -> list[Row]:
-    """Report the host's name, where it leads, and the network interfaces."""
+    """Report the host's name, the address to which it resolves, and the network interfaces."""
     host = socket.gethostname()
     several = job is not None and job.local_size < job.size
     several |= os.environ.get("SLURM_JOB_NUM_NODES", "1") not in ("", "1")

@@ -1,4 +1,4 @@
-"""What torch, torchvision and MPI say of themselves."""
+"""Report on torch, torchvision, GPUs and MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BF16_UNITS = 8  # compute capability (major) from which NVIDIA's GPUs have them
 
 
 def torch() -> Iterator[Row]:
-    """Version, what it was built with, back ends between ranks, what it takes from the processor."""
+    """Report torch's version, build, back ends between ranks, and use of the processor."""
     import torch
 
     hip = getattr(torch.version, "hip", None)
@@ -38,7 +38,7 @@ def torch() -> Iterator[Row]:
 
 
 def gpus() -> Iterator[Row]:
-    """Each one's name, memory, and whether it has bf16 units."""
+    """Report the name and memory of each GPU, and whether it has bf16 units."""
     import torch
 
     from fedmpi.common.host_memory import size_text
@@ -55,7 +55,7 @@ def gpus() -> Iterator[Row]:
 
 
 def torchvision() -> Iterator[Row]:
-    """Whether its own operators loaded; fedmpi calls none of them."""
+    """Report whether torchvision's own operators were loaded; fedmpi calls none of them."""
     from fedmpi.common import torchvision_compat
 
     own = not torchvision_compat._declared
@@ -70,7 +70,7 @@ def print_mpi() -> None:
 
 
 def _mpi() -> Iterator[Row]:
-    """The library that mpi4py loads; whether it initialises in one process, and what it can do then."""
+    """Report the library that mpi4py loads, and what it can do once it is initialised in one process."""
     from fedmpi.comm.backends import mpi
 
     try:
@@ -93,7 +93,7 @@ def _mpi() -> Iterator[Row]:
 
 
 def _gpu_aware() -> str:
-    """Asked of the library itself (Open MPI's extension; MPICH has one of its own)."""
+    """Return whether the MPI library is aware of GPUs, by its extension MPIX_Query_..._support."""
     with open("/proc/self/maps") as maps:
         loaded = {row.split()[-1] for row in maps if re.search(r"/lib\w*mpi[^/]*\.so", row)}
     for path in sorted(loaded):

@@ -1,4 +1,4 @@
-"""What the doctor asks of programs, each within a time limit: launchers, and an MPI that may end its process."""
+"""Report on launchers and MPI by running them as programs, each within a time limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MPI = "import sys; sys.path.append(sys.path.pop(0)); from fedmpi.doctor.librarie
 def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Run a program; return what it prints, errors included, and what went wrong ("" if it ends with exit code 0).
 
-    The output goes to a file: whoever has the other end of a pipe may keep it open for ever.
+    The output goes to a file, since a grandchild might keep a pipe open.
     """
     with tempfile.TemporaryFile() as out:
         try:
@@ -56,7 +56,7 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
 
 
 def launcher(name: str) -> Row:
-    """Find mpirun or srun, and the first line of what it prints that has a version in it."""
+    """Report the path of mpirun or srun, and its version."""
     path = shutil.which(name)
     if path is None:
         return Row(name, "not on PATH")

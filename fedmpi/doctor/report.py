@@ -1,4 +1,4 @@
-"""The report, group by group. Lines are shown as soon as they are known."""
+"""The report of `fedmpi doctor`, group by group. Lines are shown as soon as they are known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Probe = Callable[[], Iterable[Row]]
 
 
 def silent() -> bool:
-    """Whether another rank makes the report. MPI is not asked: that could take for ever."""
+    """Return whether another rank makes the report. MPI is not asked, as it might not return."""
     if _is_unnumbered():
         return os.environ["PMIX_RANK"] != "0"
     try:
@@ -87,7 +87,7 @@ def _answers(name: str, probe: Probe) -> Iterator[Row]:
 
 
 def _is_unnumbered() -> bool:
-    """Whether a PMIx launcher has started this process that does not say how many ranks there are."""
+    """Return whether a PMIx launcher started this process without a number of ranks."""
     numbers = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_ID")
     return "PMIX_RANK" in os.environ and not any(name in os.environ for name in numbers)
 

@@ -1,4 +1,4 @@
-"""The lines of the report."""
+"""The rows of the report of `fedmpi doctor`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class Row(NamedTuple):
 
 
 def shown(line: Row) -> str:
-    """The mark, the name, the text; what follows a line break is indented. Neither control characters nor the name of
-    the home directory get into a bug report."""
+    """Format a row as mark, name and text, with further lines indented.
+
+    Control characters and the path of the home directory are replaced, as the report may go into a bug report.
+    """
     text, home = line.text.strip(), os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?=/|\s|$)", "~", text)
@@ -29,10 +31,10 @@ def shown(line: Row) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Those that say something, with commas."""
+    """Join the parts that are not empty by commas."""
     return ", ".join(part for part in parts if part)
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line."""
+    """Return type and first line of an error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""The model card: data, method, metrics by site, limits; for those who judge the model and have not trained it.
+"""The model card: data, method, metrics by site and limits, for people who judge the model without having trained it.
 
 After Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993
 """
@@ -20,7 +20,7 @@ from fedmpi.reports.audits import FORMATS, read_audit
 from fedmpi.reports.charts import Bars
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell
 from fedmpi.reports.run_data import Run
-from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, how_to, verdict
+from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, baseline_command, verdict
 from fedmpi.runtime import introspection
 from fedmpi.runtime.record.run_dir import MODEL
 
@@ -35,7 +35,7 @@ ASKED = {
 
 
 def read_statements(path: Path) -> dict[str, str]:
-    """Heading -> text, in the order of a YAML file: what only people can say of a model.
+    """Read {heading: text} from a YAML file: statements about a model that only people can make.
 
     Raises:
         UserError: no such file, no YAML, or something else than headings and texts.
@@ -55,11 +55,11 @@ def sections(
     limited = Table(("", ""), list(enumerate(limits(run, sites, baseline), 1)))
     return [
         Section("short", "In short", in_short(run, sites)),
-        Section("use", "What it is for", use(statements)),
+        Section("use", "What it is for", intended_use(statements)),
         Section("data", "Data", data(run, sites)),
         Section("method", "How it was made", [Table(("", ""), method(run))]),
-        Section("left", "What left the sites", left_sites(run, sites)),
-        Section("good", "How good it is, site by site", how_good(run, sites, baseline)),
+        Section("left", "What left the sites", traffic_of_sites(run, sites)),
+        Section("good", "How good it is, site by site", metrics_by_site(run, sites, baseline)),
         Section("limits", "Limits", [limited]),
         Section("check", "How to check it", [Table(("", ""), check(run))]),
     ]
@@ -91,8 +91,8 @@ def in_short(run: Run, sites: Sequence[Site]) -> list[Part]:
     return [Text(text, main=True), Table(("", ""), rows)]
 
 
-def use(statements: Mapping[str, str]) -> list[Part]:
-    """What people have said; what nobody has is named."""
+def intended_use(statements: Mapping[str, str]) -> list[Part]:
+    """Show the given statements, and name those that are missing."""
     parts: list[Part] = [Table(("", ""), list(statements.items()))] if statements else []
     known = {heading.casefold() for heading in statements}
     if missing := [f"{heading} ({what})" for heading, what in ASKED.items() if heading.casefold() not in known]:
@@ -152,8 +152,8 @@ def method(run: Run) -> list[list[Value]]:
     ]
 
 
-def left_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
-    """Messages and bytes of each site, if its record is here; contents are on the sites' own pages."""
+def traffic_of_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
+    """Show messages and bytes of each site whose audit file is here; contents are on the sites' own pages."""
     audits = {site.name: read_audit(run, site, sites) for site in sites}
     rows: list[list[Value]] = [
         [name, len(audit.lines), len(audit.uploads), size_text(audit.total), audit.sha256[:16]]
@@ -176,8 +176,8 @@ def left_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
     return parts
 
 
-def how_good(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[Part]:
-    """The model on each site's own test samples; its worst site; and who gains from taking part."""
+def metrics_by_site(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[Part]:
+    """Show the metrics on each site's test samples, the worst site, and which sites gain from taking part."""
     evaluated = [site for site in sites if site.own is not None]
     if not evaluated:
         why = "Nobody has measured it on the sites' own samples; evaluate.protocol: [global, personal] does."
@@ -206,7 +206,7 @@ def how_good(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list
 
 
 def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Figure:
-    """A bar for each site, and one below it for the site alone."""
+    """Draw a bar for each site, and one below it for the site alone."""
     labels, bars, rows = list[str](), {"together": list[float](), "alone": list[float]()}, list[list[Value]]()
     for site in evaluated:
         theirs = baseline.evaluated.get(site.client) if baseline else None
@@ -224,7 +224,7 @@ def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Fi
 def _gains(run: Run, evaluated: Sequence[Site], baseline: Baseline | None, names: Sequence[str]) -> list[Part]:
     if baseline is None:
         text = "Whether taking part was worth it for each site is not known: no run in which they train alone is given."
-        return [Text(f"{text} To make one: {how_to(run)}.", warning=True)]
+        return [Text(f"{text} To make one: {baseline_command(run)}.", warning=True)]
     rows: list[list[Value]] = [
         [site.name, metric_title(name), site.last(name), alone.last(name), verdict(site, alone, name)]
         for site in evaluated
@@ -237,7 +237,7 @@ def _gains(run: Run, evaluated: Sequence[Site], baseline: Baseline | None, names
 
 
 def check(run: Run) -> list[list[Value]]:
-    """By what others can tell that this is the model, and that the metrics are its own."""
+    """Return hashes and commands by which others can check the model and its metrics."""
     last = next((row.get("sha256") for row in reversed(run.rows) if row.get("sha256")), None)
     path, git = run.path / MODEL, run.environment.get("git") or {}
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "there is none"
@@ -251,7 +251,7 @@ def check(run: Run) -> list[list[Value]]:
 
 
 def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[str]:
-    """What must not stay unsaid, one sentence each; those that hold for every model first."""
+    """Return the limitations of the model, one sentence each; general ones first."""
     summary: Mapping[str, Any] = run.summary
     sentences = [
         "It was tested on samples of the sites that trained it. How it does elsewhere is not known; a site that took "

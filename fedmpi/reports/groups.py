@@ -1,4 +1,4 @@
-"""The runs of a report, grouped by settings: those of one group differ in their seeds alone, and give means."""
+"""The runs of a report, in groups that differ only by seed, over which means are taken."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BAND = "A line with a band is the mean of runs that differ in their seeds alone,
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone.
+    """Runs that differ only by seed.
 
     Attributes:
         name: how the settings differ from those of the other groups.
-        duplicates: runs with a seed that one of `runs` has, as of a sweep under two names; they are in no mean.
+        duplicates: runs with the seed of one of `runs`, such as those of a renamed sweep; they are in no mean.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Group:
 
 
 class Runs:
-    """What a report is about.
+    """The runs of a report.
 
     Attributes:
         all: the runs.
-        alone: the run, if there is but one.
+        alone: the run if there is only one, else None.
         differing: keys of settings that are not the same in all runs.
-        labels: what each run is called among the others, by its path.
+        labels: a distinct name for each run, by its path.
         metrics: those of any run, the ones of which more is better first.
     """
 
@@ -50,7 +50,7 @@ class Runs:
         self.all = tuple(every)
         self.alone = self.all[0] if len(self.all) == 1 else None
         self.differing = [] if self.alone else differing(self.all)
-        self.groups = [Group(self.alone.name, self.all)] if self.alone else grouped(self.all, self.differing)
+        self.groups = [Group(self.alone.name, self.all)] if self.alone else make_groups(self.all, self.differing)
         unique = len({run.name for run in self.all}) == len(self.all)
         self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}
         falls = {name: run.falls(name) for run in self.all for name in run.metrics}
@@ -87,13 +87,16 @@ def is_run(path: Path) -> bool:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Keys of settings that are not the same in all runs, but `UNLIKE`; behind them digests of code and data that
+    """Return the keys of settings that differ between runs, without `UNLIKE`, then the digests of code and data that
     differ although the settings are the same."""
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in UNLIKE)
     result = [key for key in keys if len({shown(run, key) for run in runs}) > 1]
     for name in dict.fromkeys(name for run in runs for name in run.digests):
         decide = [key for key in result if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
-        if any(len({run.digests.get(name) for run in each} - {None}) > 1 for each in alike(runs, decide).values()):
+        if any(
+            len({run.digests.get(name) for run in each} - {None}) > 1
+            for each in group_by_settings(runs, decide).values()
+        ):
             result.append(name)
     return result
 
@@ -103,18 +106,20 @@ def shown(run: Run, key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def alike(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
-    """Values of these settings -> the runs that have them."""
+def group_by_settings(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    """Return {values of these settings: the runs that have them}."""
     by_values: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         by_values.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
     return by_values
 
 
-def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
-    """Runs of the same settings, in the order in which they come. The name has as few settings as tell groups apart,
-    the method first; all that differ are in the table of settings. Groups of a sweep have its labels."""
-    by_values = alike(runs, keys)
+def make_groups(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
+    """Group runs of the same settings, in their order.
+
+    A group is named by the labels of its sweep, or by as few settings as distinguish the groups, the method first.
+    """
+    by_values = group_by_settings(runs, keys)
     needed = list[int]()
     for i in sorted(range(len(keys)), key=lambda i: (keys[i] != "method.name", keys[i].startswith("method."), i)):
         before, after = ({tuple(each[j] for j in chosen) for each in by_values} for chosen in (needed, [*needed, i]))
@@ -134,8 +139,10 @@ def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
 
 
 def without_duplicates(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """(one run a seed, the others): the first of those that went furthest. Data that a user's source draws may differ
-    though settings and seed are the same; then so do the runs."""
+    """Return (one run for each seed, the others); of several runs the one with most rounds is taken.
+
+    Runs with different data count as different, even if settings and seed are the same.
+    """
     first: dict[tuple[object, ...], Run] = {}
     for run in sorted(runs, key=lambda run: (not run.complete, -len(run.rows))):
         drawn = [run.identity.get(key) for key in (digests.PARTITION, digests.DATA, digests.TEST)]
@@ -145,7 +152,7 @@ def without_duplicates(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run,
 
 
 def sweep_names(groups: Sequence[Sequence[Run]]) -> list[str] | None:
-    """Names of groups by the labels that a sweep has given its runs; None where these do not tell groups apart."""
+    """Return names of groups by the labels of their sweep; None where these do not distinguish the groups."""
     labels = list[dict[str, str]]()
     for members in groups:
         distinct = set[tuple[tuple[str, str], ...]]()

@@ -1,4 +1,4 @@
-"""Sections of a report on what came out: summary, learning curves, clients, classes, data, and faults."""
+"""The sections of a report on results: summary, learning curves, clients, classes, partition, and faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = 200  # of a table of faults
 
 
 def summary(runs: Runs) -> list[Part | None]:
-    """A row a group: its last metrics, mean and standard deviation over the runs; of one run its metrics in rows."""
+    """Show the last metrics of each group, mean and standard deviation over its runs; or all metrics of one run."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     warnings = [Text(text, warning=True) for text in _warnings(runs)]
     if runs.alone is not None:
@@ -108,7 +108,7 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
 
 
 def learning(runs: Runs) -> list[Part | None]:
-    """Every metric of training and evaluation: a run's own line, or the mean of a group's with its band."""
+    """Draw every metric of training and evaluation: the curve of a run, or the mean of each group with a band."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     of_sites = [name for name in names if "@" in name]
     if runs.alone is not None or len({name.partition("@")[2] for name in of_sites}) > MOST_SITES:
@@ -131,7 +131,7 @@ def learning(runs: Runs) -> list[Part | None]:
 
 
 def own_metrics(runs: Runs) -> list[Part | None]:
-    """What the methods have reported of their steps."""
+    """Draw the metrics that methods report about their steps."""
     parts = list[Part | None]()
     for name in dict.fromkeys(name for run in runs.all for name in run.own_metrics):
         curves = {run.path: curve(run.rows, name) for run in runs.all}
@@ -143,7 +143,7 @@ def own_metrics(runs: Runs) -> list[Part | None]:
 
 
 def clients(runs: Runs) -> list[Part | None]:
-    """How evenly clients are served, by each metric of clients.jsonl: over the rounds, and after the last one."""
+    """Show the spread over clients of each metric of clients.jsonl, over the rounds and after the last one."""
     parts = list[Part | None]()
     kinds = list[tuple[str, str]]()
     for run in runs.all:
@@ -154,7 +154,7 @@ def clients(runs: Runs) -> list[Part | None]:
     for protocol, name in dict.fromkeys(kinds):
         ends, statistics = dict[Path, dict[str, float]](), dict[Path, dict[str, Curve]]()
         for run in runs.all:
-            ends[run.path], statistics[run.path] = _judged(run, protocol, name)
+            ends[run.path], statistics[run.path] = _client_metrics(run, protocol, name)
         title, slug = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}"
         if len(runs.groups) == 1:
             same = {part: means(statistics[run.path][part] for run in runs.groups[0].runs) for part in SPREAD}
@@ -180,14 +180,15 @@ def clients(runs: Runs) -> list[Part | None]:
     return parts
 
 
-def _judged(run: Run, protocol: str, name: str) -> tuple[dict[str, float], dict[str, Curve]]:
-    """(client's name -> value in the last round that was evaluated so, statistic over clients -> its curve)"""
+def _client_metrics(run: Run, protocol: str, name: str) -> tuple[dict[str, float], dict[str, Curve]]:
+    """Return ({client's name: value in the last evaluated round}, {statistic over clients: curve})."""
     by_round: dict[int, dict[str, float]] = {}
     for line in run.clients:
         if str(line.get("protocol")) == protocol:
             at = by_round.setdefault(line["round"], {})
             if (value := number(line.get(name))) is not None:
-                at[run.client_name(line.get("client", -1))] = value
+                client = line.get("client", -1)
+                at[run.client_names.get(client, str(client))] = value
     rounds = {t: over_clients(list(at.values()), run.falls(name)) for t, at in by_round.items() if at}
     parts = (*SPREAD, *FAIRNESS)
     curves = {part: {t: v for t, each in rounds.items() if (v := each[part]) is not None} for part in parts}
@@ -195,7 +196,7 @@ def _judged(run: Run, protocol: str, name: str) -> tuple[dict[str, float], dict[
 
 
 def _each_client(values_by_name: dict[str, float], slug: str, title: str, name: str) -> list[Figure]:
-    """Each client after the last evaluated round, the lowest first."""
+    """Draw the value of each client after the last evaluated round, the lowest first."""
     order = sorted(values_by_name.items(), key=lambda pair: pair[1])
     if not order:
         return []
@@ -208,7 +209,7 @@ def _each_client(values_by_name: dict[str, float], slug: str, title: str, name: 
 
 
 def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | None]:
-    """The numbers of SPREAD and FAIRNESS. falling: less is better.
+    """Return the statistics of SPREAD and FAIRNESS. falling: less is better.
 
     >>> list(over_clients([90.0, 70.0, 80.0], falling=False).values())[:4]
     [70.0, 72.0, 80.0, 88.0]
@@ -229,28 +230,27 @@ def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | No
 
 
 def classes(runs: Runs) -> list[Part | None]:
-    """How well each class of the global test set is recognised. Of one group a column a round, mean over its runs; of
-    several a row a group, after the last round."""
-    by_group = dict[str, dict[int, list[float | None]]]()
+    """Draw the accuracy of each class of the global test set: by round, or after the last one of several groups."""
+    accuracies = dict[str, dict[int, list[float | None]]]()
     for group in runs.groups:
         rows = [row for run in group.runs for row in run.rows if isinstance(row.get("class_accuracy"), list)]
         width = max((len(row["class_accuracy"]) for row in rows), default=0)
         curves = [means(curve([row], "class_accuracy", str(c)) for row in rows) for c in range(width)]
         if rows:
             rounds = sorted({row["round"] for row in rows})
-            by_group[group.name] = {t: [each[t][0] if t in each else None for each in curves] for t in rounds}
-    if not by_group:
+            accuracies[group.name] = {t: [each[t][0] if t in each else None for each in curves] for t in rounds}
+    if not accuracies:
         return []
     note = "Percent of the samples of a class in the global test set that are recognised as of it."
-    if len(by_group) > 1:
-        last = {name: rows[max(rows)] for name, rows in by_group.items()}
+    if len(accuracies) > 1:
+        last = {name: rows[max(rows)] for name, rows in accuracies.items()}
         names = [str(c) for c in range(max(map(len, last.values())))]
         values = [[*row, *[None] * (len(names) - len(row))] for row in last.values()]
         chart = Grid(list(last), names, values, "settings", "class", "%", written=True)
         data: list[list[Value]] = [[name, c, v] for name, row in last.items() for c, v in enumerate(row)]
         head = ("settings", "class", "accuracy")
         return [Figure("classes", "accuracy by class, last round", chart, head, data, note)]
-    (by_round,) = by_group.values()
+    (by_round,) = accuracies.values()
     every = -(-len(by_round) // ROUNDS)
     shown = list(by_round)[::every]
     columns = [list(each) for each in zip(*(by_round[t] for t in shown), strict=True)]
@@ -262,7 +262,7 @@ def classes(runs: Runs) -> list[Part | None]:
 
 
 def partition(runs: Runs) -> list[Part | None]:
-    """Samples by client and class, and by client, for each partition; runs of one seed share theirs mostly."""
+    """Draw the samples by client and class, and by client, for each partition."""
     by_partition: dict[str, list[Run]] = {}
     for run in runs.all:
         sizes, _ = run.by_client
@@ -278,12 +278,12 @@ def partition(runs: Runs) -> list[Part | None]:
 
 
 def _samples(run: Run, ending: str, whose: str) -> list[Part]:
-    """ending: of the figures' names; whose: of their titles."""
+    """Draw one partition. ending: of the figures' names; whose: the end of their titles."""
     facts, (sizes, counts) = run.partition, run.by_client
     every = -(-len(sizes) // CLIENTS)
     drawn = range(0, len(sizes), every)
     listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
-    names, parts = [run.client_name(k) for k in range(len(sizes))], list[Part]()
+    names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part]()
     if counts is not None and any(map(any, counts)):
         wide = len(counts[0])
         values = [[float(v) for v in counts[k][:CLASSES]] for k in drawn]

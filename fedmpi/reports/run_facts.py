@@ -1,4 +1,4 @@
-"""Sections of a report on what a run has cost, what was asked for, and by what it can be repeated."""
+"""The sections of a report on traffic, time, settings, environment and hashes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
-from fedmpi.common.redaction import redacted, to_one_line
+from fedmpi.common.redaction import redacted
 from fedmpi.common.text import metric_title
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings, section
@@ -38,7 +38,7 @@ FACTS = (
 
 
 def traffic(runs: Runs) -> list[Part | None]:
-    """Bytes up to each round, and the first metric of the evaluation over the parameters that have travelled."""
+    """Draw the bytes up to each round, and the first metric of evaluation over the parameters sent and received."""
     if not any(curve(run.rows, "sent_bytes") for run in runs.all):
         return []
     note = "Sums up to a round, of all that rank 0 has sent to and received from all ranks, itself among them."
@@ -66,14 +66,14 @@ def traffic(runs: Runs) -> list[Part | None]:
 
 
 def _sums(run: Run, unit: float, *keys: str) -> Curve:
-    """Sums up to each round of all these numbers together, times unit."""
+    """Return the sum of all these numbers up to each round, times `unit`."""
     curves = [curve(run.rows, key) for key in keys]
     rounds = [t for t in curves[0] if all(t in each for each in curves)]
     return dict(zip(rounds, accumulate(unit * sum(each[t] for each in curves) for t in rounds), strict=True))
 
 
 def time(runs: Runs) -> list[Part | None]:
-    """Of one group the parts of a round, of several the whole round; of one run also each rank's laps."""
+    """Draw the parts of a round for one group, or the whole round for several; for one run also each rank's spans."""
     measures = any(run.config.get("analysis") for run in runs.all)
     note = "Rounds in which `analysis` measures train their clients twice, which counts." if measures else ""
     if len(runs.groups) > 1:
@@ -101,7 +101,7 @@ def time(runs: Runs) -> list[Part | None]:
 
 
 def settings(runs: Runs) -> list[Part | None]:
-    """A table of what differs between groups; of what all share and is no default; all of it, folded."""
+    """Show what differs between groups, shared settings that are no defaults, and all settings, folded."""
     first = next((run for run in runs.all if run.config), None)
     if first is None:
         return []
@@ -131,11 +131,11 @@ def settings(runs: Runs) -> list[Part | None]:
 
 
 def _shown(run: Run, key: str) -> str:
-    return to_one_line(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
+    return describe_value(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
 
 
 def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Dotted key -> default of all settings of the schema."""
+    """Return {dotted key: default} of all settings."""
     defaults: dict[str, Any] = {}
     holder: Any = section(path) or Settings
     for name, declared in holder.model_fields.items():
@@ -150,7 +150,7 @@ def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def environment(runs: Runs) -> list[Part | None]:
-    """environment.json: what is the same in all runs, and beside it what differs."""
+    """Show environment.json: what is the same in all runs, and what differs."""
     by_run = list[tuple[Run, dict[str, str]]]()
     for run in (run for run in runs.all if run.environment):
         of = run.environment
@@ -174,7 +174,7 @@ def environment(runs: Runs) -> list[Part | None]:
 
 
 def hashes(runs: Runs) -> list[Part | None]:
-    """SHA-256 of the global model after the last round, and of code, data and plug-ins."""
+    """Show the SHA-256 of the global model after the last round, and of code, data and plug-ins."""
     rows = list[list[Value]]()
     for run in runs.all:
         last = next((str(row["sha256"]) for row in reversed(run.rows) if row.get("sha256")), "")

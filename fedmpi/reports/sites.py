@@ -1,4 +1,4 @@
-"""Who took part in a run: a `Site` for each of them, and the run in which each trained alone as their baseline."""
+"""The sites of a run, and the baseline run in which each site trained alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Evaluated:
     end: int
 
     def last(self, name: str) -> float | None:
-        """None where it was no number: an earlier round's does not stand for it."""
+        """Return the value in the last evaluated round; None if it was not a number."""
         return self.curves.get(name, {}).get(self.end)
 
 
@@ -56,7 +56,7 @@ class Site:
 
     Attributes:
         train: number of training samples.
-        counts: of each class, if targets are classes and sites tell.
+        counts: training samples of each class; None if they are not classes, or not shared.
         took_part, refused, clipped: rounds; refused: its upload did not count.
         share: of the weight of all updates, mean over the rounds.
         evaluated: by protocol.
@@ -81,18 +81,18 @@ class Site:
 
     @property
     def samples(self) -> int | None:
-        """Test samples."""
+        """Number of test samples."""
         return self.own.samples if self.own else None
 
     @property
     def metrics(self) -> list[str]:
-        """Its metrics, the loss last."""
+        """Names of its metrics, the loss last."""
         names = dict.fromkeys(name for each in self.evaluated.values() for name in each.curves)
         return sorted(names, key=lambda name: (name == "loss", self.falls(name)))
 
 
 def sites(run: Run) -> list[Site]:
-    """All sites, in the order of the clients.
+    """Return all sites, in the order of the clients.
 
     Raises:
         UserError: the clients of the run are no sites.
@@ -116,7 +116,7 @@ def sites(run: Run) -> list[Site]:
         own = evaluated.get("personal") or evaluated.get("global")
         by_class = [int(c) for c in counts[k]] if known else None
         part = (took_part, refused, clipped, shares.get(k))
-        result.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
+        result.append(Site(k, names.get(k, str(k)), int(n), by_class, *part, evaluated, own, run.falls))
     return result
 
 
@@ -125,7 +125,7 @@ def _clients(row: Mapping[str, Any], key: str) -> set[int]:
 
 
 def _shares(run: Run, sizes: Sequence[int] | np.ndarray) -> dict[int, float]:
-    """p_k, by samples or alike among those whose uploads count; a round without a client gives it none."""
+    """Return the mean over rounds of each client's weight p_k; it is 0 in rounds where its upload did not count."""
     alike, total, rounds = run.config.get("cohort.weighting") == "uniform", dict[int, float](), 0
     for row in run.rows:
         members = [k for k in row.get("cohort") or () if k not in _clients(row, "refused") and k < len(sizes)]
@@ -197,7 +197,7 @@ def read_baseline(run: Run, path: Path) -> Baseline:
 
 
 def find_baseline(run: Run) -> Baseline | None:
-    """The newest run beside this one, of the same folder or sweep, that is its baseline without a difference."""
+    """Return the newest run in the same folder that is a baseline with the same settings; None without one."""
     beside = run.path.resolve().parent.iterdir()
     for path in sorted(beside, key=lambda each: (-each.stat().st_mtime, each)):
         try:  # of the many beside it no more than the config is read
@@ -211,8 +211,8 @@ def find_baseline(run: Run) -> Baseline | None:
     return None
 
 
-def how_to(run: Run) -> str:
-    """A command that makes a baseline. What has no meaning where nothing travels goes back to its default."""
+def baseline_command(run: Run) -> str:
+    """Return a command that trains a baseline; settings without effect in it are reset to their defaults."""
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []

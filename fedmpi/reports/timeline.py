@@ -42,7 +42,7 @@ def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> Non
 
 
 def last_job(run: Path) -> Job:
-    """Raises UserError where there is none."""
+    """Return the records of the last job of a run. Raises UserError where there are none."""
     jobs: list[Job] = [job for job in timeline.read(run) if any(r["rounds"] for r in job["ranks"].values())]
     if not jobs:
         why = "written by `fedmpi run` unless the config has timeline: false"
@@ -58,7 +58,7 @@ def real_rounds(job: Job) -> set[int]:
 
 
 def shares(job: Job) -> list[dict[str, Any]]:
-    """For each rank: seconds of its rounds, and the share of each lap, of waiting, and of all else (busy)."""
+    """Return for each rank the seconds of its rounds, and the shares of each span, of waiting, and of the rest."""
     by_rank, real = [], real_rounds(job)
     for rank, each in sorted(job["ranks"].items()):
         laps: dict[str, float] = {}
@@ -94,7 +94,7 @@ def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figures(job: Job, rounds: int, most_spans: float = float("inf")) -> tuple[Figure, Figure]:
-    """Seconds of each rank by lap in all rounds, and the last rounds as they were.
+    """Draw the seconds of each rank by span in all rounds, and the last rounds as a timeline.
 
     Args:
         rounds: how many of the last ones are drawn; fewer if they hold more than `most_spans` spans.

@@ -282,7 +282,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
         (path / "checkpoints").mkdir(0o700 if private else 0o777, exist_ok=True)
     recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
     if stateful:
-        fed.states.shelf, fed.states.room = rows, experiment.max_states_in_memory or experiment.data.clients
+        fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
     if not start["going_on"]:
         return -1
     return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)

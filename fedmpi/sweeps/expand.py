@@ -49,7 +49,7 @@ MOST = 100_000  # runs
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs that a file asks for. labels: of each run, by axis; with `best`, a candidate's come to them."""
+    """The runs of a sweep file. labels: of each run, {axis: label}; with `best`, those of a candidate are added."""
 
     path: Path
     axes: tuple[Axis, ...]
@@ -62,11 +62,11 @@ class Sweep:
 
     @property
     def command(self) -> str:
-        """What trains it, without secrets."""
+        """The command line that trains the sweep, without secrets."""
         return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.given)])
 
     def name(self, labels: dict[str, str]) -> str:
-        """The name of a run: a piece for each axis."""
+        """Return the name of a run, which has a part for each axis."""
         return "_".join(axis.slug(labels[axis.name]) for axis in self._having(labels))
 
     def _having(self, labels: dict[str, str]) -> list[Axis]:
@@ -75,13 +75,14 @@ class Sweep:
 
     @cached_property
     def _alone(self) -> set[str]:
-        """Axes of which one label is run."""
+        """Names of the axes of which only one label is run."""
         return {axis.name for axis in self.axes if len({labels[axis.name] for labels in self.labels}) == 1}
 
     def settings(self, labels: dict[str, str]) -> Settings:
-        """One run's settings; it is written to output/NAME OF THE SWEEP/name of the run.
+        """Return the settings of one run, whose directory is output/SWEEP/RUN.
 
-        Raises UserError for each mistake in them, and says for which run.
+        Raises:
+            UserError: mistakes in the settings, with the labels of the run.
         """
         layers = [self.base, *(axis.choices[labels[axis.name]] for axis in self._having(labels))]
         if self.best is not None:
@@ -98,14 +99,14 @@ class Sweep:
             raise UserError(f"{error}\n  in the run {run}") from error
 
     def first(self) -> list[dict[str, str]]:
-        """The labels of all runs; with `best`, of those by which candidates are chosen."""
+        """Return the labels of all runs; with `best`, only of those by which candidates are chosen."""
         if self.best is None:
             return list(self.labels)
         on = [each for each in self.labels if self.best.tunes(each)]
         return [labels | candidate for labels in on for candidate in self.best.candidates]
 
     def covering(self) -> Iterator[dict[str, str]]:
-        """Runs in which every label of every axis occurs."""
+        """Yield the labels of some runs in which every label of every axis occurs."""
         seen: set[tuple[str, str]] = set()
         for labels in self.first():
             if not seen.issuperset(labels.items()):
@@ -113,7 +114,7 @@ class Sweep:
                 yield labels
 
     def runs(self) -> Iterator[tuple[dict[str, str], Settings]]:
-        """All of them; with `best`, those by which candidates are chosen."""
+        """Yield labels and settings of all runs; with `best`, only of those by which candidates are chosen."""
         seen: dict[str, dict[str, str]] = {}
         for labels in self.first():
             settings = self.settings(labels)
@@ -123,7 +124,7 @@ class Sweep:
             yield labels, settings
 
     def choices(self) -> dict[tuple[str, ...], Choice]:
-        """Return what `best` has chosen so far, by cell; {} without `best`."""
+        """Return the candidates that `best` has chosen so far, by cell; {} without `best`."""
         return tuning.choose(self.best, self.runs()) if self.best else {}
 
     def final_runs(self) -> list[tuple[dict[str, str], Settings | None]]:
@@ -143,11 +144,11 @@ class Sweep:
         return {settings.name: settings for settings in runs if settings is not None}.values()
 
     def is_over(self, state: progress.State) -> bool:
-        """Whether a run need not be trained: it is done, or a candidate that has diverged."""
+        """Return whether a run needs no training: it is done, or a candidate that has diverged."""
         return state.what == progress.DONE or (self.best is not None and state.diverged)
 
     def write_list(self, place: Path, names: Iterable[str]) -> None:
-        """Leave sweep.json in the directory of the runs, by which `fedmpi status` and `report` know them."""
+        """Write sweep.json into the directory of the runs, for `fedmpi status` and `report`."""
         known = {self.name(labels): labels for labels in self.first()}
         runs = list(names)
         content = {
@@ -165,13 +166,13 @@ class Sweep:
             raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
 
 
-def is_one(path: str | Path) -> bool:
-    """Whether a file, or one that it is based on, asks for many runs."""
+def is_sweep(path: str | Path) -> bool:
+    """Return whether a file, or one of its bases, describes a sweep."""
     return any(key in loading.files(Path(path)).data for key in SWEEP)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """The sweep in a file. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
+    """Load a sweep. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
     path = Path(path)
     asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
     document = loading.merge(loading.files(path), loading.command_line(asked))
@@ -216,7 +217,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def _only(path: Path, axes: Sequence[Axis], given: Any) -> list[list[str]]:
-    """The labels of each axis that are run, in the axis's order."""
+    """Return the labels of each axis that are run, in the order of the axis."""
     chosen = by_axis(path, axes, "only", given or {})
     for name, labels in chosen.items():
         if not labels:
@@ -225,7 +226,7 @@ def _only(path: Path, axes: Sequence[Axis], given: Any) -> list[list[str]]:
 
 
 def _leave_out(path: Path, axes: Sequence[Axis], given: Any) -> list[dict[str, str]]:
-    """Each entry of leave_out as {axis: label}; a list of labels is as many entries."""
+    """Return the entries of leave_out as {axis: label}, one for each combination of labels in a list."""
     if not isinstance(given or [], list):
         raise UserError(f"{path}: leave_out: {show(given)}; a list is needed: [{{method: fedavg, seed: 1}}]")
     excluded = []

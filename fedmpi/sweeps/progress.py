@@ -1,4 +1,4 @@
-"""The state and the figures of a sweep's runs, read from their directories; nothing else is kept about a sweep."""
+"""Read the states and metrics of a sweep's runs from their directories, which are the only record of a sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIAGNOSTICS_OF = ("last", "mean_last_10")  # no value of a diagnostic is the bes
 
 @dataclass(frozen=True)
 class State:
-    """One run's directory. rounds: that it has closed; summary: of a run that is done."""
+    """The state of a run's directory. rounds: how many are done; summary: of a run that is done."""
 
     what: str
     rounds: int
@@ -36,12 +36,16 @@ class State:
 
     @property
     def diverged(self) -> bool:
-        """Whether its numbers have ended it: going on would end there again."""
+        """Whether the run ended because its numbers diverged; a resumed run would end there again."""
         return self.what == BEGUN and DIVERGED.search(self.reason) is not None
 
     def figure(self, of: str, name: str) -> float:
-        """One of summary.json (of: last, mean_last_10, best, selected) of a run that is done; nan where it has none,
-        and where the last round's was no number: an earlier round's does not stand for it."""
+        """Return a metric in summary.json of a run that is done; nan if the last round has no number.
+
+        Args:
+            of: last, mean_last_10, best or selected.
+            name: the metric.
+        """
         value = self.summary.get(of, {}).get(name)
         at = self.summary.get("last_round", {}).get(name)
         late = at is None or at >= self.summary.get("rounds", 0) - 1
@@ -55,12 +59,12 @@ def directory(settings: Settings) -> Path:
 
 
 def identity(settings: Settings) -> dict[str, Any] | None:
-    """What the run in the directory was made with; None where that is not known (yet)."""
+    """Return identity.json of the run in the directory; None where there is none (yet)."""
     return json_of(directory(settings) / "identity.json")
 
 
 def read_state(settings: Settings) -> State:
-    """Raises UserError where the directory holds a run with other settings, or with more rounds."""
+    """Read the state of a run. Raises UserError where its directory holds a run with other settings or more rounds."""
     place = directory(settings)
     if not place.exists():
         return State(MISSING, 0, {}, "")
@@ -83,9 +87,9 @@ def read_state(settings: Settings) -> State:
 
 
 def check_state(settings: Settings) -> State:
-    """Return `read_state`; raise UserError also where the user's own code is not what that run was made with.
+    """Return `read_state`, or raise UserError where the user's plug-ins have changed since that run.
 
-    A table of what is there does without this: the code may have changed after all of it.
+    Tables use `read_state`, as the code may have changed after all runs were done.
     """
     state, accepts = read_state(settings), settings.checkpoint.changes == "accept"
     if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
@@ -100,17 +104,17 @@ def check_state(settings: Settings) -> State:
 
 
 def last_row(settings: Settings) -> dict[str, Any]:
-    """The line of the last round that a run has closed; {} before the first one. Reads the file's end alone."""
+    """Return the row of the last round that is done; {} before the first one. Only the file's end is read."""
     return next(reversed(tail(directory(settings) / "metrics.jsonl", TAIL)), {})
 
 
 def rounds_done(settings: Settings) -> int:
-    """How many rounds a run has closed."""
+    """Return how many rounds of a run are done."""
     return int(last_row(settings).get("round", -1)) + 1
 
 
 def resuming(settings: Settings) -> Settings:
-    """Return the settings of a run that goes on where an earlier one has left it."""
+    """Return the settings with which a run is resumed if it has begun."""
     resumed = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
     resumed._origins.update(settings._origins)
     resumed._file = settings._file
@@ -118,7 +122,7 @@ def resuming(settings: Settings) -> Settings:
 
 
 def is_diagnostic(metric: str) -> bool:
-    """Whether a figure is one of analysis.jsonl, by its name.
+    """Return whether a metric is one of analysis.jsonl, by its name.
 
     >>> is_diagnostic("losses.shift"), is_diagnostic("top.5"), is_diagnostic("losses")
     (True, False, False)
@@ -128,7 +132,7 @@ def is_diagnostic(metric: str) -> bool:
 
 
 def diagnostics(settings: Settings) -> dict[str, Any]:
-    """Return the numbers that `analysis` has measured of a run as figures with names, like the parts of summary.json.
+    """Return the numbers of analysis.jsonl as named metrics, like the parts of summary.json.
 
     {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} of a run
     that has measured nothing. Lists are left out, and so is a figure that is null, being no number in its round.
@@ -152,7 +156,7 @@ def diagnostics(settings: Settings) -> dict[str, Any]:
 
 
 def _check(settings: Settings, recorded: dict[str, Any], place: Path) -> None:
-    """What is there was made with these settings; it may ask for more rounds."""
+    """Raise UserError if the run directory was made with other settings; more rounds are fine."""
     own, recorded = comparable(settings.identity()), comparable(recorded)
     changed = _changed(own, recorded, settings)
     if changed:  # it may be in words alone: a run writes every option down

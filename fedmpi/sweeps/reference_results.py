@@ -1,4 +1,4 @@
-"""What others report of the cells of a sweep."""
+"""Published results for the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
 
 @dataclass(frozen=True)
 class Published:
-    """What others report of one figure: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
+    """Published values of one metric: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
 
     source: str
     metric: str  # accuracy; "best accuracy": that of the best round
@@ -26,13 +26,13 @@ class Published:
 
     @property
     def figure(self) -> tuple[str, str]:
-        """(one of OF; the figure's name)"""
+        """The part of summary.json (one of OF), and the name of the metric."""
         first, _, rest = self.metric.partition(" ")
         return (first, rest) if first in OF and rest else ("last", self.metric)
 
 
 def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
-    """The section `published`, a Published for each metric. Raises UserError."""
+    """Read the section `published`: one `Published` for each metric. Raises UserError."""
     if given is None:
         return ()
     if not isinstance(given, dict) or not isinstance(given.get("values"), dict):

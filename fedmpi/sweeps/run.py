@@ -1,4 +1,4 @@
-"""`fedmpi sweep`: train the runs of a file that are not done yet, tell how far they are, or validate all of them."""
+"""`fedmpi sweep`: train the missing runs of a file, check that all are done, or validate all of them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ Say = Callable[[str], None]
 
 
 def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
-    """Train what is missing. Returns 0 if all runs are done, 75 if a signal came first or another process is at some of
-    them; raises UserError at the end if some have failed."""
+    """Train the missing runs.
+
+    Returns:
+        0 if all runs are done; 75 after a signal, or if another process trains some of them.
+
+    Raises:
+        UserError: some runs have failed; it is raised after all others have ended.
+    """
     every = [settings for _, settings in sweep.runs()]
     todo = _missing(sweep, every)  # who is refused has written nothing
     names = [settings.name for settings in every]
@@ -53,7 +59,7 @@ def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
 
 
 def choose(sweep: Sweep) -> list[str]:
-    """What was chosen, written to best.json. Raises UserError where a cell has no choice."""
+    """Write the chosen candidates to best.json and return lines about them. Raises UserError where a cell has none."""
     assert sweep.best is not None
     choices, place = sweep.choices(), next(sweep.runs())[1].output
     content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
@@ -66,7 +72,7 @@ def choose(sweep: Sweep) -> list[str]:
 def _train(
     sweep: Sweep, every: Sequence[Settings], todo: Sequence[Settings], jobs: str, job: pool.Job, say: Say, what: str
 ) -> int:
-    """todo: those of `every` that are not done; what: said of them."""
+    """Train `todo`, the runs of `every` that are not done. what: describes the runs in the first line."""
     done = len(every) - len(todo)
     say(f"{count(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
     if not todo:
@@ -81,7 +87,7 @@ def _train(
         others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
         if state.what == progress.DONE and (code == 0 or others):
             pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
-            shown = _headline(state.summary.get("last", {})) or "done"
+            shown = _main_metric_text(state.summary.get("last", {})) or "done"
             view.end(name, f"{shown}, by another process" if others else f"{shown} {took}")
         elif others and is_locked:
             elsewhere.append(settings)
@@ -113,7 +119,7 @@ def _train(
 
 
 def check(sweep: Sweep, say: Say) -> None:
-    """Raises UserError unless all runs are done."""
+    """Raise UserError unless all runs are done."""
     if missing := status.show(sweep, say):
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.best is not None:
@@ -160,10 +166,11 @@ def _is_missing(error: BaseException | None) -> bool:
 
 
 class View:
-    """What a sweep shows while it runs: on a terminal a live table below the lines, else (a log) a line for each run
-    that ends.
+    """The console output of a sweep: a line for each run that ends, and on a terminal a live table below.
 
-    todo: runs that are to be trained, of `every`; say: shows a line where nothing is live.
+    Args:
+        todo: number of runs to train, of `every`.
+        say: prints a line where there is no live table.
     """
 
     def __init__(self, todo: int, every: int, say: Say, live: bool | None = None) -> None:
@@ -186,7 +193,7 @@ class View:
             self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def end(self, name: str, text: str, failed: bool = False) -> None:
-        """A run has ended; said at once."""
+        """Print a line about a run that has ended."""
         self.ended, self.failed = self.ended + 1, self.failed + failed
         self.look([each for each in self.running if each.settings.name != name])
         self.say(f"[{self.every - self.todo + self.ended}/{self.every}] {name}: {text}{self._left()}")
@@ -204,12 +211,12 @@ class View:
             self.live.stop()
 
     def lines(self) -> list[str]:
-        """A line for each run that is under way, and one for all."""
+        """Return a line for each run that is training, and one for all."""
         shown = []
         for each in self.running[:MOST_SHOWN]:
             row = progress.last_row(each.settings)
             at = f"round {int(row.get('round', -1)) + 1}/{each.settings.rounds}"
-            words = [f"  {each.settings.name}", at, _headline(row), f"{each.seconds:.0f} s"]
+            words = [f"  {each.settings.name}", at, _main_metric_text(row), f"{each.seconds:.0f} s"]
             shown.append("  ".join(filter(None, words)))
         if more := len(self.running) - len(shown):
             shown.append(f"  ... and {more} more")
@@ -220,7 +227,7 @@ class View:
         return [*shown, ", ".join(parts) + self._left()]
 
     def _left(self) -> str:
-        """Seconds until all are done, if what is left goes as what was done."""
+        """Return the estimated time until all are done, by the speed so far."""
         share = float(self.ended)
         for each in self.running:  # how much of what was left of a run has been done since it began here
             rounds = progress.rounds_done(each.settings) - each.rounds
@@ -230,7 +237,7 @@ class View:
         return f"; about {duration((time.monotonic() - self.began) / share * (self.todo - share))} left"
 
 
-def _headline(row: dict[str, Any]) -> str:
-    """The first figure of an evaluation, with its name; "" where there is none."""
+def _main_metric_text(row: dict[str, Any]) -> str:
+    """Return the main metric of a row with its name; "" where there is none."""
     name = main_metric(metric_names([row]))
     return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""

@@ -1,4 +1,4 @@
-"""`fedmpi status` of a sweep: by its file, or by its directory and the list of runs that it leaves there."""
+"""`fedmpi status` of a sweep, by its file or by its directory with sweep.json."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
 Facts = dict[str, Any]
 
 
-def asked(place: Path) -> tuple[Path, list[str]]:
-    """The file and the overrides of the sweep in a directory, wherever that lies now, and whatever it is called.
-    Raises UserError."""
+def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
+    """Return the file and the overrides of the sweep in a directory, which may have been moved or renamed.
+
+    Raises:
+        UserError: no sweep.json, a secret that is left out of it, or a file that is missing.
+    """
     content = files.json_of(place / SWEEP_LIST) or {}
     file, given = content.get("file"), content.get("overrides")
     if not isinstance(file, str) or not isinstance(given, list):
@@ -59,20 +62,23 @@ def asked(place: Path) -> tuple[Path, list[str]]:
     return path, [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
-def recorded(place: Path) -> list[str]:
+def listed_runs(place: Path) -> list[str]:
     names = (files.json_of(place / SWEEP_LIST) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def of_folder(place: Path) -> Facts:
-    """The runs that the sweep has listed, and all others that lie there."""
-    names = dict.fromkeys([*recorded(place), *(run.name for run in files.runs_in(place))])
+def status_of_directory(place: Path) -> Facts:
+    """Return the status of the runs in sweep.json, and of all others in the directory."""
+    names = dict.fromkeys([*listed_runs(place), *(run.name for run in files.runs_in(place))])
     return _facts(place, (_one(place, name) for name in names))
 
 
-def of_file(sweep: Sweep) -> Facts:
-    """The runs that are known by now: those that the file asks for, and those with what was chosen. Raises UserError
-    where a directory holds a run with other settings."""
+def status_of_file(sweep: Sweep) -> Facts:
+    """Return the status of all runs that are known: those of the file, and those with chosen candidates.
+
+    Raises:
+        UserError: a directory holds a run with other settings.
+    """
     every = list(sweep.known_runs())
     place = every[0].output
     jobs, runs = slurm.queued(place), []
@@ -87,14 +93,15 @@ def of_file(sweep: Sweep) -> Facts:
 
 
 def show(sweep: Sweep, say: Callable[[str], None]) -> int:
-    """`fedmpi sweep --status`: what was chosen, a line for each run that is not done, and how many are in which state.
+    """Show the chosen candidates, a line for each run that is not done, and the numbers of runs by state.
 
-    Returns how many are missing.
+    Returns:
+        How many runs are missing.
     """
     for choice in sweep.choices().values():
         assert sweep.best is not None
         say(f"chosen by {sweep.best.figure}: {choice}")
-    facts = of_file(sweep)
+    facts = status_of_file(sweep)
     for line in lines(facts):
         say(line)
     unknown = sum(settings is None for _, settings in sweep.final_runs())
@@ -102,8 +109,7 @@ def show(sweep: Sweep, say: Callable[[str], None]) -> int:
 
 
 def code(facts: Facts) -> int:
-    """The exit code: 1 where a run has failed or has nothing to go on from, 75 where nobody goes on, though some runs
-    are not done, else 0."""
+    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none runs, else 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
         return BAD
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
@@ -111,7 +117,7 @@ def code(facts: Facts) -> int:
 
 
 def _one(place: Path, name: str) -> Facts:
-    """One run; of one that has failed before it had a directory, what its log says."""
+    """Return the status of one run; its log is used if the run failed before it had a directory."""
     run, log = place / name, place / f"{name}.log"
     if run.is_dir():
         facts = run_facts(run)
@@ -135,8 +141,10 @@ def _facts(place: Path, states: Iterable[Facts]) -> Facts:
 
 
 def _eta_s(runs: list[Facts]) -> float | None:
-    """Seconds until all are done: what is left of those that run, and as much for each that waits as a run takes on
-    average, shared by as many at once as run now; none is known where nothing runs."""
+    """Estimate the seconds until all are done; None where nothing runs.
+
+    A waiting run is assumed to take the average time, and as many to run at once as now.
+    """
     running = [run for run in runs if run["state"] == RUNNING]
     run_seconds = [run["rounds"] * run["round_s"] for run in runs if run["rounds"] and run["round_s"]]
     if not running or not run_seconds:
@@ -147,7 +155,7 @@ def _eta_s(runs: list[Facts]) -> float | None:
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
-    """Return what is shown of a sweep: a line for each run that is not done, then how many are in which state."""
+    """Return the lines about a sweep: one for each run that is not done, then the numbers of runs by state."""
     runs, shown = facts["runs"], []
     for state in dict.fromkeys([*(run["state"] for run in runs)]):
         those = [run for run in runs if run["state"] == state]

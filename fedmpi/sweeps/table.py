@@ -45,7 +45,7 @@ Key = tuple[str, ...]  # a label of each axis but seed
 
 
 class Statistics(NamedTuple):
-    """Over the seeds of a cell: nan where there are too few for it."""
+    """Statistics over the seeds of a cell; nan where there are too few seeds."""
 
     mean: float
     std: float  # sample standard deviation
@@ -55,8 +55,13 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Cells:
-    """What a sweep's runs have given. values: cell -> seed -> figure, of the runs that are done and whose figure is a
-    number; bad: cell -> the seeds whose figure is none; chosen: of each cell of `best` what was chosen."""
+    """The results of a sweep's runs.
+
+    Attributes:
+        values: cell -> seed -> metric, of runs that are done and whose metric is a number.
+        bad: cell -> seeds whose metric is not a number.
+        chosen: a text on the candidate that was chosen for each cell of `best`.
+    """
 
     sweep: Sweep
     metric: str
@@ -79,7 +84,7 @@ class Cells:
         return tuple(labels[axis.name] for axis in self.axes)
 
     def asked(self, key: Key) -> list[str]:
-        """The seeds that a cell is to have."""
+        """Return the seeds that the sweep asks for in a cell."""
         return [labels.get(SEED, "") for labels in self.sweep.labels if self.key(labels) == key]
 
     def statistics(self, key: Key) -> Statistics:
@@ -89,15 +94,17 @@ class Cells:
 
 
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
-    """The figures of the runs that are done.
+    """Collect one metric of the runs that are done.
 
-    metric, of: default: the first published one's (`best accuracy`: accuracy, of the best round), else the last
-    accuracy. Beside the figure stands what is published of it: of that round, else without a word on the round.
-    rows: the axis whose labels are the rows; default: the first. Raises UserError where no run is done, none has the
-    metric, or they were made with different plug-ins or data.
+    Args:
+        metric, of: the metric and the round; default: those of the first published metric, else the last accuracy.
+        rows: the axis whose labels are the rows; default: the first.
+
+    Raises:
+        UserError: no run is done, none has the metric, or they were made with different plug-ins or data.
     """
     options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
-    metric, of, published = _which_figure(sweep, metric, of)
+    metric, of, published = _choose_metric(sweep, metric, of)
     probed = metric is not None and progress.is_diagnostic(metric)
     axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
     names = [axis.name for axis in axes]
@@ -118,10 +125,10 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
             state = replace(state, summary=progress.diagnostics(settings))
         key, seed = tuple(labels[axis.name] for axis in axes), labels.get(SEED, str(settings.seed))
         done.append((key, seed, settings, state))
-    every = [(state.summary.get(of, {}), _looks(settings)) for _, _, settings, state in done]
+    every = [(state.summary.get(of, {}), _metric_prefixes(settings)) for _, _, settings, state in done]
     for figures, looks in every:
-        known |= dict.fromkeys((*figures, *(_plain(name, looks) for name in figures)))
-        metric = metric or _plain(main_metric(figures) or "", looks)
+        known |= dict.fromkeys((*figures, *(_without_prefix(name, looks) for name in figures)))
+        metric = metric or _without_prefix(main_metric(figures) or "", looks)
     named_so = dict.fromkeys(f"{look}{metric}" for _, looks in every for look in looks)
     shared = next((name for name in named_so if all(name in figures for figures, _ in every)), None)
     having = dict[str, list[Key]]()  # figure -> the cells of which it is shown
@@ -154,7 +161,7 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     return Cells(sweep, metric, of, axes, values, bad, len(seeds), chosen, tuple(options), published, less, notes)
 
 
-def _which_figure(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
+def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
     """Return the figure of a table, None for that by which runs are compared, of which round, and what is published of
     it."""
     candidates = [each for each in sweep.published if metric in (None, each.figure[1])]
@@ -201,18 +208,18 @@ def _comparability_notes(sweep: Sweep, shown: Iterable[Settings]) -> list[str]:
     return notes
 
 
-def _looks(settings: Settings) -> list[str]:
-    """What stands before the name of a figure, by protocol."""
+def _metric_prefixes(settings: Settings) -> list[str]:
+    """Return the prefixes of metric names of the protocols of a run."""
     return ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol if protocol != "global")]
 
 
-def _plain(name: str, looks: Sequence[str]) -> str:
-    """accuracy of personal_accuracy: rows of one table may be judged by different protocols."""
+def _without_prefix(name: str, looks: Sequence[str]) -> str:
+    """Return the metric without a prefix (accuracy of personal_accuracy): rows of a table may have other protocols."""
     return next((name.removeprefix(look) for look in looks if look and name.startswith(look)), name)
 
 
 def _cells(some: Sequence[Key], every: Sequence[Key]) -> str:
-    """Cells in words: by the labels of one axis where these tell them from all others, else by all their labels.
+    """Name cells by the labels of one axis if these tell them from all others, else by all their labels.
 
     >>> _cells([("per", "0.1"), ("per", "1")], [("per", "0.1"), ("per", "1"), ("avg", "1")])
     'per'
@@ -225,7 +232,7 @@ def _cells(some: Sequence[Key], every: Sequence[Key]) -> str:
 
 
 def text(cells: Cells) -> list[str]:
-    """Lines for the console."""
+    """Return the table as lines for the console."""
     lines = [caption(cells), "", *table(list(grid(cells, " +- ")), "left")]
     paired = list(differences(cells))
     if any(cell != "-" for row in paired[1:] for cell in row[1:]):
@@ -241,7 +248,7 @@ def about_differences(first: str) -> str:
 
 
 def caption(cells: Cells) -> str:
-    """What the figures are, and the command that makes the table."""
+    """Return a caption: the metric, and the command that makes the table."""
     words = [f"{cells.metric.replace('_', ' ')}, {WHAT[cells.of]}"]
     words.append(f"mean and sample standard deviation (n - 1) over {count(cells.seeds, 'seed')}")
     text = ", ".join(words)
@@ -257,7 +264,7 @@ def caption(cells: Cells) -> str:
 
 
 def gaps(cells: Cells) -> list[str]:
-    """Notes; what is missing, by cell and seed; what was no number."""
+    """Return the notes, and which cells and seeds are missing or not a number."""
     lines = list(cells.notes)
     have = {key: cells.values.get(key, {}).keys() | set(cells.bad.get(key, [])) for key in cells.keys}
     missing = {  # a sweep without the axis seed asks for one run a cell, whatever its seed
@@ -279,7 +286,7 @@ def _seeds(seeds: Sequence[str]) -> str:
 
 
 def grid(cells: Cells, sign: str) -> Iterator[list[str]]:
-    """A heading, then a row for each label of the first axis: each cell, and what is published of it."""
+    """Yield a heading, then a row for each label of the first axis: each cell with its published value."""
     rows, columns = sides(cells)
     yield [cells.axes[0].name if cells.axes else "", *(head(cells, column) for column in columns)]
     for row in rows:
@@ -294,14 +301,14 @@ def grid(cells: Cells, sign: str) -> Iterator[list[str]]:
 
 
 def sides(cells: Cells) -> tuple[list[Key], list[Key]]:
-    """Labels of rows and of columns that some run has."""
+    """Return the labels of the rows and of the columns."""
     keys = cells.keys
     rows, columns = dict.fromkeys(key[:1] for key in keys), dict.fromkeys(key[1:] for key in keys)
     return list(rows), list(columns)
 
 
 def head(cells: Cells, column: Key) -> str:
-    """What stands above a column: alpha 0.1 MNIST."""
+    """Return the heading of a column: alpha 0.1 MNIST."""
     named = zip(cells.axes[1:], column, strict=True)
     each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
     return " ".join(each) or cells.metric
@@ -316,7 +323,7 @@ def _cell(cells: Cells, key: Key, sign: str) -> str:
 
 
 def _digits(cells: Cells) -> int:
-    """Decimals that are shown: three digits of the largest figure, where that is small."""
+    """Return how many decimals are shown: enough for three digits of the largest value if that is small."""
     most = max(abs(v) for each in cells.values.values() for v in each.values())
     return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
@@ -335,7 +342,7 @@ def published_of(cells: Cells, key: Key) -> tuple[float, float] | None:
 
 
 def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
-    """How far ours is from theirs, in their standard deviations; in ours where they give none, or 0."""
+    """Judge the distance from the published value in published standard deviations, or in ours where there is none."""
     mean, std, seeds, _ = cells.statistics(key)
     if not seeds:
         return ""
@@ -369,7 +376,7 @@ def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] 
 
 
 def differences(cells: Cells) -> Iterator[list[str]]:
-    """A heading, then a row for each label of the first axis but its first one."""
+    """Yield a heading, then a row of paired differences for each label of the first axis but the first."""
     rows, columns = sides(cells)
     if not cells.axes or len(rows) < 2:
         return

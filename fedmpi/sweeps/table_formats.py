@@ -69,8 +69,10 @@ def analyse(
 
 
 def picture(cells: Cells, to: Path) -> Path:
-    """A line for each column over the labels of the rows: mean over seeds, sample standard deviation as a bar. A cell
-    that lacks seeds is a gap, and said: its mean would be of other seeds than those beside it."""
+    """Draw a line for each column over the labels of the rows: means over seeds with standard deviations as bars.
+
+    A cell that lacks seeds is left out with a warning, as its mean would be over other seeds.
+    """
     from fedmpi.analysis import figures
 
     if not cells.axes:
@@ -112,7 +114,7 @@ def _plain(cell: str) -> str:
 
 
 def latex(cells: Cells) -> str:
-    """A table of booktabs; where there are several rows, another one of paired differences."""
+    """Return a booktabs table; with several rows also one of paired differences."""
     notes = " ".join([caption(cells), *gaps(cells)])
     tables = [_tabular(list(grid(cells, " ± ")), notes)]
     paired = [[cell.replace("+-", "±") for cell in row] for row in differences(cells)]
@@ -129,12 +131,12 @@ def _tabular(rows: Sequence[Sequence[str]], notes: str) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    """What begins with a bracket would be an option of the line break before it."""
+    """Join cells; {} stands before a bracket, which would be an option of the line break before it."""
     return " & ".join(f"{{}}{cell}" if cell.startswith("[") else cell for cell in cells) + r" \\"
 
 
 def escaped(cell: str) -> str:
-    """A text in LaTeX.
+    """Escape a text for LaTeX.
 
     >>> print(escaped("a_b 5% α\\\\x"))
     a\\_b 5\\% $\\alpha$\\textbackslash{}x
@@ -143,7 +145,7 @@ def escaped(cell: str) -> str:
 
 
 def _letter(c: str) -> str:
-    """A Greek letter as one of mathematics; what plain LaTeX knows nothing of by its number."""
+    """Return a Greek letter in math mode, and any other letter that plain LaTeX lacks by its code point."""
     greek = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(c, ""))
     if greek is None:
         return f"U+{ord(c):04X}"
@@ -155,7 +157,7 @@ def _letter(c: str) -> str:
 
 
 def as_csv(cells: Cells) -> str:
-    """A line a cell: labels, mean, standard deviation, seeds, paired difference to the first row, what is published."""
+    """Return the cells as CSV: labels, mean, standard deviation, seeds, paired difference, published value."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = [axis.name for axis in cells.axes]

@@ -69,7 +69,7 @@ class Best:
 def read(
     path: Path, document: Document, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], given: Any
 ) -> Best | None:
-    """The section `best`. labels: of the sweep's runs. Raises UserError."""
+    """Read the section `best`. labels: of the sweep's runs. Raises UserError."""
     if given is None:
         return None
     if not isinstance(given, dict) or not isinstance(given.get("over"), dict) or not given["over"]:
@@ -105,7 +105,7 @@ def read(
 
 @dataclass
 class Choice:
-    """Of one cell. values: of each candidate the figure by run, nan where it has diverged; missing: runs not done."""
+    """The choice for one cell. values: each candidate's metric by run, nan if it diverged; missing: runs not done."""
 
     cell: dict[str, str]
     values: list[dict[str, float]] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Choice:
 def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
     """Choose a candidate for each cell whose runs are done.
 
-    runs: all by which candidates are chosen. Raises UserError where a run has no such figure.
+    runs: those by which candidates are chosen. Raises UserError where a run lacks the metric.
     """
     choices: dict[tuple[str, ...], Choice] = {}
     lowest, falling = False, set[str]()

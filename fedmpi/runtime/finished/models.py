@@ -243,7 +243,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.
     except CorruptFileError as error:
         raise UserError(f"{error}: {_without_checkpoint(experiment.settings, t)}") from error
     if messages.client_state.size:
-        fed.states.shelf, fed.states.room = (
+        fed.states.store, fed.states.max_in_memory = (
             Rows(run_dir / "state", experiment.settings.data.silos),
             experiment.data.clients,
         )

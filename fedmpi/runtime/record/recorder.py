@@ -181,7 +181,7 @@ class Recorder(RankRecorder):
         model, best = self.experiment.model, fed.server.best
         self.directory.write_model(model.state_dict(fed.server.w, fed.server.b), self.model_facts)
         ended = f"signal {self.stop.signal}" if reason == "stopped" and self.stop.signal else reason
-        ended = f"diverged: {fed.reporter.watch.said}" if reason == "diverged" else ended
+        ended = f"diverged: {fed.reporter.divergence.message}" if reason == "diverged" else ended
         ended = f"enough: {best.why}" if reason == "early_stopped" and best else ended
         result = self._write_summary(ended)
         if self.loggers is not None:

@@ -12,8 +12,8 @@ from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.formatting import table
 from fedmpi.common.host_memory import size_text
-from fedmpi.common.redaction import to_one_line
 from fedmpi.common.text import count, format_metric
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import scheduler
@@ -82,8 +82,11 @@ def fragments(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, s
 
     starts: only keys that begin with one of these are listed.
     """
-    given = {file: {k: v for k, v in keys.items() if k.startswith(starts)} for file, keys in s.fragments().items()}
-    return [(file, ", ".join(f"{k} {to_one_line(v)}" for k, v in keys.items())) for file, keys in given.items() if keys]
+    listed = {
+        file: ", ".join(f"{key} {describe_value(value)}" for key, value in keys.items() if key.startswith(starts))
+        for file, keys in s.fragments().items()
+    }
+    return [(file, text) for file, text in listed.items() if text]
 
 
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:

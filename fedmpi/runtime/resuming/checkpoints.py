@@ -110,7 +110,7 @@ class Checkpoints:
         if t in self.kept:
             return
         if fed.trainer.messages.client_state.size:
-            self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.news().items()}
+            self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.take_unsaved_rows().items()}
         server = None if fed.server is None else (fed.server.snapshot(), json.dumps(memory))
         self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))
         if last or self.keep == 1:

@@ -63,7 +63,7 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     (tmp_path / "moved").mkdir()
     (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
-    file, given = status.asked(Path("moved/t"))
+    file, given = status.read_sweep_list(Path("moved/t"))
     again = expand.load(file, given)
     assert again.path == asked.path
     (_, settings), *_ = again.runs()
@@ -73,13 +73,13 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     assert "abc" not in secret
     (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
     with pytest.raises(UserError, match="a secret is left out"):
-        status.asked(tmp_path / "moved" / "t")
+        status.read_sweep_list(tmp_path / "moved" / "t")
     asked.path.unlink()
     asked.write_list(tmp_path / "moved" / "t", ["a"])
     with pytest.raises(UserError, match="is not there any more"):
-        status.asked(tmp_path / "moved" / "t")
+        status.read_sweep_list(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
-        status.asked(tmp_path)
+        status.read_sweep_list(tmp_path)
 
 
 @pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])

@@ -31,8 +31,7 @@ from fedmpi.data.sources.pictures.image_dataset import (
     dataset_with_test_part,
     read_rows,
 )
-from fedmpi.data.sources.tables.files import GAPS
-from fedmpi.data.sources.tables.index import FEW
+from fedmpi.data.sources.tables.files import FEW, GAPS
 
 Name = Annotated[str, Field(min_length=1)]
 
