@@ -75,7 +75,7 @@ class Run:
     @cached_property
     def digests(self) -> dict[str, str]:
         """The digests that are the same in all runs that differ only by seed."""
-        return digests.fixed(self.identity)
+        return digests.shared_digests(self.identity)
 
     @cached_property
     def by_client(self) -> tuple[Any, Any]:

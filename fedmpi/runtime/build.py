@@ -88,13 +88,9 @@ class Experiment:
 
         With a checkpoint a round, the last one is all that an abandoned round needs.
         """
-        return self._drops_uploads or self.settings.checkpoint.every > 1
-
-    @property
-    def _drops_uploads(self) -> bool:
-        """Whether the uploads of some clients of a round may be left out."""
         faults = self.settings.faults
-        return faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
+        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
+        return drops or self.settings.checkpoint.every > 1
 
     def can_stream_sums(self, ranks: int) -> bool:
         """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
@@ -102,8 +98,10 @@ class Experiment:
         It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own, or
         has their products recorded; and where it trains beside others, for whose turn it would have to wait.
         """
+        faults, server = self.settings.faults, self.settings.server
+        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
         reads_rows = self.rule is not None or self.settings.record.updates == "gram"
-        return not self._drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains)
+        return not drops and not reads_rows and (ranks == 1 or not server.trains)
 
 
 def make_method(
@@ -198,7 +196,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     start = None
     if settings.init.source is not None:
-        start = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
+        start = initial.load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())

@@ -86,7 +86,7 @@ def partitioned(settings: Settings) -> Federated:
     with waiting, attribute_errors("data"):
         ignored = settings.task.options.get("ignore")
         with choosing(settings.data.stream), ignoring(ignored), seeds.seeded(settings.seed, "source"):
-            dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
+            dataset = require_dataset(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
     with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
         federation = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
@@ -162,7 +162,7 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
             )
 
 
-def checked(dataset: Any, source: Any) -> Dataset:
+def require_dataset(dataset: Any, source: Any) -> Dataset:
     """Return what a source returned. Raises UserError if it is no data set."""
     if not isinstance(dataset, Dataset):
         name = getattr(source, "__name__", type(source).__name__)
@@ -207,7 +207,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
         with choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
             root = (settings.working_dir / settings.data.root).absolute()
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
-        datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
+        datasets = {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
         for k, dataset in datasets.items():
             check_dataset(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
@@ -235,14 +235,14 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     )
 
 
-def of_one_site(settings: Settings, client: int) -> Federated:
+def site_federation(settings: Settings, client: int) -> Federated:
     """Build the federation of silos from the files of one site: the others are assumed to have its sizes."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
     with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
         root = (settings.working_dir / settings.data.root).absolute()
         opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
-    datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
+    datasets = {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
     table = describe(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
     unsplit = silo_federation(datasets, table, label_table(datasets, table, names), names)

@@ -211,7 +211,7 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
     trains = build_data.training_ranks(experiment.settings, comm.size)
     memory.check(dict(enumerate(answers)), trains, gathers_on_gpu)
     has_gpus = any(each["gpu"] for each in answers)
-    if comm.rank == 0 and has_gpus and (slow := report_text.without_gpu(answers, trains)):
+    if comm.rank == 0 and has_gpus and (slow := report_text.slow_ranks_warning(answers, trains)):
         warnings.warn(slow, stacklevel=2)
     return [{key: value for key, value in each.items() if key not in more} for each in answers]
 
@@ -254,7 +254,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
     start = comm.broadcast_json(own_facts)
     fed.scheduler.lost_ranks = LostRanks(start["losses"])
     if start["placement"]:
-        fed.scheduler.replayed_rows = resume.of_same_ranks(start["placement"], fed, experiment)
+        fed.scheduler.replayed_rows = resume.placement_of_these_ranks(start["placement"], fed, experiment)
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory

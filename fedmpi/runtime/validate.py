@@ -63,20 +63,21 @@ def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, in
     s, data, messages, entry = experiment.settings, experiment.data, experiment.messages, experiment.itemsize
     sizes, tests = data.train_sizes, data.test_sizes
     held_out = data.validation_sizes
+    per_round = report_text.describe_training(s, data.clients, messages.method.own_length)
     shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
     state = size_text(messages.client_state.size * entry)
     root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
     validation = f", {held_out.min()} to {held_out.max()} more for validation" if len(held_out) else ""
     return [
-        (s.name, report_text.what(experiment)),
+        (s.name, report_text.describe_experiment(experiment)),
         ("clients", f"{data.clients}, {training}{validation}"),
-        ("rounds", f"{s.rounds}, with {report_text.schedule(s, data.clients, experiment.messages.method.own_length)}"),
+        ("rounds", f"{s.rounds}, with {per_round}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
-        ("message", report_text.traffic(messages, s.rounds, entry)),
-        *(("wire", text.removeprefix("wire: ")) for text in report_text.wire(experiment, 1)),
+        ("message", report_text.describe_traffic(messages, s.rounds, entry)),
+        *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment, 1)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (

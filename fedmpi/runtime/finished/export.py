@@ -34,7 +34,7 @@ from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuild_model
 from fedmpi.runtime.finished.predict import site_of
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
-from fedmpi.runtime.record.durable import weights
+from fedmpi.runtime.record.durable import read_weights
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import facts_of, personal_facts, personal_notice
 
@@ -269,7 +269,7 @@ def _safetensors(module: nn.Module, x: Samples, path: Path, fresh: Callable[[], 
     read = fresh()
     for tensor in (*read.parameters(), *read.buffers()):
         tensor.zero_()
-    read.load_state_dict(weights(path))
+    read.load_state_dict(read_weights(path))
     return lambda part: call(read, part)
 
 

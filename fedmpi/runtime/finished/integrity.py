@@ -21,8 +21,8 @@ from fedmpi.config.yaml_source import read
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.model import FlatModel
 from fedmpi.runtime.finished.models import rebuild_model
-from fedmpi.runtime.record.durable import CorruptFileError, packed, read_tensors
-from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, seal, stamp
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors
+from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, seal, seal_digest
 from fedmpi.runtime.record.saved_model import best_model, facts_of
 from fedmpi.runtime.record.summary import metric_names, summary
 
@@ -77,7 +77,7 @@ def check_seal(run: Path, asked: str | None, findings: Findings) -> bool:
         if len(findings.altered) == before:
             findings.add_altered(f"{SEAL}: it lacks files or rounds")
         return True
-    if facts.get("seal") != stamp(facts):
+    if facts.get("seal") != seal_digest(facts):
         findings.add_altered(f"{SEAL}: its content is not that of the SHA-256 in it")
     if asked is not None and not (len(asked) >= 8 and str(facts.get("seal", "")).startswith(asked.lower())):
         findings.add_altered(f"{SEAL}: the seal is {str(facts.get('seal'))[: max(len(asked), 12)]}, not {asked}")
@@ -236,7 +236,7 @@ def _check_kept(run: Path, layout: Layout | None, hashes: Mapping[int, Any], fin
         except CorruptFileError as error:
             findings.add_altered(f"{name}: {str(error).removeprefix(str(path)).lstrip(': ')}")
             continue
-        if packed(tensors, facts) != path.read_bytes():
+        if serialize_tensors(tensors, facts) != path.read_bytes():
             findings.add_altered(f"{name}: its header is not as fedmpi writes it")
         if name.parts[0] == "checkpoints":
             t = facts.get("round")

@@ -175,7 +175,7 @@ def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client
 def _data(run_dir: Path, settings: Settings, client: int) -> Federated:
     """Return the run's data; with silos only those of the client's site, as others may not be here."""
     if settings.data.silos:
-        return build_data.of_one_site(settings, client)
+        return build_data.site_federation(settings, client)
     data = build_data.partitioned(settings)
     was = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
     different = [
@@ -212,7 +212,7 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     )
     module = build.prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:
-        initial.fill(module, settings.init.source, settings.init.strict)
+        initial.load_initial_weights(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)

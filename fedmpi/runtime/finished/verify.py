@@ -112,7 +112,7 @@ def _replayed(
     late = {row.get("round") for row in _rows(run / "faults.jsonl") if lost_ranks.late(row)}
     checkpoints = [t for t in replay.checkpoints(run) if t in every and t + 1 not in late]
     chosen = replay.choose_rounds(every, number, findings.suspects, checkpoints)
-    other = others(run, settings)
+    other = reasons_for_other_bits(run, settings)
     done: set[int] = set()
     for start, last in replay.segments(chosen, checkpoints):
         begin = f"after checkpoint {start}" if start >= 0 else "from the start"
@@ -222,7 +222,7 @@ def _other_modules(run: Path, again: Path) -> list[str]:
     return [f"{key[1:-1]} {'has changed' if key in now else 'is not there'}" for key in changed]
 
 
-def others(run: Path, settings: Settings) -> list[str]:
+def reasons_for_other_bits(run: Path, settings: Settings) -> list[str]:
     """Say what differs from where the run was made: code, versions, devices. Last bits may differ for these reasons."""
     was, then = (json_of(run / "identity.json") or {}), (json_of(run / "environment.json") or {})
     code, packages = rank_agreement.code_digests(), then.get("packages") or {}

@@ -15,13 +15,13 @@ Identity = Mapping[str, Any]
 Pair = tuple[str, str]  # the names of two runs
 
 
-def fixed(identity: Identity) -> dict[str, str]:
+def shared_digests(identity: Identity) -> dict[str, str]:
     """Return the digests that runs share if their settings differ in the seed alone.
 
     A data source of the user's own may depend on the seed.
 
     >>> identity = {"(partition)": "a", "(training data)": "b"}
-    >>> [list(fixed(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file", "feature_noise")]
+    >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file", "feature_noise")]
     [['(training data)'], ['(partition)', '(training data)'], []]
     """
     scheme = identity.get("data.partition.scheme")
@@ -37,7 +37,7 @@ def differences(runs: Iterable[tuple[Settings, Identity]]) -> dict[str, Pair]:
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     differing: dict[str, Pair] = {}
     for settings, identity in runs:
-        same_for_seeds = fixed(identity)
+        same_for_seeds = shared_digests(identity)
         for item in identity:
             if not (item in same_for_seeds or item in (CODE, TORCH, PARTITION, DATA, TEST)):
                 continue

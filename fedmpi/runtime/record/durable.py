@@ -51,7 +51,7 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-def packed(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
+def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
     """Serialise tensors (on the CPU) and `facts` (JSON) with their checksum. Equal arguments give equal bytes."""
     text = json.dumps(facts, sort_keys=True)
     manifest = {"facts": text, "sha256": _digest(tensors, text)}
@@ -59,7 +59,7 @@ def packed(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Read (tensors, facts) of a file whose content was made by `packed`. Raises CorruptFileError."""
+    """Read (tensors, facts) of a file whose content was made by `serialize_tensors`. Raises CorruptFileError."""
     try:
         content = path.read_bytes()
         tensors = safetensors.torch.load(content)
@@ -75,7 +75,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     return tensors, json.loads(facts)
 
 
-def weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of any safetensors file, without a check."""
     return safetensors.torch.load(path.read_bytes())
 

@@ -189,7 +189,7 @@ class Recorder(RankRecorder):
         rows, experiment = self.directory.rows("metrics.jsonl"), self.experiment
         evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
-        for line in report_text.results(rows, result, self.headline, clients, experiment):
+        for line in report_text.result_lines(rows, result, self.headline, clients, experiment):
             self.console.say(line)
         self.console.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:

@@ -35,19 +35,19 @@ def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Ma
         where_opened = (f"rank {owner[k]} on {ranks[owner[k]]['host']}" for k in range(len(silos)))
         sites = [f"site {name:<{width}}  {rank}" for name, rank in zip(silos, where_opened, strict=True)]
     return [
-        f"{s.name}: {what(experiment)}",
+        f"{s.name}: {describe_experiment(experiment)}",
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
-        f"{devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
+        f"{describe_devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
         *sites,
-        f"{count(s.rounds, 'round')} with {schedule(s, data.clients, messages.method.own_length)}",
+        f"{count(s.rounds, 'round')} with {describe_training(s, data.clients, messages.method.own_length)}",
         *(f"from {file}: {text}" for file, text in fragments(s, ("rounds", "train.", "cohort."))),
-        traffic(messages, s.rounds, experiment.itemsize),
-        *wire(experiment, job.size),
+        describe_traffic(messages, s.rounds, experiment.itemsize),
+        *describe_wire(experiment, job.size),
         *(experiment.initial.lines if experiment.initial is not None else ()),
     ]
 
 
-def what(experiment: Experiment) -> str:
+def describe_experiment(experiment: Experiment) -> str:
     """Name method, data and model; a plug-in by its file's name."""
     s = experiment.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
@@ -56,7 +56,7 @@ def what(experiment: Experiment) -> str:
     return f"{method} on {source}, {model} with {experiment.model.layout.size:,} parameters{frozen}"
 
 
-def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
+def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     who = f"{members} of {count(clients, 'client')}"
@@ -89,7 +89,7 @@ def fragments(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, s
     return [(file, text) for file, text in listed.items() if text]
 
 
-def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
+def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     """Say how much a client sends and receives in a round; if some rounds send less, also how much on average."""
     up = [messages.upload(t).size for t in range(max(rounds, 1))]
     personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
@@ -103,7 +103,7 @@ def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     )
 
 
-def wire(experiment: Experiment, ranks: int) -> list[str]:
+def describe_wire(experiment: Experiment, ranks: int) -> list[str]:
     """Say which messages travel in another format than the model's own, and what that costs the clients."""
     messages, wire_ = experiment.messages, experiment.messages.wire
     directions = []
@@ -126,7 +126,7 @@ def wire(experiment: Experiment, ranks: int) -> list[str]:
     return lines
 
 
-def devices(facts: Sequence[Mapping[str, Any]]) -> str:
+def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
     """Name the devices of all ranks: `cpu (x86_64)`, `4 x NVIDIA H100, rank 0 on cpu`. facts: about each rank."""
     gpus = {each["gpu"]: each["device"] for each in facts if each.get("gpu")}  # several ranks may share one
     on_cpu = [rank for rank, each in enumerate(facts) if not each.get("gpu")]
@@ -136,7 +136,7 @@ def devices(facts: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join([*named, *([f"{numbers(on_cpu)} on cpu"] if on_cpu else [])])
 
 
-def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
+def slow_ranks_warning(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
     """A warning of ranks that train on their CPUs while others have GPUs (compute.device: auto); "" without such.
 
     Args:
@@ -153,7 +153,7 @@ def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> st
     )
 
 
-def results(
+def result_lines(
     rows: list[dict[str, Any]],
     result: Mapping[str, Any],
     headline: str,

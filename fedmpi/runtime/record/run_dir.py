@@ -217,10 +217,10 @@ def seal(run: Path) -> dict[str, Any]:
             rows = parse_jsonl(line, rounds=True).rows
             digests.setdefault(str(rows[0]["round"]) if rows else "?", hashlib.sha256()).update(line)
         rounds[name] = {t: digest.hexdigest()[:16] for t, digest in digests.items()}
-    return {"files": files, "rounds": rounds, "seal": stamp({"files": files, "rounds": rounds})}
+    return {"files": files, "rounds": rounds, "seal": seal_digest({"files": files, "rounds": rounds})}
 
 
-def stamp(facts: Mapping[str, Any]) -> str:
+def seal_digest(facts: Mapping[str, Any]) -> str:
     """The SHA-256 of a seal's facts, which stands for all of them."""
     rest = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

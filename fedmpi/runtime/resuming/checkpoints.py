@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.record.durable import CorruptFileError, packed, read_tensors, sync, write
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors, sync, write
 
 Key = tuple[int, int]  # client, the round that made its row
 
@@ -46,7 +46,7 @@ class Rows:
         path = self.path(client, t)
         if not path.parent.exists():
             path.parent.mkdir(0o700 if self.private else 0o777, parents=True, exist_ok=True)
-        write(path, packed({"row": row}, {"client": client, "round": t}), self.private)
+        write(path, serialize_tensors({"row": row}, {"client": client, "round": t}), self.private)
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
@@ -165,6 +165,7 @@ class Checkpoints:
             tensors, memory = server
             for path in self.folder.parent.glob("*.jsonl"):  # rounds before t, which no resume tells again
                 sync(path)
-            write(self.path(t), packed(tensors, {"round": t, "memory": json.loads(memory)}), self.rows.private)
+            content = serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)})
+            write(self.path(t), content, self.rows.private)
         self.kept.append(t)
         self.needed[t] = dict(trained)

@@ -31,7 +31,7 @@ class Initial:
         return rank_agreement.digest(self.content)
 
 
-def fill(module: nn.Module, source: Path, strict: bool) -> Initial:
+def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initial:
     """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's.
 
     Raises:

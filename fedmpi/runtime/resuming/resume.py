@@ -257,7 +257,7 @@ def _check_placement(row: Row) -> None:
     CostModel.from_row(row), int(row["round"])
 
 
-def of_same_ranks(rows: list[Row], fed: Federation, experiment: Experiment) -> list[Row]:
+def placement_of_these_ranks(rows: list[Row], fed: Federation, experiment: Experiment) -> list[Row]:
     """Return a placement if it is one of these ranks, else [].
 
     On other ranks it means nothing, and only clients that are trained together have other bits there.

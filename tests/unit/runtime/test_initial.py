@@ -8,7 +8,7 @@ from helpers import norm_net, play, prepare, settings
 from safetensors.torch import load_file, save_file
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.resuming.initial import fill
+from fedmpi.runtime.resuming.initial import load_initial_weights
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_files_that_do_not_do(file, harm, said):
     with pytest.raises(UserError, match=said):
         prepare(settings("fedavg", "norm", init={"from": str(file)}))
     with pytest.raises(UserError, match=re.escape(f"init.from: {file.parent} holds no model.safetensors")):
-        fill(torch.nn.Linear(1, 1), file.parent, False)
+        load_initial_weights(torch.nn.Linear(1, 1), file.parent, False)
 
 
 def test_a_run_started_from_its_end_has_the_figures_of_its_end(tmp_path, file):
