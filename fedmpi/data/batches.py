@@ -19,7 +19,7 @@ from fedmpi.common.inputs import Inputs, concatenate
 from fedmpi.data.layout import stored_channels_last
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.streaming import Stream, in_turn
+from fedmpi.data.streaming import Stream, prefetch
 
 # Bytes of samples that are read at once from memory. On a CPU they stay in its cache; a GPU, whose cache is larger, has
 # one kernel for all batches of a piece.
@@ -131,7 +131,7 @@ def batches(
     on_disk = isinstance(shard.x, Pictures) and isinstance(shard.x.stored, Stream)
     u, ahead = drawn(shard, augment), _ahead(shard.x, step, on_disk)
     # The index that a thread reads by is on the CPU: of a GPU it would get it behind all the training on what it has.
-    with closing(in_turn(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
+    with closing(prefetch(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
         for begin in range(0, stop, ahead):
             rows = there[begin : min(begin + ahead, stop)]
             many = rows.shape[0]

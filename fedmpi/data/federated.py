@@ -25,7 +25,7 @@ from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
-from fedmpi.data.layout import laid_out
+from fedmpi.data.layout import to_memory_format
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import feature_noise, noisy
@@ -86,7 +86,7 @@ class Federated:
                     moved[id(x)] = new if seldom else new.floats()
                 else:
                     new = x.to(device)
-                    moved[id(x)] = laid_out(new, channels_last) if isinstance(new, Tensor) else new
+                    moved[id(x)] = to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
             return moved[id(x)]
 
         return self.with_samples(move, move)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedmpi.data.augment.colour import Normalise
 from fedmpi.data.augment.look import Look
-from fedmpi.data.layout import laid_out, stored_channels_last
-from fedmpi.data.streaming import Stream, chained
+from fedmpi.data.layout import stored_channels_last, to_memory_format
+from fedmpi.data.streaming import Stream, concatenate_streams
 
 FLOATS = 1 << 28  # bytes: test pictures that take no more as floats are kept as such
 CHUNK = 1024  # pictures
@@ -89,12 +89,13 @@ class Pictures:
         return self.stored.index_select(0, rows)
 
     def shown(self, raw: Tensor, u: Tensor | None) -> Tensor:
-        """What a model sees of rows that `raw` gave."""
-        return laid_out(self.look(laid_out(raw.to(self.device, non_blocking=True), self.blocks), u), self.blocks)
+        """Inputs of the model for stored rows, as `raw` returns them. u: as of `read`."""
+        stored = to_memory_format(raw.to(self.device, non_blocking=True), self.blocks)
+        return to_memory_format(self.look(stored, u), self.blocks)
 
     def floats(self) -> Tensor:
         """All samples."""
-        out = laid_out(torch.empty(self.shape, device=self.device), self.blocks)
+        out = to_memory_format(torch.empty(self.shape, device=self.device), self.blocks)
         for start in range(0, len(self), CHUNK):
             rows = torch.arange(start, min(start + CHUNK, len(self)), device=self.device)
             out[start : start + CHUNK] = self.read(rows)
@@ -103,7 +104,7 @@ class Pictures:
     def to(self, device: torch.device | str, channels_last: bool) -> Pictures:
         stored = self.stored
         if isinstance(stored, Tensor):
-            stored = laid_out(stored.to(device), channels_last)
+            stored = to_memory_format(stored.to(device), channels_last)
         return Pictures(stored, self.look, torch.device(device), channels_last)
 
     def like(self, stored: Tensor | Stream) -> Pictures:
@@ -149,6 +150,6 @@ def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:
         stored = [part.stored for part in parts if isinstance(part, Pictures)]
         streams = [each for each in stored if isinstance(each, Stream)]
         if len(streams) == len(stored):
-            return first.like(chained(streams))
+            return first.like(concatenate_streams(streams))
         return first.like(torch.cat([each if isinstance(each, Tensor) else each.all() for each in stored]))
     return torch.cat([part for part in parts if isinstance(part, Tensor)])

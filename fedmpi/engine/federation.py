@@ -64,7 +64,7 @@ class Federation:
         self.config, self.comm, self.trainer = config, comm, trainer
         self.scheduler = ClientScheduler(config, data, comm, training_ranks)
         self.states = ClientStates(comm, trainer, training_ranks)
-        self.states.undoes, self.states.keeps_moves = (config.needs_undo or tolerant) and stateful, tolerant
+        self.states.keeps_undo, self.states.keeps_moves = (config.needs_undo or tolerant) and stateful, tolerant
         self.transport = RoundTransport(
             comm,
             messages,
@@ -145,7 +145,9 @@ class Federation:
             span("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
-        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.trainer.pack)
+        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.pack
+        if self.states.store is not None:  # their states have to fit into memory together
+            at_once = min(at_once, max(self.states.max_in_memory, 1))
         with seeds.preserve_rng():  # each client seeds the global generators
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
@@ -193,7 +195,7 @@ class Federation:
     ) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
         span, alone = self.timeline.span, len(clients) == 1
-        for client in clients if self.states.undoes else ():
+        for client in clients if self.states.keeps_undo else ():
             self.states.remember(client)
         received = self.config.learning_rate(t), self.transport.inbox
         write = packed_rounds.train_clients(
@@ -282,7 +284,7 @@ class Federation:
         update_filter = self.server.update_filter.memory() if self.server else None
         reporter, best = self.reporter, self.config.best and self.config.best.figure
         memory = {"line": reporter.line, "guard": update_filter, "pace": self.scheduler.memory()}
-        return {**memory, "watch": reporter.watch.memory(), "best": best}
+        return {**memory, "watch": reporter.divergence.memory(), "best": best}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
@@ -290,13 +292,13 @@ class Federation:
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
-        self.states.trained, self.states.shelved_to = self.scheduler.last_rounds(t), t
+        self.states.trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.line = memory["line"]
             self.server.update_filter.recall(memory["guard"])
             self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)
-            self.reporter.watch.recall(memory["watch"])
+            self.reporter.divergence.recall(memory["watch"])
             best = self.server.best
             if best and memory.get("best") != best.criterion.figure:
                 best.forget()  # it was chosen by another figure

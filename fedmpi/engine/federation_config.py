@@ -36,7 +36,7 @@ class FederationConfig:
     max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
     drops_bad_updates: bool = False  # do without bad uploads, rather than end the run
     clips_updates: bool = False  # take updates that are too long at the bound
-    stops_on_divergence: bool = False  # end a run that has come apart
+    stops_on_divergence: bool = False  # end a run that has diverged
     needs_undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
     on_lost_rank: str = "abort"  # abort | drop | redo: what becomes of a round in which a rank is lost
     best: SelectionCriterion | None = None  # by which figure a best model is chosen; None: none is

@@ -1,4 +1,4 @@
-"""What a round's line says: the figures of its evaluation, and whether the run has come apart."""
+"""Evaluates rounds and reports them: one row of metrics each, with a note if the run has diverged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN = ("weights", "buffers", "predict")  # hooks that give a client a model of i
 
 
 class Reporter:
-    """Evaluates rounds, and hands their lines on. Every rank has one; the lines are rank 0's."""
+    """Evaluates rounds and passes their rows of metrics on; on every rank, the rows at rank 0."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Reporter:
         self.trainer = states.trainer
         trainer, protocol, own = states.trainer, tuple(config.protocol), own_parts(states.trainer.messages)
         asked, left = SERVERS.intersection(protocol), tuple(each for each in protocol if each not in SERVERS)
-        if own and asked and left:  # a global model of which clients keep parts that they train is nobody's
+        if own and asked and left:  # without the parts that clients keep there is no global model
             protocol = left
             if states.comm.rank == 0:
                 kept, name = ", ".join(sorted(own)), type(trainer.method).__name__
@@ -50,25 +50,25 @@ class Reporter:
                 warnings.warn(RankWarning(text), stacklevel=2)
         validates = None if config.best is None else "own" if validates_own(trainer, protocol) else "global"
         self.states, self.evaluator = states, Evaluator(states, protocol, config.eval_batch, validates)
-        # Where parts of the global model stay with the clients the personal ones are looked at.
-        whole = trainer.messages.shared.whole
-        looked = [p for p in config.protocol if not p.startswith("ft(") and (whole or p == "personal")]
-        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if trainer.data.test_sizes.any() else []
+        # Where clients keep parts of the model, their personal models are watched.
+        all_shared = trainer.messages.shared.whole
+        watched = [p for p in config.protocol if not p.startswith("ft(") and (all_shared or p == "personal")]
+        names = [f"{p}_loss" if p != "global" else "loss" for p in watched] if trainer.data.test_sizes.any() else []
         classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
-        self.watch = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
+        self.divergence = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
         self.line: dict[str, Any] | None = None  # rank 0's: the metrics of the latest round, None where it was aborted
         self.saved: dict[str, Any] = {}  # rank 0's memory after the latest round that counts
         self.reported_in = -1  # the round in whose beginning the one before was reported
 
     def report(self, t: int, *, made: bool, last: bool, began: float) -> bool:
-        """Evaluate the round before t at the beginning of round t, and hand its line on, once.
+        """Evaluate the round before t at the beginning of round t, and report it, once.
 
         Every rank takes part where clients evaluate. Before round 0 there is something to report only if there are no
         rounds: the model as it starts, as round -1.
 
         Args:
             t: the round that begins.
-            made: whether round t is made; who was asked to stop has moments, and does not evaluate.
+            made: whether round t is made; a run that is asked to stop has no time to evaluate.
             last: whether all rounds are made.
             began: when round t began (time.perf_counter).
 
@@ -92,19 +92,19 @@ class Reporter:
                 self.callbacks.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
             if due and self.evaluator.by_class:
                 row["class_accuracy"] = [round(v, 3) if v == v else None for v in self.evaluator.by_class]
-            since = self.watch.see(row, last, self.evaluator.only if due else None)
+            since = self.divergence.record(row, last, self.evaluator.only if due else None)
             self.callbacks.round(row if since is None else {**row, "diverged": since})
         self.reported_in = t
         return due and t > 0
 
     def _evaluate(self, t: int, last: bool) -> dict[str, float]:
-        """Return rank 0's figures of round t; hand on those of clients, and the model if it is the best one so far."""
+        """Return rank 0's metrics of round t; pass on those of clients, and the model if it is the best one so far."""
         server, evaluator, t_seen = self.server, self.evaluator, max(t, 0)
         if server is None and not evaluator.asks_clients:
             return {}
         downloads: dict[int, Tensor] = {}
         if evaluator.asks_clients:
-            asked = [k for k in range(self.trainer.data.clients) if k not in self.states.gone]
+            asked = [k for k in range(self.trainer.data.clients) if k not in self.states.unavailable]
             downloads = dict.fromkeys(asked, self.transport.no_download)
             if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
                 downloads = self.transport.send_downloads(t_seen, asked, self.states.owner, server)
@@ -121,7 +121,7 @@ class Reporter:
         return figures
 
     def _initial_line(self, server: FederationServer, began: float) -> dict[str, Any]:
-        """Return the line of a model that is not trained."""
+        """Return the row of a model that is not trained."""
         nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
         wall_s, digest = time.perf_counter() - began, self.trainer.model.layout.sha256(server.w)
         return {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}

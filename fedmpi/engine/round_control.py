@@ -82,11 +82,11 @@ class RoundControl:
         if number & REBALANCES:
             speeds = self.comm.broadcast_json(self.scheduler.costs.row())
             self.scheduler.costs = self.scheduler.broadcast_costs = CostModel.from_row(speeds)
-        if command is RoundCommand.ABORTED and self.states.undoes:
+        if command is RoundCommand.ABORTED and self.states.keeps_undo:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
-        self.states.settle(undone)
+        self.states.end_round(undone)
         if self.scheduler.lost_ranks.rows:
-            self.states.gone = self.scheduler.lost_ranks.gone(t)
+            self.states.unavailable = self.scheduler.lost_ranks.gone(t)
         if self.config.replays_failures:
             self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=False)
         return command
@@ -98,7 +98,7 @@ class RoundControl:
             return
         if before >= self.first_round:  # the rows of those who took part are what the round before has made
             states.trained |= dict.fromkeys(self.scheduler.cohort(before), before)
-        states.moved, states.orphans, states.round = MoveLog(), {}, t  # what has moved stays where it is
+        states.move_log, states.reassigned, states.round = MoveLog(), {}, t  # what has moved stays where it is
 
     def trains(self, t: int) -> bool:
         """Whether rank 0 has decided that round t is made."""
@@ -108,7 +108,7 @@ class RoundControl:
         """End the run; return why: "finished", "stopped", "diverged" or "early_stopped"."""
         if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.patience_s)
-        diverges = self.reporter.watch.ends  # at the end of all rounds only rank 0 knows
+        diverges = self.reporter.divergence.ends  # at the end of all rounds only rank 0 knows
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
             return "diverged"
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
@@ -118,12 +118,12 @@ class RoundControl:
         assert self.server is not None
         if t > self.first_round and self.reporter.line is None:
             return RoundCommand.ABORTED
-        undoes = UNDOES if self.states.undoes and self.server.refused else 0
+        undoes = UNDOES if self.states.keeps_undo and self.server.refused else 0
         if t == self.config.rounds:
             return RoundCommand.FINISHED + undoes
         if self.stop_requested():
             return RoundCommand.STOPPED + undoes
-        if self.reporter.watch.ends:
+        if self.reporter.divergence.ends:
             return RoundCommand.DIVERGED + undoes
         if self.server.best and self.server.best.should_stop():
             return RoundCommand.EARLY_STOPPED + undoes

@@ -156,22 +156,33 @@ class FederationServer:
         return row
 
     def step(
-        self, t: int, train_lr: float, up: Uploads, upload: Upload, came: GatheredUploads, norms: Mapping[int, float]
+        self,
+        t: int,
+        train_lr: float,
+        updates: Uploads,
+        upload: Upload,
+        received: GatheredUploads,
+        norms: Mapping[int, float],
     ) -> dict[str, float]:
-        """One round's step; returns the method's own figures. `up` is what `came` from the clients; norms: ||dw||."""
-        seen = up = RecordingUploads(up) if self.records and "dw" in upload.packing.shapes and upload.w.size else up
+        """Step model and state with a round's uploads; return the method's own metrics.
+
+        updates: those of `received` that count; norms: client -> ||dw||.
+        """
+        recorder: RecordingUploads | None = None
+        if self.records and "dw" in upload.packing.shapes and upload.w.size:
+            recorder = updates = RecordingUploads(updates)
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "updates.p": up.p, "updates.n": up.n})
+        inputs = ReadOnlyCheck({**self._inputs, **received.tensors(), "updates.p": updates.p, "updates.n": updates.n})
         size, ruled = (upload.columns.size,), None
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
         chance = seeds.seeded(view.seed, "aggregate", t) if own else nullcontext()
         with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
-            direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
+            direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, updates), where)
             inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:
-                ruled = self.rule(up, view)
+                ruled = self.rule(updates, view)
                 inputs.check_hooks(self.method, where, by=self.rule)
         check_tensor(self.method, "aggregate", direction, size, where, self.w)
         declared, packing = self.method.server_state, self.messages.server_state
@@ -181,20 +192,20 @@ class FederationServer:
             direction = ruled
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
-        b = up.mean("_b") if upload.b.size else None
-        if not (came.whole and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
-            bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
+        b = updates.mean("_b") if upload.b.size else None
+        if not (received.is_complete and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
+            bad = [str(k) for k, finite in zip(updates.clients, received.finite(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
             raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
         self.updates = {}
-        if isinstance(seen, RecordingUploads):
-            self.updates = {"updates": update_stats(seen, norms, given, self.records == "gram")}
+        if recorder is not None:
+            self.updates = {"updates": update_stats(recorder, norms, given, self.records == "gram")}
         # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
         if self.keeps_undo:
             self._before_step = t, {name: tensor.clone() for name, tensor in self._state_tensors().items()}
         if upload.w.whole:
             self.optimizer.step(self.w, direction, self.optimizer.state)
-        elif upload.w.size:  # what has not travelled rests: the rest of w, and of the optimiser's state
+        elif upload.w.size:  # entries that were not sent stay, in w and in the optimiser's state
             w, moments = upload.w.take(self.w).clone(), upload.w.take(self.optimizer.state).clone()
             self.optimizer.step(w, direction, moments)
             upload.w.put(w, self.w)

@@ -88,7 +88,7 @@ class Run:
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """{client: name of its site}, from config or clients.jsonl, with its number where a site has several."""
+        """{client: name of its site}, from config or clients.jsonl; with its number where a site has several."""
         silos = self.config.get("data.silos")
         names = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
         for row in self.clients:

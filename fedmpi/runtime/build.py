@@ -1,4 +1,4 @@
-"""Settings -> objects. Only this module and run.py know all the other packages."""
+"""Build the objects of an experiment from settings. Only this module and run.py know all other packages."""
 
 from __future__ import annotations
 
@@ -88,9 +88,13 @@ class Experiment:
 
         With a checkpoint a round, the last one is all that an abandoned round needs.
         """
+        return self._drops_uploads or self.settings.checkpoint.every > 1
+
+    @property
+    def _drops_uploads(self) -> bool:
+        """Whether the uploads of some clients of a round may be left out."""
         faults = self.settings.faults
-        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
-        return drops or self.settings.checkpoint.every > 1
+        return faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
 
     def can_stream_sums(self, ranks: int) -> bool:
         """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
@@ -98,10 +102,8 @@ class Experiment:
         It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own, or
         has their products recorded; and where it trains beside others, for whose turn it would have to wait.
         """
-        faults, server = self.settings.faults, self.settings.server
-        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
-        reads = self.rule is not None or self.settings.record.updates == "gram"
-        return not drops and not reads and (ranks == 1 or not server.trains)
+        reads_rows = self.rule is not None or self.settings.record.updates == "gram"
+        return not self._drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains)
 
 
 def make_method(
@@ -120,16 +122,18 @@ def make_method(
     """
     choice, origins = choice or settings.method, settings.origins("method") if origins is None else origins
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
-    found = registry.load(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    target = registry.load(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
+    if not (isinstance(target, type) and issubclass(target, Method)):
         raise UserError(f"{where}: {choice.selected_name} is no subclass of fedmpi.Method")
-    inner: set[str] = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
+    inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
-    made = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
-    held = {key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}}
+    construct = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
+    inner_methods = {
+        key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}
+    }
     try:
         with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
-            method: Method = made(**{key: value for key, value in held.items() if value is not None})
+            method: Method = construct(**{key: value for key, value in inner_methods.items() if value is not None})
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
     return method
@@ -137,12 +141,12 @@ def make_method(
 
 def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str, str], where: str) -> Method | None:
     """Make the method given as option `key` of another one: a name, {name, ...options}, or null for none."""
-    said = given if isinstance(given, dict) else {"name": given}
-    options = {k: v for k, v in said.items() if k != "name"}
+    section = given if isinstance(given, dict) else {"name": given}
+    options = {k: v for k, v in section.items() if k != "name"}
     own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
     at = origins.get(key, "")
-    if said.get("name") is not None:
-        chosen = registry.Selection(str(said["name"]), options)
+    if section.get("name") is not None:
+        chosen = registry.Selection(str(section["name"]), options)
         return make_method(settings, chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
     if options:
         prefix = f"{at}: " if at else ""
@@ -151,8 +155,8 @@ def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str
 
 
 def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
-    """The architecture with its initial weights, a function of the seed alone. dtype: of the samples."""
-    made = registry.make(models.KIND, settings.model, settings.origins("model"))
+    """Make the architecture with its initial weights, a function of the seed alone. dtype: of the samples."""
+    construct = registry.make(models.KIND, settings.model, settings.origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
         named = ", ".join(input_shape)
         raise UserError(
@@ -160,8 +164,8 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
             f"model with forward(self, {named}): model.name=file.py:Name"
         )
     with attribute_errors(f"model {settings.model.name}"), seeds.seeded(settings.seed, "init"):
-        module = made(input_shape, classes)
-        check_module(f"model.name: {settings.model.name}", module, made)
+        module = construct(input_shape, classes)
+        check_module(f"model.name: {settings.model.name}", module, construct)
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
             training = module.training
             with torch.no_grad():
@@ -192,9 +196,9 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
         contract.check_task(task)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
-    given = None
+    start = None
     if settings.init.source is not None:
-        given = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
+        start = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
@@ -221,7 +225,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
         resources.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
-    return Experiment(settings, moved, method, task, net, model, messages, local_training, rule, given, best, pack)
+    return Experiment(settings, moved, method, task, net, model, messages, local_training, rule, start, best, pack)
 
 
 def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
@@ -304,7 +308,7 @@ def clients_at_once(
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
-    """The server rule by which the config replaces the method's own, for all `groups` or some; None if it does not."""
+    """Make the server rule that replaces the method's own, for all `groups` or some; None if the config has none."""
     rule = settings.server.rule
     for group in rule.groups or ():
         if group not in groups:
@@ -321,30 +325,39 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
     return rules.over(rule.groups, chosen) if rule.groups else chosen
 
 
-def make_trainer(made: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
+def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
     """Make what trains clients on this rank; stop() is true once the run was asked to stop."""
-    s = made.settings
+    s = experiment.settings
     return ClientTrainer(
-        *(made.model, made.net, made.task, made.method, made.data, made.messages, made.local_training, s.seed),
+        *(
+            experiment.model,
+            experiment.net,
+            experiment.task,
+            experiment.method,
+            experiment.data,
+            experiment.messages,
+            experiment.local_training,
+            s.seed,
+        ),
         bf16=s.compute.precision == "bf16",
         drops_bad_updates=s.faults.on_bad_update != "abort",
         drops_failed_clients=s.faults.on_client_error == "drop",
-        pack=made.pack,
+        pack=experiment.pack,
         strict=s.compute.pack != "auto",
-        graphs=made.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
+        graphs=experiment.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
         stop=stop,
     )
 
 
 def federation(
-    made: Experiment,
+    experiment: Experiment,
     comm: Communicator,
     stop: Callable[[], bool],
     callbacks: RunCallbacks | None = None,
     regroups: bool = True,
 ) -> Federation:
-    """The experiment, ready to run on this rank. regroups: whether the job can go on without a rank."""
-    s = made.settings
+    """Make the federation, ready to run on this rank. regroups: whether the job can go on without a rank."""
+    s = experiment.settings
     config = FederationConfig(
         rounds=s.rounds,
         seed=s.seed,
@@ -355,11 +368,12 @@ def federation(
         members=s.cohort.size,
         sampling=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
-        measures_speed=made.pack == 1,  # packed with other clients a client gets other bits, so time may not decide
+        measures_speed=experiment.pack
+        == 1,  # packed with other clients a client gets other bits, so time may not decide
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",
-        streams_sums=made.can_stream_sums(comm.size),
+        streams_sums=experiment.can_stream_sums(comm.size),
         reduces_locally=s.server.reduce == "local",
         evaluate_every=s.evaluate.every,
         protocol=s.evaluate.protocol,
@@ -371,14 +385,16 @@ def federation(
         stops_on_divergence=s.faults.on_divergence == "stop",
         on_lost_rank=s.faults.on_lost_rank if regroups else "abort",
         replays_failures=s.faults.replay is not None,
-        best=made.best,
+        best=experiment.best,
         timeout_s=s.comm.round_timeout_s,
         update_stats=s.record.updates,
-        needs_undo=made.needs_undo,
-        acknowledges=bool(s.checkpoint.every and made.messages.client_state.size),
+        needs_undo=experiment.needs_undo,
+        acknowledges=bool(s.checkpoint.every and experiment.messages.client_state.size),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
-    like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
+    like = torch.empty(
+        0 if comm.rank else experiment.model.layout.size, dtype=experiment.model.w.dtype, device=comm.device
+    )
     constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
     optimizer = ServerOptimizer(s.server.optim, like, *constants)
-    return Federation(config, comm, make_trainer(made, stop), optimizer, made.rule, callbacks)
+    return Federation(config, comm, make_trainer(experiment, stop), optimizer, experiment.rule, callbacks)

@@ -35,7 +35,7 @@ STARTS = (  # launcher, back end, faults.on_lost_rank
 )
 FAULTS = ("KILL", "TERM", "INT", "USR1", "TERM twice", "STOP", "STOP, CONT", "launcher KILL", "launcher INT")
 MOMENTS = ("start", "import", "training", "training", "end")
-FEW, MANY = 7, int(os.environ.get("FEDMPI_FAULTS", 60))
+FEW, MANY = 3, int(os.environ.get("FEDMPI_FAULTS", 60))
 # An interrupt while Python itself starts, before it has read a line of fedmpi, is Python's to report.
 STARTING = re.compile(r"Traceback(?:(?!fedmpi/|Traceback).)*?KeyboardInterrupt\n", re.S)
 ORPHANS_S = 300  # after the fault, or a moment after the launcher's own end

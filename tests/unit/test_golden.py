@@ -1,6 +1,6 @@
 """Losses at full precision: what no change may move without saying so and showing why.
 
-    pytest tests/unit/test_golden.py [-k METHOD] --write-golden        write tests/unit/golden/METHOD.json anew
+    pytest tests/unit/test_golden.py [-k METHOD] --write-golden        write tests/unit/golden/METHOD.jsonl anew
 
 On the machine that wrote a file (same torch, same processor) every digit must agree; kernels of others sum in another
 order, and there four digits must.
@@ -17,7 +17,7 @@ from helpers import ROOT, play, small_settings
 from fedmpi.methods import registry
 
 FOLDER = ROOT / "tests" / "unit" / "golden"
-FIGURES = ("loss", "accuracy", "train_loss", "personal_loss", "personal_accuracy")
+METRICS = ("loss", "accuracy", "train_loss", "personal_loss", "personal_accuracy")
 
 
 def machine():
@@ -34,32 +34,30 @@ def machine():
 
 
 def measure(method):
-    return {net: rounds(play(small_settings(method, net, train={"epochs": 2}))) for net in ("mlp", "norm")}
-
-
-def rounds(it):
-    return [{name: row[name] for name in FIGURES if name in row} | {"sha256": row["sha256"]} for row in it.rows]
+    """The metrics of every round on two nets."""
+    rows = []
+    for net in ("mlp", "norm"):
+        for row in play(small_settings(method, net, train={"epochs": 2})).rows:
+            rows.append({"net": net, **{name: row[name] for name in ("round", *METRICS, "sha256") if name in row}})
+    return rows
 
 
 @pytest.mark.parametrize("method", sorted(registry))
 def test_golden_losses(method, request):
-    file = FOLDER / f"{method}.json"
+    """The file's first line is the machine that wrote it; one line a round follows."""
+    file = FOLDER / f"{method}.jsonl"
     if request.config.getoption("--write-golden"):
-        file.write_text(json.dumps({"machine": machine(), "rounds": measure(method)}, indent=1) + "\n")
+        file.write_text("".join(json.dumps(line) + "\n" for line in (machine(), *measure(method))))
     assert file.exists(), f"write it: pytest tests/unit/test_golden.py -k {method} --write-golden"
-    golden, found = json.loads(file.read_text()), measure(method)
-    assert golden["rounds"].keys() == found.keys()
-    same = golden["machine"] == machine()
-    for net, rows in found.items():
-        for t, (row, expected) in enumerate(zip(rows, golden["rounds"][net], strict=True)):
-            where = f"{method}, {net}, round {t}"
-            if same:
-                assert row == expected, where
-            else:
-                assert row.keys() == expected.keys(), where
-                for name in {*FIGURES} & {*row} - {"accuracy", "personal_accuracy"}:  # near ties one sample may tip
-                    assert row[name] == pytest.approx(expected[name], rel=1e-4), f"{where}: {name}"
+    writer, *golden = map(json.loads, file.read_text().splitlines())
+    for row, expected in zip(measure(method), golden, strict=True):
+        if writer == machine():
+            assert row == expected
+        else:
+            assert row.keys() == expected.keys()
+            for name in {*METRICS} & {*row} - {"accuracy", "personal_accuracy"}:  # near ties one sample may tip
+                assert row[name] == pytest.approx(expected[name], rel=1e-4), f"{row}: {name}"
 
 
 def test_no_golden_file_without_its_method():
-    assert {file.stem for file in FOLDER.glob("*.json")} <= set(registry)
+    assert {file.stem for file in FOLDER.glob("*.jsonl")} <= set(registry)

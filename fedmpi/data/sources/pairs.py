@@ -22,8 +22,8 @@ from fedmpi.data.sources.common import (
     holdout,
     ignored_target,
     joined,
-    numbered,
-    tell_of_travellers,
+    number_groups,
+    warn_of_divided_groups,
 )
 from fedmpi.data.sources.pictures.image_dataset import Row, class_folders, read_rows
 
@@ -241,13 +241,13 @@ def dataset(
             f"{pairs.columns.group}",
         )
     else:
-        tell_of_travellers([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
+        warn_of_divided_groups([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
     parts = []
     for site, its in found.items():
         kept = [pair for pair in its if val == "join" or pair.part != "val"]
         train, test = _split(kept, site, pairs, test_fraction)
         groups = [kept[k].group for k in train if kept[k].group]
-        parts.append(replace(read(kept, train, test), group=numbered(groups)))
+        parts.append(replace(read(kept, train, test), group=number_groups(groups)))
     for site, part in zip(found, parts, strict=True):
         if part.input_shape != parts[0].input_shape:
             sizes = " and ".join(" x ".join(map(str, each.train_x.shape[2:])) for each in (parts[0], part))

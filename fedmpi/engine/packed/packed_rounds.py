@@ -70,7 +70,7 @@ def unsupported_reason(
 
 
 def clients_at_once(pack: int | str, model: FlatModel, net: Net, batch: int, samples: int = 0) -> int:
-    """The clients to be trained at once for this setting of compute.pack.
+    """Return how many clients are trained at once for this setting of compute.pack.
 
     Args:
         batch: samples of a step.
@@ -108,10 +108,10 @@ def _many_on_gpu(model: FlatModel, numbers: int, operations: int) -> int:
 def train_clients(
     clients: Sequence[ClientContext], block: Callable[[Sequence[int]], Tensor | None]
 ) -> dict[int, Callable[[Tensor], object]]:
-    """The clients' rounds: functions that write the upload of each into its row, to be called in turn.
+    """Train the clients together; return client -> function that writes its upload into a row, to be called in turn.
 
-    Those that are trained together have been trained; one alone trains when it is called.
-    block: clients -> the rows of all of them, where these may be written at once.
+    A client alone is trained when its function is called.
+    block: clients -> the rows of all of them as one tensor, if they are neighbours in memory.
     """
     if len(clients) < 2 or clients[0].trainer.pack == 1:
         return {client.id: client.run_round for client in clients}
@@ -119,7 +119,7 @@ def train_clients(
     ordered = sorted(clients, key=lambda k: cut(trainer, k), reverse=True)
     try:
         trainer.model.module.train()
-        arrived = [_arrive(client) for client in ordered]
+        started = [_start(client) for client in ordered]
         fit = PackedFit(trainer, ordered)
         if trainer.draws:
             seeds.reseed(
@@ -128,37 +128,37 @@ def train_clients(
         fit()
         trainer.wait()
     except Exception as error:
-        # Nothing is written yet. One by one a client's own error is told as ever; else it is the packing's.
-        return _alone(clients, error)
+        # Nothing is written yet. One by one a client's own error is raised again; if there is none, packing failed.
+        return _one_by_one(clients, error)
     trainer.frozen_guard.check(f"round {ordered[0].round}")
     sizes = {client.id: max(len(trainer.data.train[client.id]), 1) for client in clients}
     sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
     seconds = {client: sample * size for client, size in sizes.items()}
-    rows = block([client.id for client in clients]) if _alike(fit) else None
+    rows = block([client.id for client in clients]) if _uploads_are_differences(fit) else None
     if rows is not None:
         here = rows if rows.device == trainer.model.w.device else trainer.model.w.new_empty(rows.shape)
         _write_all(clients, fit, here, list(seconds.values()))
         if here is not rows:
             rows.copy_(here)
-        return dict.fromkeys((client.id for client in clients), _written)
-    return {k.id: partial(_finish, k, fit, i, seconds[k.id], *arrived[i]) for i, k in enumerate(ordered)}
+        return dict.fromkeys((client.id for client in clients), _do_nothing)
+    return {k.id: partial(_finish, k, fit, i, seconds[k.id], *started[i]) for i, k in enumerate(ordered)}
 
 
-def _alone(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
-    """One by one after all, from the start."""
+def _one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
+    """Return rounds that train the clients one by one, from the start, as packing has failed."""
     fine: list[bool] = []
 
     def write(k: ClientContext, row: Tensor) -> None:
         new = ClientContext(k.trainer, k.id, k.round, k.lr, k.announcement, k.download, k.state_row)
         fine.append(new.run_round(row))
         if len(fine) == len(clients) and all(fine):
-            _cannot(k.trainer, error)
+            _stop_packing(k.trainer, error)
 
     return {client.id: partial(write, client) for client in clients}
 
 
-def _alike(fit: PackedFit) -> bool:
-    """Whether uploads are differences to one w0 and nothing else, and clients keep nothing: of no hook's making."""
+def _uploads_are_differences(fit: PackedFit) -> bool:
+    """Return whether uploads are w - w0 alone, with one w0 for all, and clients keep no state."""
     trainer, first = fit.trainer, fit.clients[0]
     upload, method = trainer.messages.upload(first.round), trainer.method
     return (
@@ -174,7 +174,7 @@ def _alike(fit: PackedFit) -> bool:
 
 
 def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
-    """All uploads at once, as `write_upload` would write them."""
+    """Write all uploads at once, as `write_upload` would."""
     trainer, first = fit.trainer, fit.clients[0]
     upload, place = trainer.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
     places = [place[client.id] for client in fit.clients]
@@ -186,12 +186,12 @@ def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, s
     upload.packing.view(rows, "_flag").copy_(torch.tensor(flags), non_blocking=True)
 
 
-def _written(row: Tensor) -> None:
-    """There is nothing left to write."""
+def _do_nothing(row: Tensor) -> None:
+    """Write nothing: the upload is written already."""
 
 
-def _arrive(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
-    """The client's round up to its training; where the generators then are, if one hook may go on from another."""
+def _start(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
+    """Start a client's round, up to its training; return its read-only check, and generators for `upload`."""
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "receive"):
         seeds.reseed(trainer.seed, "torch", client.round, client.id)
@@ -206,7 +206,7 @@ def _arrive(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
 def _finish(
     client: ClientContext, fit: PackedFit, i: int, seconds: float, inputs: ReadOnlyCheck, drawn: Drawn, row: Tensor
 ) -> None:
-    """The rest of the round, with the weights that are number i of the stack."""
+    """Finish a client's round with the weights number i of the stack, and write its upload."""
     trainer, method, began = client.trainer, client.trainer.method, time.perf_counter() - seconds
     here = row if row.device == client.w.device else client.w.new_empty(len(row))
     sent, more, asked = Row(), State(), overrides(method, "upload")
@@ -231,11 +231,11 @@ def _finish(
         store_result(client, here, row, state, fit.loss[i] if client.steps else None, began)
 
 
-def _cannot(trainer: ClientTrainer, error: Exception) -> None:
-    """These clients have been trained one by one."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
+    """Report that these clients cannot be packed, and train one by one from now on."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     name, module = type(trainer.method).__name__, type(trainer.model.module).__name__
-    text = f"clients of method {name} with model {module} cannot be trained together: {said}"
+    text = f"clients of method {name} with model {module} cannot be trained together: {reason}"
     if trainer.strict:
         raise UserError(f"compute.pack: {trainer.pack}: {text}; {REMEDY}")
     trainer.pack = 1

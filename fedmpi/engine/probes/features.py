@@ -114,7 +114,7 @@ def measure_features(c: Cohort) -> dict[str, Any]:
     def row(model: Model) -> Tensor:
         z, f, y = outputs(c, model)
         if not bool(z.isfinite().all() & f.isfinite().all()):
-            return nothing  # a client came apart: what decomposes matrices would raise
+            return nothing  # a client has diverged: decompositions would raise
         found = told(z, f, y, weights, classes)  # weights: views of the model that outputs() has loaded
         return torch.cat([found[name] for name in sizes])
 

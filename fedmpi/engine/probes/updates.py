@@ -26,7 +26,7 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     cosines = G / (norms[:, None] * norms[None, :])  # nan where a client has not moved
     pairs, some = cosines[i, k], len(i) > 0
     pairs = pairs[~pairs.isnan()]
-    finite = bool(G.isfinite().all())  # else a client came apart, and the decomposition would raise
+    finite = bool(G.isfinite().all())  # else a client has diverged, and the decomposition would raise
     return {
         "divergence": norms.mean().item(),
         "consistency": apart.mean().item() if some else None,

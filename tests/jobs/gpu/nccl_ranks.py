@@ -94,7 +94,7 @@ def runs(comm, folder):
         it.fed.run()
         found[placement] = it.hashes
     it = prepare(settings("scaffold", cohort={"fraction": 0.15}), comm=comm, device=comm.device)
-    it.fed.states.shelf, it.fed.states.room = Rows(folder / "state"), 10**6
+    it.fed.states.store, it.fed.states.max_in_memory = Rows(folder / "state"), 10**6
     it.fed.run()  # one rank trains nobody, and says so
     return found | {"idle": it.hashes}
 

@@ -14,10 +14,10 @@ from fedmpi.data import csv_file
 from fedmpi.data.csv_file import csv_columns, csv_rows, text_of
 from fedmpi.data.partitions.given import file
 from fedmpi.data.sources.pictures.image_dataset import read_rows
-from fedmpi.data.sources.tables import prepare
 from fedmpi.data.sources.tables.files import read
+from fedmpi.data.sources.tables.preparation import column_moments, standardise_columns
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.texts.text import text
+from fedmpi.data.sources.text import text
 
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 
@@ -122,5 +122,5 @@ def test_moments_have_the_bits_that_all_columns_at_once_give(tmp_path, columns):
     cells = {f"c{k}": [*map(repr, x[:, k].tolist()), "0.5"] for k in range(columns)}
     write_table(tmp_path, {**cells, "y": ["a", "b"] * 500 + ["a"], "part": ["train"] * 1000 + ["test"]})
     data = table(tmp_path, path="a.csv", label_column="y", split_column="part")
-    mean, deviation = prepare.moments(x)
-    assert torch.equal(data.train_x, torch.from_numpy(prepare.standardised(x, mean, deviation)).float())
+    mean, deviation = column_moments(x)
+    assert torch.equal(data.train_x, torch.from_numpy(standardise_columns(x, mean, deviation)).float())

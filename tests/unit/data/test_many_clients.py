@@ -12,7 +12,7 @@ from helpers import play, settings
 
 from fedmpi.common import seeds
 from fedmpi.data import batches as batches_module
-from fedmpi.data.batches import PerClient, Shard, Shards, pooled_rows, replace_samples, samples_of
+from fedmpi.data.batches import Shard, Shards, pooled_rows, replace_samples, samples_of
 from fedmpi.data.client_test import ALIGNED_SIZE, _quotas
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import count_labels, label_counts, split
@@ -89,15 +89,6 @@ def test_other_samples_for_all_clients_make_no_shards(counted):
     assert torch.equal(moved.train[7].x, fed.train[7].x + 1)
     assert torch.equal(moved.train[7].index, fed.train[7].index)
     assert len([*samples_of(moved.train)]) == 1
-
-
-def test_a_value_per_client_is_a_mapping():
-    squares = PerClient(3, lambda k: k * k)
-    assert dict(squares) == {0: 0, 1: 1, 2: 4}
-    assert len(squares) == 3
-    for client in (-1, 3):
-        with pytest.raises(KeyError):
-            squares[client]
 
 
 def test_rows_of_all_clients():

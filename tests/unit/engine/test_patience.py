@@ -12,7 +12,7 @@ from fedmpi.engine.faults import policy
 from fedmpi.engine.server import FederationServer
 
 SIZE = 4
-SLOW = {"evaluation": (Evaluator, "_judge"), "downloads": (FederationServer, "download")}
+SLOW = {"evaluation": (Evaluator, "_evaluate_client"), "downloads": (FederationServer, "download")}
 
 
 def config(method="fedavg", **comm):

@@ -157,6 +157,7 @@ def test_a_global_model_that_clients_do_not_use_is_told(finished, tmp_path, meth
     exported = command("export", directory, "--trust", "--out", tmp_path / "m.pt")
     assert (exported.returncode != 0) == ("keeps parts" in said)
     assert said in exported.stdout + exported.stderr
+    assert ("no whole global model to export" in exported.stderr) == ("keeps parts" in said)
     shutil.copy(directory / "model-best.safetensors", tmp_path / "alone.safetensors")
     for source in (directory, tmp_path / "alone.safetensors"):
         initial = fill(norm_net((1, 8, 8), 10), source, strict=True)

@@ -35,7 +35,7 @@ def attach(it, folder, room, every=1, keep=2):
     it.kept = kept_in(folder, every, keep)
     it.fed.reporter.callbacks.save_state = it.kept.save
     if it.made.messages.client_state.size:
-        it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
+        it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
 
 
 def run_until(it, cut):
@@ -213,7 +213,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
     checkpoints: beside them what left memory since."""
     config_ = small_settings("scaffold", "mlp", rounds=12, cohort={"fraction": 0.3}, evaluate={"every": 100})
     it, kept = prepare(config_), kept_in(tmp_path, every, keep)
-    it.fed.states.shelf, it.fed.states.room = kept.rows, room
+    it.fed.states.store, it.fed.states.max_in_memory = kept.rows, room
     seen, before = [], set()
 
     def saved(fed, t, memory, last):

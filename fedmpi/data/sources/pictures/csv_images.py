@@ -18,8 +18,8 @@ from fedmpi.data.sources.common import (
     checked_fraction,
     find,
     joined,
-    reads_columns,
-    tell_of_travellers,
+    warn_of_divided_groups,
+    with_columns,
 )
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
@@ -31,8 +31,7 @@ from fedmpi.data.sources.pictures.image_dataset import (
     dataset_with_test_part,
     read_rows,
 )
-from fedmpi.data.sources.tables.files import GAPS
-from fedmpi.data.sources.tables.index import FEW
+from fedmpi.data.sources.tables.files import FEW, GAPS
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -129,7 +128,7 @@ def csv_images(
     # Groups are checked in the rows of all sites at once, for a patient of two of them is one patient.
     check_groups(groups(every), [part != "test" for part in parts(every)], lambda k: every[k].at, f"{group_column}")
     if site_column and split_column is None:
-        tell_of_travellers(groups(every), [name for _, name in opened])
+        warn_of_divided_groups(groups(every), [name for _, name in opened])
     its = files(every)
     reading.warn_of_depths(its.paths, decoding, its.rows)
     found = []
@@ -139,7 +138,7 @@ def csv_images(
             data = read_site(mine, name)
             found.append(check_site(data, name, mine[0].at, names, small_sites) if site_column else data)
     data = joined(found, sites) if site_column and site is None else found[0]
-    return reads_columns(data, **columns)
+    return with_columns(data, **columns)
 
 
 def _warn_of_near_duplicates(table: Sequence[Row], site_column: str) -> None:

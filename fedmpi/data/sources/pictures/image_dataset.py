@@ -46,7 +46,7 @@ def dataset_of_parts(
     images = reading.read(both.paths, options, both.rows)
     y, n = torch.tensor(both.labels), len(train.paths)
     found = _dataset((images[:n], y[:n]), (images[n:], y[n:]), classes, options)
-    return replace(found, group=common.numbered(groups))
+    return replace(found, group=common.number_groups(groups))
 
 
 def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small: str) -> Dataset:
@@ -73,7 +73,7 @@ def dataset_with_test_part(
     y = torch.from_numpy(labels)
     parts = [(images[rows], y[torch.from_numpy(rows)]) for rows in (~held, held)]
     found = _dataset(parts[0], parts[1], classes, options)
-    return replace(found, group=common.numbered([g for g, out in zip(groups, held, strict=False) if not out]))
+    return replace(found, group=common.number_groups([g for g, out in zip(groups, held, strict=False) if not out]))
 
 
 def _dataset(train: Part, test: Part, classes: Sequence[str], options: DecodeOptions) -> Dataset:

@@ -146,7 +146,7 @@ def _decode(
 
 
 class _Look:
-    """What decoded images are like, each (n,): blended, the least and the largest pixel, the share of pixels at 1."""
+    """Statistics of decoded images, each (n,): blended, least and largest pixel, share of pixels at 1."""
 
     def __init__(self, many: int) -> None:
         self.blended = np.zeros(many, dtype=bool)
@@ -161,7 +161,7 @@ _reads: ContextVar[list[_Read] | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def warned_of_once() -> Iterator[None]:
-    """Warn at the end of what the images of all `read` are like, which may be those of several sites."""
+    """Collect the warnings of all `read` inside, such as those of several sites, and give each once at the end."""
     reads: list[_Read] = []
     token = _reads.set(reads)
     try:
@@ -240,8 +240,7 @@ def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], erro
 
 
 def with_ending(file: Path | bytes) -> str:
-    """What to say of a file that is not there where one of that name and an ending is: IMG_1.png for IMG_1; or one
-    whose name differs in the case of letters or in its Unicode form alone."""
+    """Hint for a missing file: one of the same name with an ending, or with other case or Unicode form."""
     if isinstance(file, bytes):
         return ""
     if said := other_spelling(file):
