@@ -32,6 +32,8 @@ def table(rows: Sequence[Sequence[object]], align: str = "right") -> list[str]:
 
     >>> table([("run", "up"), ("a", 1000)])
     ['run     up', 'a    1,000']
+    >>> table([("round", "ratio"), ("10", 0.5)], "left")
+    ['round  ratio', '10     0.5']
     """
     cells = [[number(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
