@@ -132,16 +132,10 @@ def saved_dataset(
     decoding, arrays = None, None
     values: Tensor | Pictures
     is_pictures = isinstance(splits[0].x, list)
-    others: dict[str, tuple[Any, Any]] = (  # options of the other kind of column, with their defaults
-        {"axes": (axes, None), "symbols": (symbols, False)}
-        if is_pictures
-        else {
-            "size": (size, None),
-            "channels": (channels, None),
-            "pages": (pages, "refuse"),
-            "background": (background, "white"),
-        }
-    )
+    others: dict[str, tuple[Any, Any]] = {"axes": (axes, None), "symbols": (symbols, False)}
+    if not is_pictures:  # options of the other kind of column, with their defaults
+        others = {"size": (size, None), "channels": (channels, None)}
+        others |= {"pages": (pages, "refuse"), "background": (background, "white")}
     for key, (value, default) in others.items():
         if value != default:
             what = f"is for {'numbers' if is_pictures else 'pictures'}, which column {columns[0]!r} does not hold"
@@ -155,7 +149,7 @@ def saved_dataset(
             numbering = [name for split in splits for name in _columns_that_number_rows(split, columns)]
             warn_of_row_numbers(folder, list(dict.fromkeys(numbering)))
         arrays = ArrayOptions(axes, pixel_range, mean, std)
-        arrays = arrays if symbols else with_axes(arrays, np.shape(splits[0].x), "x", folder)
+        arrays = arrays if symbols else with_axes(arrays, np.asarray(splits[0].x).shape, "x", folder)
         values = _numbers(splits, folder, symbols, arrays)
     aim = targets(rows, [label_column], "auto", splits[0].names)
     train = np.repeat([PARTS.get(split.name.lower()) != "test" for split in splits], [len(split.x) for split in splits])
