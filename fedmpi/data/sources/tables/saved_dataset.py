@@ -132,16 +132,10 @@ def saved_dataset(
     decoding, arrays = None, None
     values: Tensor | Pictures
     is_pictures = isinstance(splits[0].x, list)
-    others: dict[str, tuple[Any, Any]] = (  # options of the other kind of column, with their defaults
-        {"axes": (axes, None), "symbols": (symbols, False)}
-        if is_pictures
-        else {
-            "size": (size, None),
-            "channels": (channels, None),
-            "pages": (pages, "refuse"),
-            "background": (background, "white"),
-        }
-    )
+    others: dict[str, tuple[Any, Any]] = {"axes": (axes, None), "symbols": (symbols, False)}
+    if not is_pictures:  # options of the other kind of column, with their defaults
+        others = {"size": (size, None), "channels": (channels, None)}
+        others |= {"pages": (pages, "refuse"), "background": (background, "white")}
     for key, (value, default) in others.items():
         if value != default:
             what = f"is for {'numbers' if is_pictures else 'pictures'}, which column {columns[0]!r} does not hold"
