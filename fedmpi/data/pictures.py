@@ -24,8 +24,8 @@ class Pictures:
     """n samples that stand for a float32 tensor (n, C, H, W), in a quarter of its size; `read` gives rows of it.
 
     stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: how they become
-    inputs. Any other attribute, operator or function of torch works on the whole float tensor, computed for that purpose,
-    so that code that changes a source's data need not know how they are stored.
+    inputs. Any other attribute, operator or function of torch works on the whole float tensor, computed for that
+    purpose, so that code that changes a source's data need not know how they are stored.
     """
 
     dtype = torch.float32
