@@ -1,4 +1,4 @@
-"""Pictures as they are stored, mostly bytes, of which batches are made when they are read."""
+"""Images that are stored as bytes and become normalised floats when a batch is read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CHUNK = 1024  # pictures
 class Pictures:
     """n samples that stand for a float32 tensor (n, C, H, W), in a quarter of its size; `read` gives rows of it.
 
-    stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: what becomes of
-    them. Whatever else is asked of it is asked of the whole tensor, made for that purpose: who changes a source's data
-    need not know how they lie.
+    stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: how they become
+    inputs. Any other attribute, operator or function of torch works on the whole float tensor, computed for that
+    purpose, so that code that changes a source's data need not know how they are stored.
     """
 
     dtype = torch.float32
