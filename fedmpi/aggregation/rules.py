@@ -48,12 +48,12 @@ def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> 
                 part, here = copy(server), columns.select(chosen)
                 part.segments, part.shared = columns.part(chosen).segments, here.take(server.shared)
                 rows = Views({"dw": here.take(updates.dw)})
-                made = each(Uploads(updates.clients, updates.n, updates.p, rows), part)
-                if not isinstance(made, Tensor) or made.shape != (here.size,):
-                    found = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-                    what = f"server.rule for the groups {', '.join(sorted(chosen))} returned {found}"
+                result = each(Uploads(updates.clients, updates.n, updates.p, rows), part)
+                if not isinstance(result, Tensor) or result.shape != (here.size,):
+                    returned = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                    what = f"server.rule for the groups {', '.join(sorted(chosen))} returned {returned}"
                     raise located_error(f"{what}; it must return a tensor ({here.size},) of floats", each)
-                here.put(made.detach(), out)
+                here.put(result.detach(), out)
         return out
 
     return direction
@@ -188,9 +188,9 @@ def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
     """
     m, K = len(K), K.double()
     lengths = K.diagonal()
-    apart = (lengths[:, None] + lengths - 2 * K).clamp(min=0).fill_diagonal_(torch.inf)
+    squares = (lengths[:, None] + lengths - 2 * K).clamp(min=0).fill_diagonal_(torch.inf)
     near = max(m - byzantine - 2, 1)
-    scores = apart.sort(1).values[:, :near].sum(1).nan_to_num(nan=torch.inf)
+    scores = squares.sort(1).values[:, :near].sum(1).nan_to_num(nan=torch.inf)
     chosen = scores.argsort(stable=True)[:select]
     c = torch.zeros(m, dtype=torch.float64)
     c[chosen] = 1 / len(chosen)
@@ -210,8 +210,8 @@ def median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) ->
     nu = smooth * (p @ K.diagonal().clamp(min=0).sqrt())
     c = p
     for _ in range(iterations if nu > 0 else 0):
-        apart = (K.diagonal() - 2 * K @ c + c @ K @ c).clamp(min=0).sqrt()
-        before, c = c, p / apart.clamp(min=float(nu))
+        distances = (K.diagonal() - 2 * K @ c + c @ K @ c).clamp(min=0).sqrt()
+        before, c = c, p / distances.clamp(min=float(nu))
         c = c / c.sum()
         if (c - before).abs().max() < 1e-13:
             break

@@ -31,10 +31,10 @@ class RecordingUploads(Uploads):
         self.sums: list[tuple[weakref.ref[Tensor], Tensor]] = []  # of dw, with their coefficients
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        made = self.up.combine(coefficients, slot, span)
+        total = self.up.combine(coefficients, slot, span)
         if slot == "dw" and span is None:
-            self.sums.append((weakref.ref(made), coefficients.detach().to("cpu", torch.float64, copy=True)))
-        return made
+            self.sums.append((weakref.ref(total), coefficients.detach().to("cpu", torch.float64, copy=True)))
+        return total
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         if slot != "dw" or span is not None:
@@ -70,7 +70,7 @@ def update_stats(
         A cosine with a zero vector, or a mean over no pairs, is None.
     """
     length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
-    found: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "clients": list(updates.clients),
         "norms": _rounded([norms[k] for k in updates.clients]),
         "direction": _rounded([length])[0],
@@ -79,7 +79,7 @@ def update_stats(
         updates.gram()
     K = updates.known
     if K is None:
-        return found
+        return stats
     lengths = K.diagonal().clamp(min=0).sqrt()
     lengths = lengths.where(lengths > 0, torch.nan)  # (m,) nan for a zero update
     cos = (K / (lengths[:, None] * lengths)).clamp(-1, 1)[torch.ones_like(K).triu(1).bool()]
@@ -88,15 +88,15 @@ def update_stats(
     noise = len(K) * torch.finfo(K.dtype).eps * spectrum[:1].clamp(min=0)  # below it the signs are chance
     least = float(cos.min()) if len(cos) else torch.nan
     pairs = _rounded([float(cos.mean()), least, float((cos < 0).double().mean())])
-    found |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
-    found["eigenvalues"] = _rounded(spectrum.where(spectrum > noise, 0.0).tolist())
+    stats |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
+    stats["eigenvalues"] = _rounded(spectrum.where(spectrum > noise, 0.0).tolist())
     # <u_i, D> is K c where D was made as the sum with coefficients c; else it is formed, or unknown.
-    along = next((K @ c for made, c in updates.sums if made() is direction), None)
+    along = next((K @ c for total, c in updates.sums if total() is direction), None)
     if along is None and form:
         along = updates.up.products(direction.detach())
     if along is not None:
-        found["to_direction"] = _rounded((along / (lengths * length)).clamp(-1, 1).tolist())
-    return found
+        stats["to_direction"] = _rounded((along / (lengths * length)).clamp(-1, 1).tolist())
+    return stats
 
 
 def _rounded(values: Sequence[float]) -> list[float | None]:

@@ -36,21 +36,21 @@ MOST_RESTARTS = 20  # of Lanczos with 2 k + 1 vectors
 
 
 @dataclass(frozen=True)
-class Asked:
+class CurvatureOptions:
     samples: int = 2048  # training samples that the loss is over
     top: int = 5  # eigenvalues
     grid: int = 21  # points a side of the landscape
     span: float = 1.0  # it reaches from -span to span along both vectors
 
 
-def analyse(run: Path, settings: Settings, asked: Asked, to: Path, say: Callable[[str], None]) -> None:
+def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse curvature`; settings: those of the run."""
     to, module = report.folder(to), rebuild_model(run, settings)
-    if said := personal_notice(facts_of(run / MODEL)):
-        say(said)
+    if notice := personal_notice(facts_of(run / MODEL)):
+        say(notice)
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
-    facts = measure(made, asked, say)
+    facts = measure(made, options, say)
     say(f"eigenvalues: {'  '.join(formatting.number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
         say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
@@ -60,25 +60,27 @@ def analyse(run: Path, settings: Settings, asked: Asked, to: Path, say: Callable
     say(f"written: {report.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
 
 
-def measure(made: Experiment, asked: Asked, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    loss = Loss(made, asked.samples)
+def measure(
+    made: Experiment, options: CurvatureOptions, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    loss = Loss(made, options.samples)
     of = f"{len(made.data.train)} clients, {made.model.w.numel()} weights"
     say(f"loss over {len(loss.shard)} training samples of {of}")
     w = made.model.w.detach().clone()
-    found = largest_eigenpairs(
-        lambda v: loss.hessian(w, v), w, asked.top, seeds.generator(made.settings.seed, "lanczos")
+    pairs = largest_eigenpairs(
+        lambda v: loss.hessian(w, v), w, options.top, seeds.generator(made.settings.seed, "lanczos")
     )
-    axis = torch.linspace(-asked.span, asked.span, asked.grid)
-    first, second = found.vectors[0], found.vectors[min(1, len(found.vectors) - 1)]
+    axis = torch.linspace(-options.span, options.span, options.grid)
+    first, second = pairs.vectors[0], pairs.vectors[min(1, len(pairs.vectors) - 1)]
     height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
     made.model.load(w)
-    values, top = found.values.tolist(), min(asked.top, w.numel())
+    values, top = pairs.values.tolist(), min(options.top, w.numel())
     return {
         "samples": len(loss.shard),
         "eigenvalues": values,
         "asked": top,
         "ratio": values[0] / values[-1] if values[-1] and len(values) == top else None,
-        "steps": found.steps,
+        "steps": pairs.steps,
         "axis": axis,
         "loss": height,
     }

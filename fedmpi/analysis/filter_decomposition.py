@@ -116,18 +116,18 @@ class AtomLayer:
 def atom_layers(made: Experiment) -> list[AtomLayer]:
     """All AtomConv2d layers of the model. Raises UserError if it has none."""
     segments = {segment.name: segment for segment in made.model.layout.segments}
-    found = [
+    layers = [
         AtomLayer(path, segments[f"{path}.coef"], segments[f"{path}.atoms"])
         for path, layer in made.model.module.named_modules()
         if isinstance(layer, AtomConv2d)
     ]
-    if not found:
+    if not layers:
         s = made.settings
         raise UserError(
             f"method.name: {s.method.name} on model {s.model.name} has no filter atoms to look at; "
             "use method fedatom and a model with convolutions of more than one pixel"
         )
-    return found
+    return layers
 
 
 def dense(module: nn.Module, kernels: Mapping[str, Tensor]) -> nn.Module:
@@ -201,8 +201,8 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
         members = scheduler.draw_cohort(
             seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.members
         )
-        found = local_models(fed, worker_with_seed(made, seed), members, t)
-        factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
+        local = local_models(fed, worker_with_seed(made, seed), members, t)
+        factors, p = [layer.factors(local.w) for layer in layers], local.p.to(local.w.device)
         by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in factors]))
         by_product.append(torch.cat([product_mean(p, alpha, D).flatten() for alpha, D in factors]))
         clients += sum(client_variance(p, alpha, D) for alpha, D in factors) / replicates
@@ -235,8 +235,8 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
-    found = local_models(fed, trainer, members, t)
-    w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
+    local = local_models(fed, trainer, members, t)
+    w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
 
     def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
         trainer.model.load(at, b)
@@ -245,17 +245,17 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
 
     models = [
         {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}
-        for i, alpha in zip(members, found.w, strict=True)
-        for j, D in zip(members, found.w, strict=True)
+        for i, alpha in zip(members, local.w, strict=True)
+        for j, D in zip(members, local.w, strict=True)
     ]
     return {
         "round": t,
         "clients": members,
-        "weights": found.p,
+        "weights": local.p,
         "headline": made.task.names[0],
         "models": models,
         "aggregate": judge(w),
-        "kernel_mean": judge(w, kernel_averaged(made, found, w, b)),
+        "kernel_mean": judge(w, kernel_averaged(made, local, w, b)),
     }
 
 
@@ -268,11 +268,11 @@ def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
     return out
 
 
-def kernel_averaged(made: Experiment, found: LocalModels, w: Tensor, b: Tensor) -> Callable[[Tensor], Tensor]:
+def kernel_averaged(made: Experiment, local: LocalModels, w: Tensor, b: Tensor) -> Callable[[Tensor], Tensor]:
     """x -> outputs of the model w, b with the clients' kernels averaged: FedAvg on kernels."""
     made.model.load(w, b)
-    p = found.p.to(w.device)
-    return dense(made.model.module, {each.path: kernel_mean(p, *each.factors(found.w)) for each in atom_layers(made)})
+    p = local.p.to(w.device)
+    return dense(made.model.module, {each.path: kernel_mean(p, *each.factors(local.w)) for each in atom_layers(made)})
 
 
 def virtual_lines(facts: dict[str, Any]) -> list[str]:
@@ -291,9 +291,9 @@ def virtual_lines(facts: dict[str, Any]) -> list[str]:
         "kernels averaged": [facts["kernel_mean"]],
     }
     rows = [
-        [label.format(len(found)), *(shown(key, sum(row[key] for row in found) / len(found)) for key in (name, "loss"))]
-        for label, found in groups.items()
-        if found
+        [label.format(len(group)), *(shown(key, sum(row[key] for row in group) / len(group)) for key in (name, "loss"))]
+        for label, group in groups.items()
+        if group
     ]
     return [
         f"{name} on the global test set of alpha_i x D_j",

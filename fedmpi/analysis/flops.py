@@ -52,8 +52,8 @@ class Counter(TorchDispatchMode):
         return out
 
 
-class Watched:
-    """Counts at the steps of one client: (samples, count when its gradient was there)."""
+class StepCounts:
+    """The operations counted up to each step of one client: (samples of the batch, count after its gradient)."""
 
     def __init__(self, counter: Counter) -> None:
         self.counter, self.began = counter, counter.count.clone()
@@ -68,16 +68,17 @@ def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     to, (data, device) = report.folder(to), data_of(settings)
     client = int(data.train_sizes.argmax())
     plain = settings.model_copy(update={"method": MethodSettings(name="fedavg")})
-    found = [measure(each, data, device, client) for each in (plain, settings)]
-    step, whole = found[0]["step"], found[0]["round"]
-    for each in found:
-        each |= {"ratio": each["step"] / step, "delta": each["frozen"] / step, "round_ratio": each["round"] / whole}
-    say(f"client {client}: {data.train_sizes[client]:,} samples, {found[1]['steps']:,} steps; operations a sample")
+    measurements = [measure(each, data, device, client) for each in (plain, settings)]
+    step, per_round = measurements[0]["step"], measurements[0]["round"]
+    for each in measurements:
+        each |= {"ratio": each["step"] / step, "delta": each["frozen"] / step, "round_ratio": each["round"] / per_round}
+    samples, steps = int(data.train_sizes[client]), measurements[1]["steps"]
+    say(f"client {client}: {samples:,} samples, {steps:,} steps; operations a sample")
     head = ("method", *KINDS, "step / FedAvg's", "frozen / FedAvg's", "round / FedAvg's")
     keys = ("method", *KINDS, "ratio", "delta", "round_ratio")
-    for line in formatting.table([head, *(tuple(each[key] for key in keys) for each in found)]):
+    for line in formatting.table([head, *(tuple(each[key] for key in keys) for each in measurements)]):
         say(line)
-    facts = {"client": client, "samples": int(data.train_sizes[client]), "methods": found}
+    facts = {"client": client, "samples": samples, "methods": measurements}
     config = redacted(settings.model_dump(mode="json"))
     say(f"written: {report.write(to / 'flops.json', {**facts, 'config': config})}")
 
@@ -86,18 +87,18 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
     """One client's first round. Raises UserError where it makes fewer than two steps."""
     made = build.experiment(settings, data, device)
     fed = build.federation(made, Solo(device), lambda: False)
-    counter, seen = Counter(), list[Watched]()
+    counter, counted = Counter(), list[StepCounts]()
 
-    def watch(_: ClientContext) -> Watched:
-        seen.append(Watched(counter))
-        return seen[-1]
+    def watch(_: ClientContext) -> StepCounts:
+        counted.append(StepCounts(counter))
+        return counted[-1]
 
     trainer = build.make_trainer(made, lambda: False)
     trainer.mlp_backward = None  # its passes back are not autograd's; the operations are the same
     local_models(fed, trainer, [client], 0)  # frozen models are made, which runs them once
     with counter:
         local_models(fed, trainer, [client], 0, watch)
-    [watched], name = seen, settings.method.name
+    [watched], name = counted, settings.method.name
     if len(watched.steps) < 2:
         raise UserError(
             f"method {name}: client {client} makes {len(watched.steps)} step(s) of the model that travels, and a first "
@@ -105,12 +106,12 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
         )
     (_, first), (_, last) = watched.steps[0], watched.steps[-1]
     a_step = (last - first).double() / sum(n for n, _ in watched.steps[1:])
-    whole = (counter.count - watched.began).double().sum() / max(int(data.train_sizes[client]), 1)
+    per_round = (counter.count - watched.began).double().sum() / max(int(data.train_sizes[client]), 1)
     return {
         "method": name,
         "options": settings.method.options,
         "steps": len(watched.steps),
         **dict(zip(KINDS, a_step.tolist(), strict=True)),
         "step": a_step.sum().item(),
-        "round": whole.item(),
+        "round": per_round.item(),
     }

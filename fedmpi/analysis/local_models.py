@@ -66,17 +66,19 @@ def local_models(
     assert server is not None  # one process
     announcement = messages.announcement().packing
     inbox = torch.zeros(announcement.size, dtype=model.w.dtype, device=model.w.device)
-    told = {name: server.state[name] for name in trainer.method.receives}
-    announcement.write(inbox, {**told, "_b": messages.shared_b.take(server.b), "_w": messages.shared.take(server.w)})
+    server_state = {name: server.state[name] for name in trainer.method.receives}
+    announcement.write(
+        inbox, {**server_state, "_b": messages.shared_b.take(server.b), "_w": messages.shared.take(server.w)}
+    )
     row = inbox.new_empty(messages.upload(t).packing.size)
     lr = fed.config.learning_rate(min(t, max(fed.config.rounds - 1, 0)))
     w, b = [], []
     for client in members:
         download = inbox.new_zeros(messages.per_client.size)
         messages.per_client.write(download, server.download(t, client))
-        kept = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
+        state = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
         with seeds.preserve_rng():
-            k = ClientContext(trainer, client, t, lr, inbox, download, kept)
+            k = ClientContext(trainer, client, t, lr, inbox, download, state)
             k.watch, k.cut_short = watch and watch(k), False
             k.run_round(row)
         w.append(model.w.clone())

@@ -84,21 +84,21 @@ def _told(option: str) -> Iterator[None]:
 def lines(data: Federated) -> list[str]:
     """What is said of a division."""
     sizes, counts = data.train_sizes, data.label_counts
-    found = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _spread("samples a client", sizes)]
+    text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _spread("samples a client", sizes)]
     if data.test_sizes.any():
-        found.append(_spread("test samples a client", data.test_sizes))
+        text.append(_spread("test samples a client", data.test_sizes))
     if not counts.any():
-        return found
-    found.append(_spread("classes a client", (counts > 0).sum(1)))
-    found.append(_spread("distance to all samples", distances(counts)))
+        return text
+    text.append(_spread("classes a client", (counts > 0).sum(1)))
+    text.append(_spread("distance to all samples", distances(counts)))
     if 1 < data.clients <= PAIRS:
-        found.append(_spread("distance of two clients", pairs(counts)))
+        text.append(_spread("distance of two clients", pairs(counts)))
     if data.clients <= CLIENTS and data.classes <= CLASSES:
         names = data.site_names or tuple(map(str, range(data.clients)))
         rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
         rows += [(name, str(n), *map(str, row)) for name, n, row in zip(names, sizes, counts.tolist(), strict=True)]
-        found += ["", *formatting.table(rows)]
-    return found
+        text += ["", *formatting.table(rows)]
+    return text
 
 
 def _spread(name: str, values: np.ndarray) -> str:
@@ -135,8 +135,8 @@ def histograms(data: Federated) -> tuple[np.ndarray, np.ndarray]:
 
 def _means(shard: Shard) -> np.ndarray:
     """(n,) of a client's samples, in passes of PASS."""
-    found = [x.flatten(1).double().mean(1).cpu() for x, _ in batches(shard, PASS, None)]
-    return torch.cat(found).numpy()
+    means = [x.flatten(1).double().mean(1).cpu() for x, _ in batches(shard, PASS, None)]
+    return torch.cat(means).numpy()
 
 
 def _numbers(path: Path, data: Federated, edges: np.ndarray, counts: np.ndarray) -> Path:

@@ -131,4 +131,4 @@ def curvature(
     from fedmpi.analysis import curvature as curved
 
     with guard(trust):
-        curved.analyse(run, settings, curved.Asked(samples, top, grid, span), to, typer.echo)
+        curved.analyse(run, settings, curved.CurvatureOptions(samples, top, grid, span), to, typer.echo)

@@ -146,9 +146,9 @@ class TopK(Format):
 
     def encode(self, x: Tensor, out: Tensor) -> None:
         values, places = self._parts(out, x)
-        found = largest(x, len(values))
-        torch.index_select(x, 0, found, out=values)
-        places.copy_(found)
+        chosen = largest(x, len(values))
+        torch.index_select(x, 0, chosen, out=values)
+        places.copy_(chosen)
         out[len(values) * (x.element_size() + 4) :] = 0
 
     def decode(self, packed: Tensor, out: Tensor) -> None:
@@ -215,8 +215,8 @@ def _blocks(n: int) -> int:
 
 def _rows(x: Tensor) -> list[Tensor]:
     """x (n,) as the rows of its whole blocks, and what is left as one row more; no copies."""
-    whole = len(x) // BLOCK * BLOCK
-    return [part for part in (x[:whole].view(-1, BLOCK), x[whole:].view(1, -1)) if part.numel()]
+    full = len(x) // BLOCK * BLOCK
+    return [part for part in (x[:full].view(-1, BLOCK), x[full:].view(1, -1)) if part.numel()]
 
 
 def _scale(most: Tensor) -> Tensor:

@@ -55,23 +55,23 @@ class Layout:
 
     def entries(self, segments: Iterable[Segment]) -> Selection:
         """What belongs to these segments, in ascending order."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for s in segments:
             if s.start == s.stop:
                 continue
-            if found and found[-1][1] == s.start:
-                found[-1] = (found[-1][0], s.stop)
+            if ranges and ranges[-1][1] == s.start:
+                ranges[-1] = (ranges[-1][0], s.stop)
             else:
-                found.append((s.start, s.stop))
-        return Selection(self.size, found)
+                ranges.append((s.start, s.stop))
+        return Selection(self.size, ranges)
 
     def part(self, groups: Collection[str]) -> Layout:
         """The layout of the vector that `select(groups)` takes out."""
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for s in self.segments:
             if s.group in groups:
-                found.append(replace(s, start=found[-1].stop if found else 0))
-        return Layout(tuple(found))
+                segments.append(replace(s, start=segments[-1].stop if segments else 0))
+        return Layout(tuple(segments))
 
     def tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """name -> view of `flat` in the tensor's own shape."""

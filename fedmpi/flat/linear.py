@@ -171,8 +171,8 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
         return [wide[a:b] @ wide[:b].T for a, b in groups]
 
     # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
-    for (column, _), found in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
-        for (a, b), products_ in zip(groups, found, strict=True):
+    for (column, _), results in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
+        for (a, b), products_ in zip(groups, results, strict=True):
             parts[column // size - first, a:b, :b] += products_
     parts = parts.cpu()
     return parts if len(groups) < 2 else parts.tril() + parts.tril(-1).mT
@@ -199,21 +199,21 @@ def block_norms(rows: Tensor) -> Tensor:
     """
     size, n = BLOCK, rows.shape[1]
     if rows.is_cuda:
-        whole = n - n % size
-        parts = [rows[:, :whole].unflatten(1, (-1, size))] if whole else []
-        parts += [rows[:, None, whole:]] if whole < n else []
+        full = n - n % size
+        parts = [rows[:, :full].unflatten(1, (-1, size))] if full else []
+        parts += [rows[:, None, full:]] if full < n else []
         norms = [torch.linalg.vector_norm(part, dim=2, dtype=torch.float64).T for part in parts]
-        found = torch.cat(norms) if norms else rows.new_zeros(0, len(rows), dtype=torch.float64)
-        return torch.where(found.isfinite(), found, torch.nan)
+        values = torch.cat(norms) if norms else rows.new_zeros(0, len(rows), dtype=torch.float64)
+        return torch.where(values.isfinite(), values, torch.nan)
     kind = torch.float32 if rows.element_size() < 4 else rows.dtype
     pieces = [rows[:, a : a + size] for a in range(0, n, size)]
     if not pieces:
         return torch.zeros(0, len(rows), dtype=torch.float64)
-    found = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=kind) for piece in pieces]).double()
-    for b, i in (~found.isfinite()).nonzero().tolist():
+    values = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=kind) for piece in pieces]).double()
+    for b, i in (~values.isfinite()).nonzero().tolist():
         largest = pieces[b][i].abs().max().to(kind)  # the squares of 1e20 overflow, the number does not
-        found[b, i] = float(largest) * float(torch.linalg.vector_norm(pieces[b][i] / largest, dtype=kind))
-    return torch.where(found.isfinite(), found, torch.nan)
+        values[b, i] = float(largest) * float(torch.linalg.vector_norm(pieces[b][i] / largest, dtype=kind))
+    return torch.where(values.isfinite(), values, torch.nan)
 
 
 def row_norms(parts: Tensor) -> Tensor:
@@ -325,10 +325,10 @@ def _wide(x: Tensor) -> Tensor:
     allocating anew for each chunk costs more than the arithmetic."""
     if x.dtype == torch.float64 and x.is_contiguous():
         return x
-    n, held = x.numel(), getattr(_buffers, "wide", None)
-    if held is None or held.device != x.device or len(held) < n:
-        held = _buffers.wide = torch.empty(n, dtype=torch.float64, device=x.device)
-    return held[:n].view(x.shape).copy_(x)
+    n, buffer = x.numel(), getattr(_buffers, "wide", None)
+    if buffer is None or buffer.device != x.device or len(buffer) < n:
+        buffer = _buffers.wide = torch.empty(n, dtype=torch.float64, device=x.device)
+    return buffer[:n].view(x.shape).copy_(x)
 
 
 def _threads(spans: int, on_gpu: bool) -> int:

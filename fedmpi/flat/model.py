@@ -56,9 +56,9 @@ class FlatModel:
             for path, owner in module.named_modules()
             for leaf in (*owner._parameters, *owner._buffers)
         }
-        whole = dict(module.named_parameters())
-        named = {n: p for n, p in whole.items() if (p.requires_grad if names is None else n in names)}
-        self.frozen = {n: p for n, p in whole.items() if n not in named}
+        parameters = dict(module.named_parameters())
+        named = {n: p for n, p in parameters.items() if (p.requires_grad if names is None else n in names)}
+        self.frozen = {n: p for n, p in parameters.items() if n not in named}
         first_name = {id(p): name for name, p in named.items()}  # of tied weights, which lie in w once
         every = module.named_parameters(remove_duplicate=False)
         self.names = {n: first_name[id(p)] for n, p in every if id(p) in first_name}
@@ -147,8 +147,8 @@ class FlatModel:
         Raises ValueError for weights of another shape: one number would be spread over all.
         """
         if w.shape != self.w.shape or (b is not None and b.shape != self.b.shape):
-            found = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
-            raise ValueError(f"weights of shape {found} for a model of {tuple(self.w.shape)}, {tuple(self.b.shape)}")
+            shape = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
+            raise ValueError(f"weights of shape {shape} for a model of {tuple(self.w.shape)}, {tuple(self.b.shape)}")
         with torch.no_grad():
             if w.data_ptr() != self.live.data_ptr():
                 self.live.copy_(w)

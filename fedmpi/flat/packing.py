@@ -29,8 +29,8 @@ class Packing:
     def view(self, rows: Tensor, name: str) -> Tensor:
         """One of them."""
         (a, b), shape = self.spans[name], self.shapes[name]
-        found = rows.narrow(-1, a, b - a)
-        return found if len(shape) == 1 else found.view((*rows.shape[:-1], *shape))
+        columns = rows.narrow(-1, a, b - a)
+        return columns if len(shape) == 1 else columns.view((*rows.shape[:-1], *shape))
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
         """Write named values into a row, in place; slots that are not named stay as they were.
@@ -84,13 +84,13 @@ class Views:
         return Views({}, names, lambda name: getattr(other if name in other else self, name)) if names else self
 
     def __getattr__(self, name: str) -> Tensor:
-        found = self._tensors.get(name)
-        if found is None:
+        tensor = self._tensors.get(name)
+        if tensor is None:
             if name not in self._names:
                 declared = ", ".join(each for each in self._names if not each.startswith("_")) or "none"
                 raise AttributeError(f"no slot {name!r} is declared here (declared: {declared})")
-            found = self._tensors[name] = self._make(name)
-        return found
+            tensor = self._tensors[name] = self._make(name)
+        return tensor
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"slot {name!r} is read-only: return the new value, the engine stores it")

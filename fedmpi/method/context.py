@@ -252,8 +252,8 @@ class Uploads:
         """sum_i c_i slot_i.   (m,) -> the slot's shape, or (b - a,) of the columns [a, b) of the flat slot."""
         x = getattr(self, slot)
         columns, start, width = _columns(x, span)
-        found = linear.combine(columns, coefficients, start, width)
-        return found if span else found.view(x.shape[1:])
+        combined = linear.combine(columns, coefficients, start, width)
+        return combined if span else combined.view(x.shape[1:])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m, m) float64 inner products of the clients' rows, over all columns wherever they are (or over one span)."""

@@ -22,8 +22,8 @@ def class_sums(rows: Iterable[tuple[Tensor, Tensor, Tensor]], classes: int) -> t
 
 def class_means(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Means of classes that occur, zeros for the others; and which occur.   (c, z), (c,) -> (c, z), (c,) of 0 or 1."""
-    held = (counts > 0).to(sums.dtype)
-    return sums / counts.clamp(min=1)[:, None], held
+    present = (counts > 0).to(sums.dtype)
+    return sums / counts.clamp(min=1)[:, None], present
 
 
 def prototype_loss(z: Tensor, y: Tensor, protos: Tensor, known: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def head_mixture(h: Tensor, V: Tensor, i: int) -> Tensor:
 
     h (m, c, z), V (m,) -> (m,) float64. Entries up to 1e-3 count as zero, as in the FedPAC authors' code.
     """
-    apart = (h[i] - h).flatten(1).double().cpu()  # (m, c z)
-    a = simplex_minimum(V.double().cpu().diag() + apart @ apart.T)
+    differences = (h[i] - h).flatten(1).double().cpu()  # (m, c z)
+    a = simplex_minimum(V.double().cpu().diag() + differences @ differences.T)
     a = a * (a > 1e-3)
     return a / a.sum()

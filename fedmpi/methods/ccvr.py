@@ -112,8 +112,8 @@ class CCVR(Method):
 def statistics(z: Tensor) -> tuple[Tensor, Tensor]:
     """mu, Sigma of (1) of features (n, z) -> (z,), (z, z); zeros where there are too few."""
     mu = z.double().sum(0) / max(len(z), 1)
-    apart = z.double() - mu
-    return mu.to(z.dtype), (apart.T @ apart / max(len(z) - 1, 1)).to(z.dtype)
+    centred = z.double() - mu
+    return mu.to(z.dtype), (centred.T @ centred / max(len(z) - 1, 1)).to(z.dtype)
 
 
 def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]:
@@ -121,9 +121,9 @@ def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]
     n, mu, sigma = n.double().cpu(), mu.double().cpu(), sigma.double().cpu()
     N = float(n.sum())
     mean = n @ mu / max(N, 1)
-    apart = mu - mean
+    offsets = mu - mean
     within = ((n - 1).clamp(min=0)[:, None, None] * sigma).sum(0)
-    return N, mean, (within + (n[:, None] * apart).T @ apart) / max(N - 1, 1)  # (2)
+    return N, mean, (within + (n[:, None] * offsets).T @ offsets) / max(N - 1, 1)  # (2)
 
 
 def draws(mu: Tensor, sigma: Tensor, n: int, g: torch.Generator) -> Tensor:

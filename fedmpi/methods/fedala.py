@@ -59,14 +59,14 @@ class FedALA(Method):
 
     def learn(self, client: Client, W: Tensor) -> Tensor:
         """One pass of (2) over this round's share of the rows, W in place; returns the last batch's loss."""
-        seen = [client.w.new_zeros(())]
+        losses = [client.w.new_zeros(())]
         left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
         if left > 1 and left % size == 1:
             left -= 1
 
         def loss(client: Client, x: Tensor, y: Tensor) -> Tensor:
             value = self.loss(client, x, y)
-            seen.append(value.detach())
+            losses.append(value.detach())
             return value
 
         for x, y in client.batches(generator=client.generator("share", client.round)):
@@ -76,7 +76,7 @@ class FedALA(Method):
             left -= len(y)
             if left <= 0:
                 break
-        return seen[-1]
+        return losses[-1]
 
     def part(self, client: Client, flat: Tensor) -> Tensor:
         """The entries of a (d,) vector where W is learned."""

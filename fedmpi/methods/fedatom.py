@@ -64,10 +64,10 @@ class FedAtom(Method):
 
     def __post_init__(self) -> None:
         inner, phases = self.inner, ("train", "receive", "upload")
-        whole = inner.travels(0, 1) == Travel() and EVERYTHING in inner.trains
+        shares_all = inner.travels(0, 1) == Travel() and EVERYTHING in inner.trains
         only_dw = set(inner.sends) == {"dw"} and not inner.server_state
         for needed, met in {
-            "a method that shares and trains the whole model": whole,
+            "a method that shares and trains the whole model": shares_all,
             "a method that leaves the architecture alone": not overrides(inner, "prepare"),
             "period: 1 with a method that sends or keeps more on the server than dw": self.period == 1 or only_dw,
             "alpha_fast: discard with a method that has phases itself": self.alpha_fast == "discard"
@@ -82,8 +82,8 @@ class FedAtom(Method):
 
     @declared
     def client_state(self) -> Slots:
-        kept = Slots(alpha=Slot((COEF,)), trained=SCALAR) if self.alpha_fast == "keep" else Slots()
-        return Slots(**self.inner.client_state, **kept)
+        own = Slots(alpha=Slot((COEF,)), trained=SCALAR) if self.alpha_fast == "keep" else Slots()
+        return Slots(**self.inner.client_state, **own)
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(COEF,)) if t % self.period else Travel()  # (3)

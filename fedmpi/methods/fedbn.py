@@ -45,7 +45,7 @@ class FedBN(Method):
             others = any(isinstance(layer, NORM_LAYERS) for layer in module.modules())
             more = "; bn_match: any keeps its other normalisation layers" if others else ""
             what = {"type": "batch normalisation", "any": "normalisation layer", "name": "bn in a name"}[self.bn_match]
-            said = f"method fedbn: the model has no {what}, so that nothing stays with the clients"
-            warnings.warn(f"{said}: the results are those of FedAvg{more}", stacklevel=2)
+            message = f"method fedbn: the model has no {what}, so that nothing stays with the clients"
+            warnings.warn(f"{message}: the results are those of FedAvg{more}", stacklevel=2)
         module.parameter_groups = lambda: groups  # type: ignore[assignment]
         return module

@@ -30,8 +30,8 @@ class FedNTD(Method):
         if not self.beta:
             return client.task_loss(f, x, y)
         _, f0 = client.frozen(x)
-        kept = distillation(not_true(f, y), not_true(f0, y), self.tau)
-        return client.task_loss(f, x, y) + self.beta * self.tau**2 * kept  # (1)
+        distilled = distillation(not_true(f, y), not_true(f0, y), self.tau)
+        return client.task_loss(f, x, y) + self.beta * self.tau**2 * distilled  # (1)
 
 
 def not_true(f: Tensor, y: Tensor) -> Tensor:

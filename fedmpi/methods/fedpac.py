@@ -78,14 +78,14 @@ class FedPAC(Method):
 
     def train(self, client: Client) -> State:
         sums, counts, squares = class_sums(client.passes(), client.classes)
-        mu, held = class_means(sums, counts)
+        mu, present = class_means(sums, counts)
         pi = counts / counts.sum()
         client.scratch.h.copy_(pi[:, None] * mu)  # (1)
         client.scratch.V.copy_(
             (pi * squares / counts.clamp(min=1) - pi**2 * mu.square().sum(1)).sum() / client.n
         )  # (1)
         client.scratch.targets.copy_(client.down.protos + (1 - client.down.known)[:, None] * mu)
-        client.scratch.known.copy_(client.down.known.maximum(held))
+        client.scratch.known.copy_(client.down.known.maximum(present))
         client.fit(self.head_epochs, groups=(HEAD,), lr=self.head_lr)
         client.fit(groups=(BODY, NORM))
         return State()
@@ -98,11 +98,13 @@ class FedPAC(Method):
         ), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        protos, seen = class_means((updates.counts[:, :, None] * updates.protos).sum(0), updates.counts.sum(0))  # (3)
-        protos += (1 - seen)[:, None] * server.state.protos  # a class that nobody held keeps its prototype
+        protos, present = class_means(
+            (updates.counts[:, :, None] * updates.protos).sum(0), updates.counts.sum(0)
+        )  # (3)
+        protos += (1 - present)[:, None] * server.state.protos  # a class that nobody held keeps its prototype
         heads = server.state.heads.clone()
         for i, client in enumerate(updates.clients):
             heads[client] = (
                 updates.combine(head_mixture(updates.h, updates.V, i), "head") if self.mix_heads else updates.head[i]
             )  # (4)
-        return updates.mean("dw"), State(heads=heads, protos=protos, known=seen.maximum(server.state.known))
+        return updates.mean("dw"), State(heads=heads, protos=protos, known=present.maximum(server.state.known))

@@ -40,7 +40,7 @@ class FedProto(Method):
     paper = "Tan et al., AAAI 2022"
     server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")
-    sends = Slots(dw=SHARED, protos=PROTOTYPES, held=PER_CLASS)
+    sends = Slots(dw=SHARED, protos=PROTOTYPES, present=PER_CLASS)
     means = {"dw": ("p",)}
     scratch = Slots(sums=PROTOTYPES, counts=PER_CLASS)
     needs = frozenset({FEATURES, CLASSES})
@@ -60,12 +60,14 @@ class FedProto(Method):
         return loss + self.lam * prototype_loss(z, y, client.down.protos, client.down.known)  # (3)
 
     def upload(self, client: Client) -> tuple[Row, State]:
-        protos, held = class_means(client.scratch.sums, client.scratch.counts)  # (1)
-        return Row(protos=protos, held=held), State()
+        protos, present = class_means(client.scratch.sums, client.scratch.counts)  # (1)
+        return Row(protos=protos, present=present), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        protos, seen = class_means(updates.protos.sum(0), updates.held.sum(0))  # (2): absent classes are zero rows
-        stay = (1 - seen)[:, None]
+        protos, present = class_means(
+            updates.protos.sum(0), updates.present.sum(0)
+        )  # (2): absent classes are zero rows
+        stay = (1 - present)[:, None]
         return updates.mean("dw"), State(
-            protos=protos + stay * server.state.protos, known=seen.maximum(server.state.known)
+            protos=protos + stay * server.state.protos, known=present.maximum(server.state.known)
         )

@@ -80,10 +80,10 @@ class FedSOL(Method):
         g, strength = torch.zeros_like(g_p), torch.zeros_like(g_p)
         for tensors in self.perturbed(client):
             moved = [s.view(client.w) - s.view(client.w0) for s in tensors]
-            whole = torch.stack([m.norm() for m in moved]).norm().clamp(min=1e-12)  # of the layer
+            length = torch.stack([m.norm() for m in moved]).norm().clamp(min=1e-12)  # of the layer
             for s, m in zip(tensors, moved, strict=True):
                 s.view(g).copy_(s.view(g_p))
-                share = m.abs() / whole if self.norm == "layer" else share_of_norm(m, self.norm)
+                share = m.abs() / length if self.norm == "layer" else share_of_norm(m, self.norm)
                 s.view(strength).copy_(share if self.adaptive and adaptive else torch.ones_like(m))  # (7)
         return perturbation(g, self.rho, strength)  # (6)
 

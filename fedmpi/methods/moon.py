@@ -48,5 +48,5 @@ def contrastive(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
 
     The difference of the unit vectors is formed first: where near is far it is 0, and so is the gradient, exactly.
     """
-    apart = normalize(far, eps=1e-8) - normalize(near, eps=1e-8)
-    return softplus((normalize(z, eps=1e-8) * apart).sum(1) / tau).mean()  # (1)
+    difference = normalize(far, eps=1e-8) - normalize(near, eps=1e-8)
+    return softplus((normalize(z, eps=1e-8) * difference).sum(1) / tau).mean()  # (1)

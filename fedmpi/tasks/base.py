@@ -60,7 +60,7 @@ class Task(ABC):
         """What of a batch's outputs is kept until `metrics`, (B, ...): all, where the outputs of a split fit memory."""
         return outputs
 
-    def whole_loss(self, held: Tensor, y: Tensor) -> Tensor | None:
+    def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor | None:
         """Loss of a whole split, () of what was held, where it is not the mean over samples of `loss`; None: it is."""
         return None
 
@@ -141,8 +141,8 @@ def outside(y: Tensor, classes: int, ignore: float | None = None) -> str:
     if not bool(odd.any()):
         return ""
     place = odd.nonzero()[0].tolist()
-    found = f"row {place[0]} holds the class {int(y[tuple(place)])}; 0..{classes - 1} are allowed"
-    return f"{found}{but_ignored(ignore)}"
+    problem = f"row {place[0]} holds the class {int(y[tuple(place)])}; 0..{classes - 1} are allowed"
+    return f"{problem}{but_ignored(ignore)}"
 
 
 def but_ignored(ignore: float | None) -> str:

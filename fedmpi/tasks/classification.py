@@ -87,21 +87,21 @@ class Classification(Task):
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         guess = outputs.argmax(1)  # of equal logits the lowest class
-        found = {}
+        values = {}
         for name in self.names:
             if name == "accuracy":
-                found[name] = measures.percent(guess == y)
+                values[name] = measures.percent(guess == y)
             elif name == "balanced_accuracy":
-                found[name] = measures.balanced_accuracy(guess, y, self.classes)
+                values[name] = measures.balanced_accuracy(guess, y, self.classes)
             elif name == "auroc":
-                found[name] = measures.class_auroc(outputs, y)
+                values[name] = measures.class_auroc(outputs, y)
             elif name == "ece":
-                found[name] = measures.calibration_error(outputs, y)
+                values[name] = measures.calibration_error(outputs, y)
             elif name == "f1":
-                found[name] = measures.overlap(guess, y, self.classes)[0]
+                values[name] = measures.overlap(guess, y, self.classes)[0]
             else:
-                found[name] = measures.top(outputs, y, int(name.removeprefix("top")))
-        return found
+                values[name] = measures.top(outputs, y, int(name.removeprefix("top")))
+        return values
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype == torch.int64 and y.ndim == 1:
@@ -112,5 +112,5 @@ class Classification(Task):
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """`prediction`, the class, and the `probability` of each class."""
         names, shares = all_names(names, outputs), outputs.softmax(1)
-        found = {"prediction": [names[k] for k in outputs.argmax(1).tolist()]}
-        return found | {f"probability_{name}": p for name, p in zip(names, shares.unbind(1), strict=True)}
+        columns = {"prediction": [names[k] for k in outputs.argmax(1).tolist()]}
+        return columns | {f"probability_{name}": p for name, p in zip(names, shares.unbind(1), strict=True)}

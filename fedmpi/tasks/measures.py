@@ -35,8 +35,8 @@ def hits_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tenso
     """How often a class is guessed rightly, is the target, is guessed.   any shape, twice -> (c,) float64, each"""
     guess, y = guess.flatten(), y.flatten()
     each = (torch.bincount(labels, minlength=classes).double() for labels in (y[guess == y], y, guess))
-    right, there, said = each
-    return right, there, said
+    right, there, guessed = each
+    return right, there, guessed
 
 
 def balanced_accuracy(guess: Tensor, y: Tensor, classes: int) -> float:
@@ -48,10 +48,10 @@ def balanced_accuracy(guess: Tensor, y: Tensor, classes: int) -> float:
 def overlap(guess: Tensor, y: Tensor, classes: int, first: int = 0) -> tuple[float, float]:
     """F1 (Dice) 2 TP / (2 TP + FP + FN) and IoU TP / (TP + FP + FN), each a mean over the classes >= first that are
     guessed or the target."""
-    right, there, said = (each[first:] for each in hits_by_class(guess, y, classes))
-    seen = there + said > 0
-    dice, iou = 2 * right / (there + said), right / (there + said - right)
-    return _mean(dice[seen]).item(), _mean(iou[seen]).item()
+    right, there, guessed = (each[first:] for each in hits_by_class(guess, y, classes))
+    occurs = there + guessed > 0
+    dice, iou = 2 * right / (there + guessed), right / (there + guessed - right)
+    return _mean(dice[occurs]).item(), _mean(iou[occurs]).item()
 
 
 def calibration_error(f: Tensor, y: Tensor) -> float:
@@ -99,8 +99,8 @@ def label_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
 
 def mean(values: Iterable[float]) -> float:
     """Of those that are defined."""
-    found = [value for value in values if not math.isnan(value)]
-    return math.fsum(found) / len(found) if found else NAN
+    defined = [value for value in values if not math.isnan(value)]
+    return math.fsum(defined) / len(defined) if defined else NAN
 
 
 def concordance(risk: Tensor, event: Tensor, time: Tensor) -> float:
@@ -127,13 +127,17 @@ def spread(name: str, values: Sequence[float], falling: bool = False) -> Figures
     >>> spread("accuracy", [90.0, 70.0])
     {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}
     """
-    found = np.sort(np.array([v for v in values if not np.isnan(v)], dtype=np.float64))
+    defined = np.sort(np.array([v for v in values if not np.isnan(v)], dtype=np.float64))
     if falling:
-        found = found[::-1]  # worst first
-    if not len(found):
+        defined = defined[::-1]  # worst first
+    if not len(defined):
         return dict.fromkeys((name, f"{name}_std", f"{name}_worst_decile"), float("nan"))
-    worst = found[: max(len(found) // 10, 1)]
-    return {name: float(found.mean()), f"{name}_std": float(found.std()), f"{name}_worst_decile": float(worst.mean())}
+    worst = defined[: max(len(defined) // 10, 1)]
+    return {
+        name: float(defined.mean()),
+        f"{name}_std": float(defined.std()),
+        f"{name}_worst_decile": float(worst.mean()),
+    }
 
 
 def pooled(rows: Mapping[int, Figures], weights: Mapping[int, float]) -> Figures:

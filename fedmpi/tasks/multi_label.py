@@ -48,19 +48,21 @@ class MultiLabel(Task):
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         counted = is_counted(y, self.ignore)
-        y, given = (y > 0) & counted, (outputs > 0) & counted
-        found = {}
+        y, predicted = (y > 0) & counted, (outputs > 0) & counted
+        values = {}
         for name in self.names:
             if name == "auroc":
-                found[name] = measures.label_auroc(outputs, y, counted)
+                values[name] = measures.label_auroc(outputs, y, counted)
             elif name == "f1":
-                right, seen = (y & given).sum(0).double(), y.sum(0) + given.sum(0)
-                found[name] = measures.mean((2 * right / seen).tolist())  # a label that nobody has or is given: 0 / 0
+                right, occurrences = (y & predicted).sum(0).double(), y.sum(0) + predicted.sum(0)
+                values[name] = measures.mean(
+                    (2 * right / occurrences).tolist()
+                )  # a label that nobody has or is given: 0 / 0
             elif name == "exact":
-                found[name] = measures.percent((y == given).all(1)[counted.any(1)])
+                values[name] = measures.percent((y == predicted).all(1)[counted.any(1)])
             else:
-                found[name] = measures.percent((y == given)[counted])
-        return found
+                values[name] = measures.percent((y == predicted)[counted])
+        return values
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.ndim != 2 or tuple(y.shape[1:]) != outputs:
@@ -76,5 +78,7 @@ class MultiLabel(Task):
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """`prediction` 0 or 1 of each label, and its `probability`."""
         names = all_names(names, outputs)
-        found: dict[str, Any] = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
-        return found | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}
+        columns: dict[str, Any] = {
+            f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)
+        }
+        return columns | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}

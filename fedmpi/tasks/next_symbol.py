@@ -46,9 +46,9 @@ class NextSymbol(Task):
         right = self._by_symbol(outputs, y).argmax(1) == y
         return torch.stack([self._losses(outputs, y), right.to(outputs.dtype)], 2)
 
-    def whole_loss(self, held: Tensor, y: Tensor) -> Tensor:
+    def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Batches with more padding count less."""
-        return held[..., 0][y != self.ignore].double().mean()
+        return outputs[..., 0][y != self.ignore].double().mean()
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         right = outputs[..., 1][y != self.ignore] > 0

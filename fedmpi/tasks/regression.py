@@ -43,14 +43,14 @@ class Regression(Task):
         left = (outputs.double().view_as(y) - y).masked_fill(~counted, 0)
         squares = left.square()
         mse = (squares.sum() / n).item()
-        found = {"mse": mse, "rmse": mse**0.5, "mae": (left.abs().sum() / n).item()}
+        values = {"mse": mse, "rmse": mse**0.5, "mae": (left.abs().sum() / n).item()}
         if "r2" in self.names:
             mean = y.mean(0) if self.ignore is None else y.sum(0) / counted.sum(0)
             total = (y - mean).masked_fill(~counted, 0).square().sum(0)
             # a constant target has nothing to explain
             r2 = torch.where(total > 0, 1 - squares.sum(0) / total, torch.nan)
-            found["r2"] = measures.mean(r2.flatten().tolist())
-        return {name: found[name] for name in self.names}
+            values["r2"] = measures.mean(r2.flatten().tolist())
+        return {name: values[name] for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if not y.is_floating_point():
@@ -64,8 +64,8 @@ class Regression(Task):
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """`prediction`, the number; of several `prediction_NAME` each."""
-        found = plain_predictions(outputs, names)
-        return {name.replace("output", "prediction", 1): values for name, values in found.items()}
+        columns = plain_predictions(outputs, names)
+        return {name.replace("output", "prediction", 1): values for name, values in columns.items()}
 
 
 class StandardisedRegression(Regression):

@@ -38,8 +38,8 @@ class Survival(Task):
         """`risk`, the log of the hazard: of whom it is higher, the event is expected earlier."""
         return {"risk": outputs.flatten()}
 
-    def whole_loss(self, held: Tensor, y: Tensor) -> Tensor:
-        return negative_log_likelihood(held.view(len(y)), y)
+    def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return negative_log_likelihood(outputs.view(len(y)), y)
 
     def split_weight(self, y: Tensor) -> int | Tensor:
         """Without an event 0: a loss of 0 there does not say that the model is right."""
@@ -48,8 +48,8 @@ class Survival(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if tuple(y.shape[1:]) != (2,) or not y.is_floating_point():
             needed = "float32 (n, 2) is needed: event (1: seen, 0: censored), time"
-            said = f"its targets are {look(y)}; {needed}; of a table data.label_column: [EVENT, TIME]"
-            return f"{said}; {SIGNED}" if y.ndim == 1 else said
+            message = f"its targets are {look(y)}; {needed}; of a table data.label_column: [EVENT, TIME]"
+            return f"{message}; {SIGNED}" if y.ndim == 1 else message
         if torch.Size(outputs).numel() != 1:
             return f"the model gives {outputs} for a sample; one number is needed (data with classes=1)"
         odd = ((y[:, 0] != 0) & (y[:, 0] != 1)).nonzero()

@@ -50,7 +50,7 @@ def test_softmax_regression_against_the_matrix_itself(made):
     torch.testing.assert_close(loss.hessian(w, v), H @ v, rtol=1e-4, atol=1e-5)
     assert loss(w) == pytest.approx(of(w).item(), rel=1e-5)
     made.model.load(w)
-    facts = curvature.measure(made, curvature.Asked(10**6, top=3, grid=5, span=0.5))
+    facts = curvature.measure(made, curvature.CurvatureOptions(10**6, top=3, grid=5, span=0.5))
     values, vectors = torch.linalg.eigh(H.double())
     assert facts["eigenvalues"] == pytest.approx(values.flip(0)[:3].tolist(), rel=1e-3)
     first = vectors[:, -1].float()
@@ -66,7 +66,7 @@ def test_fewer_samples_are_the_same_ones_every_time(made):
 
 
 def test_the_picture(made, tmp_path):
-    facts = curvature.measure(made, curvature.Asked(50, top=1, grid=3))
+    facts = curvature.measure(made, curvature.CurvatureOptions(50, top=1, grid=3))
     assert len(facts["eigenvalues"]) == 1
     path = figures.save(figures.landscape(facts["axis"], facts["loss"]), tmp_path / "a.png")
     assert path.stat().st_size > 1000

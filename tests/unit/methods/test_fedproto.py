@@ -11,7 +11,7 @@ ONE_BATCH = {"batch_size": "full", "epochs": 1, "momentum": 0.0}
 
 
 def test_a_client_sends_its_class_means(trained):
-    """One full batch: the means of z at the received weights; absent classes are zero rows and not held."""
+    """One full batch: the means of z at the received weights; absent classes are zero rows and not present."""
     it = prepare(settings("fedproto", train=ONE_BATCH))
     received, absent = module_of(it), 0
     for k in range(7):
@@ -21,7 +21,7 @@ def test_a_client_sends_its_class_means(trained):
         for c in range(4):
             present = (y == c).any()
             absent += not present
-            assert sent.held[c] == float(present)
+            assert sent.present[c] == float(present)
             expected = z[y == c].mean(0) if present else torch.zeros(16)
             torch.testing.assert_close(sent.protos[c], expected, rtol=0, atol=1e-6)
     assert absent > 0
@@ -45,7 +45,7 @@ def test_prototypes_are_of_as_many_steps_as_make_a_pass(trained):
     steps = -(-len(rows_of(prepare(settings("fedproto")))[0]) // 10) + 1
     it = prepare(settings("fedproto", train={"epochs": None, "steps": steps}))
     _, sent = trained(it)
-    assert (sent.held > 0).tolist() == (it.made.data.label_counts[0] > 0).tolist()
+    assert (sent.present > 0).tolist() == (it.made.data.label_counts[0] > 0).tolist()
 
 
 def test_the_server_takes_the_unweighted_mean_over_owners():
