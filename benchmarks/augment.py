@@ -21,7 +21,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.data.augment.cuts import Crop, Cutout, Flip
+from fedmpi.data.augment.geometry import Crop, Cutout, Flip
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import of_bytes
 from fedmpi.runtime.device import keep_freed_memory

@@ -91,13 +91,13 @@ def compare(model, rounds):
     def between(line):
         """After round t: one by one if t is even."""
         times["packed" if line["round"] % 2 else "one"].append(time.process_time() - mark[0])
-        fed.worker.pack = 1 if line["round"] % 2 else made.pack
+        fed.trainer.pack = 1 if line["round"] % 2 else made.pack
         began = time.process_time()
         hand.round(line["cohort"])
         mark[0] = time.process_time()
         times["hand"].append(mark[0] - began)
 
-    fed.reporter.sink.round, fed.worker.pack = between, 1
+    fed.reporter.callbacks.round, fed.trainer.pack = between, 1
     fed.run()
     one, packed, bare = (1e3 * median(seconds[1:]) / COHORT for seconds in times.values())
     print(

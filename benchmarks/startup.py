@@ -43,7 +43,7 @@ def net(input_shape, classes):
     """quickstart's model, which reports its first pass in training."""
     import torch
 
-    from fedmpi.models.mcmahan_cnn import mcmahan_cnn
+    from fedmpi.models.cnns import mcmahan_cnn
 
     module = mcmahan_cnn(input_shape, classes)
 

@@ -86,12 +86,12 @@ def cost(name):
     settings = config.load("configs/quickstart.yaml", overrides)
     made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
-    modules = [fed.worker.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
+    modules = [fed.trainer.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
     counts = [Passes(module) for module in (made.net.module, *modules)]
     messages = made.messages
-    fed.transport.announce(TRAIN, fed.server)
+    fed.transport.broadcast(TRAIN, fed.server)
     # round 1: methods that warm up in round 0 are past it
-    client = fed.states.view(0, 1, fed.plan.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
+    client = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
     up = messages.upload(1).packing.size
     client.run_round(torch.zeros(up))
     plain = build.make_module(settings, made.data.input_shape, made.data.classes)

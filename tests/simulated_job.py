@@ -25,7 +25,8 @@ from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store import StoreAllgather
+from fedmpi.comm.rendezvous.store_server import ALL
 from fedmpi.comm.timeouts import Clock, Timeouts
 
 LIMIT_S = 120.0  # of real time, for a whole job: a deadlock of threads that do not wait through the clock
@@ -160,6 +161,20 @@ class SimulatedStore:
         if not self.rank.clock.wait(there, timeout.total_seconds()):
             raise DistStoreError(f"not there: one of {keys[:3]}")
         self.check([])
+
+    def gather(
+        self, name: str, call: int, rank: int, ranks: list[int], value: bytes, seconds: float
+    ) -> tuple[str, list[bytes]]:
+        verdict, keys = f"{name}/{call}/silent", [f"{name}/{call}/{each}" for each in ranks]
+        self.set(f"{name}/{call}/{rank}", value)
+        decided = Condition(lambda: verdict in self.values or self.values.keys() >= set(keys) or self._is_gone())
+        self.rank.clock.wait(decided, seconds)
+        with self.rank.job.time.lock:  # what the store has decided reaches all ranks, also if rank 0 ends at once
+            if verdict not in self.values:
+                self.check([])
+                missing = [str(each) for each, key in zip(ranks, keys, strict=True) if key not in self.values]
+                self.values[verdict] = (" ".join(missing) or ALL).encode()
+            return self.values[verdict].decode(), [self.values.get(key, b"") for key in keys]
 
     def _is_gone(self) -> bool:
         return self.rank.job.ranks[0].dead
@@ -365,7 +380,7 @@ class SimulatedRank:
         )
         store = SimulatedStore(self)
         self.error_reporter.listen(store.new_connection)
-        allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)
+        allgather = StoreAllgather(store, self.number, range(self.job.size))
         group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
         membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)

@@ -17,9 +17,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.aggregation import conflicts
-from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Server, Uploads
@@ -33,7 +33,7 @@ registry: dict[str, str] = {
     "principal": "fedmpi.aggregation.rules:principal",
     "trimmed_mean": "fedmpi.aggregation.rules:trimmed_mean",
 }
-KIND = Kind("server rule", registry, "server.rule", ("updates", "server"))
+KIND = PluginKind("server rule", registry, "server.rule", ("updates", "server"))
 
 
 def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> Callable[[Uploads, Server], Tensor]:
@@ -52,7 +52,7 @@ def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> 
                 if not isinstance(made, Tensor) or made.shape != (here.size,):
                     found = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
                     what = f"server.rule for the groups {', '.join(sorted(chosen))} returned {found}"
-                    raise told(f"{what}; it must return a tensor ({here.size},) of floats", each)
+                    raise located_error(f"{what}; it must return a tensor ({here.size},) of floats", each)
                 here.put(made.detach(), out)
         return out
 

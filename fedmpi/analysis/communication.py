@@ -15,7 +15,7 @@ from typing import Any
 from fedmpi.analysis import figures, report
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import figure, nearest
+from fedmpi.common.text import format_metric, nearest
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import metric_names
 
@@ -64,7 +64,13 @@ def table(curves: Sequence[dict[str, Any]], metric: str) -> list[str]:
         each = [up, down, up + down]
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(each, first, strict=True)]
         rows.append(
-            [one["run"], one["rounds"], *map(round, each), *ratios, figure(metric, one["points"][-1]["value"], 4)]
+            [
+                one["run"],
+                one["rounds"],
+                *map(round, each),
+                *ratios,
+                format_metric(metric, one["points"][-1]["value"], 4),
+            ]
         )
     return [
         "parameters transmitted in an average round, over all its clients, and ratios to the first run",

@@ -45,13 +45,14 @@ from fedmpi.analysis.local_models import LocalModels, experiment, local_models, 
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import flow, redacted
-from fedmpi.common.text import figure
+from fedmpi.common.redaction import redacted
+from fedmpi.common.text import format_metric
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
 from fedmpi.engine.evaluate import evaluate
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF, Segment
 from fedmpi.models.atoms import GEOMETRY, AtomConv2d
@@ -186,7 +187,7 @@ def measure_variance(
         final[:] = [line["sha256"]]
         at(line["round"] + 1)  # called when the global model is the one that the next round starts from
 
-    fed = build.federation(made, Solo(made.model.w.device), lambda: False, Sink(on_round))
+    fed = build.federation(made, Solo(made.model.w.device), lambda: False, RunCallbacks(on_round))
     at(0)
     fed.run()
     return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final[0], "rounds": rows}
@@ -196,9 +197,9 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
     """Round t, made `replicates` times from the global model of `fed`."""
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
-        seed = seeds.derive(fed.plan.seed, "replicate", number)
+        seed = seeds.derive(fed.config.seed, "replicate", number)
         members = scheduler.draw_cohort(
-            seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+            seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.members
         )
         found = local_models(fed, worker_with_seed(made, seed), members, t)
         factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
@@ -214,7 +215,7 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse virtual`; settings: those of the run."""
     to, module = report.folder(to), rebuild_model(run, settings)
-    options = f" {flow(redacted(settings.data.options))}" if settings.data.options else ""
+    options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
@@ -229,18 +230,18 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     atom_layers(made)
     if made.data.global_test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
-    s, worker = made.settings, build.make_worker(made, lambda: False)
+    s, trainer = made.settings, build.make_trainer(made, lambda: False)
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
-    found = local_models(fed, worker, members, t)
+    found = local_models(fed, trainer, members, t)
     w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
 
     def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
-        worker.model.load(at, b)
+        trainer.model.load(at, b)
         assert made.data.global_test is not None
-        return evaluate(worker, made.data.global_test, s.evaluate.batch_size, predict).figures
+        return evaluate(trainer, made.data.global_test, s.evaluate.batch_size, predict).figures
 
     models = [
         {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}
@@ -279,7 +280,7 @@ def virtual_lines(facts: dict[str, Any]) -> list[str]:
     name, clients = facts["headline"], facts["clients"]
 
     def shown(name: str, value: float) -> str:
-        return "-" if value != value else figure(name, value, 4)
+        return "-" if value != value else format_metric(name, value, 4)
 
     at = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
     matrix = [[f"alpha {i}", *(shown(name, at[i, j]) for j in clients)] for i in clients]

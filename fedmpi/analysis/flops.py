@@ -92,11 +92,11 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
         seen.append(Watched(counter))
         return seen[-1]
 
-    worker = build.make_worker(made, lambda: False)
-    worker.by_hand = None  # its passes back are not autograd's; the operations are the same
-    local_models(fed, worker, [client], 0)  # frozen models are made, which runs them once
+    trainer = build.make_trainer(made, lambda: False)
+    trainer.mlp_backward = None  # its passes back are not autograd's; the operations are the same
+    local_models(fed, trainer, [client], 0)  # frozen models are made, which runs them once
     with counter:
-        local_models(fed, worker, [client], 0, watch)
+        local_models(fed, trainer, [client], 0, watch)
     [watched], name = seen, settings.method.name
     if len(watched.steps) < 2:
         raise UserError(

@@ -13,9 +13,9 @@ from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.context import ClientContext, Watch
-from fedmpi.engine.worker import Worker
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics
@@ -34,10 +34,10 @@ def experiment(settings: Settings) -> Experiment:
     return build.experiment(settings, *data_of(settings))
 
 
-def worker_with_seed(made: Experiment, seed: int) -> Worker:
-    """The experiment's worker with another seed, and so with other batches, dropout masks and so on."""
+def worker_with_seed(made: Experiment, seed: int) -> ClientTrainer:
+    """The experiment's trainer with another seed, and so with other batches, dropout masks and so on."""
     settings = made.settings.model_copy(update={"seed": seed})
-    return build.make_worker(replace(made, settings=settings), lambda: False)
+    return build.make_trainer(replace(made, settings=settings), lambda: False)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LocalModels:
 
 def local_models(
     fed: Federation,
-    worker: Worker,
+    trainer: ClientTrainer,
     members: Sequence[int],
     t: int,
     watch: Callable[[ClientContext], Watch] | None = None,
@@ -62,21 +62,21 @@ def local_models(
     Clients work on copies of their state. The coefficients are the trained ones, even in rounds in which the method
     does not send them. watch: makes of a client that is about to train what is told of its steps.
     """
-    messages, server, model, states = worker.messages, fed.server, worker.model, fed.states
+    messages, server, model, states = trainer.messages, fed.server, trainer.model, fed.states
     assert server is not None  # one process
     announcement = messages.announcement().packing
     inbox = torch.zeros(announcement.size, dtype=model.w.dtype, device=model.w.device)
-    told = {name: server.state[name] for name in worker.method.receives}
+    told = {name: server.state[name] for name in trainer.method.receives}
     announcement.write(inbox, {**told, "_b": messages.shared_b.take(server.b), "_w": messages.shared.take(server.w)})
     row = inbox.new_empty(messages.upload(t).packing.size)
-    lr = fed.plan.learning_rate(min(t, max(fed.plan.rounds - 1, 0)))
+    lr = fed.config.learning_rate(min(t, max(fed.config.rounds - 1, 0)))
     w, b = [], []
     for client in members:
         download = inbox.new_zeros(messages.per_client.size)
         messages.per_client.write(download, server.download(t, client))
         kept = states.rows.get(client, messages.initial_state("client_state", states.w0, states.b0)).clone()
-        with seeds.scoped():
-            k = ClientContext(worker, client, t, lr, inbox, download, kept)
+        with seeds.preserve_rng():
+            k = ClientContext(trainer, client, t, lr, inbox, download, kept)
             k.watch, k.cut_short = watch and watch(k), False
             k.run_round(row)
         w.append(model.w.clone())

@@ -1,4 +1,4 @@
-"""The commands that analyse: numbers and pictures, in one process."""
+"""The commands `fedmpi analyse ...`, which compute numbers and pictures of runs in one process."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, Overrides, RunDir, To, Trust, alone, fit, fix_threads
+from fedmpi.cli.shared import (
+    Config,
+    Overrides,
+    RunDir,
+    To,
+    Trust,
+    apply_machine_settings,
+    fix_threads,
+    require_single_process,
+)
 from fedmpi.common.host_memory import usable_cores
 
 analyse = typer.Typer(help="Look behind the figures of runs, in one process; write numbers and pictures.")
@@ -32,8 +41,8 @@ def variance(
     coefficients. Each measured round costs that many rounds more.
     """
     settings = configs.load(config, overrides or ())
-    fit(settings)
-    alone()
+    apply_machine_settings(settings)
+    require_single_process()
     from fedmpi.analysis import filter_decomposition
 
     filter_decomposition.analyse_variance(settings, replicates, to, typer.echo)
@@ -52,7 +61,7 @@ def virtual(
 
     settings = run_settings(run, trust, overrides or ())
     fix_threads(min(settings.compute.threads, usable_cores()))  # the run may be of a larger machine
-    alone()
+    require_single_process()
     from fedmpi.analysis import filter_decomposition
 
     with guard(trust):
@@ -69,7 +78,7 @@ def communication(
 ) -> None:
     """Compare runs: a metric against the parameters that their clients have sent and received by then."""
     fix_threads(1)
-    alone()
+    require_single_process()
     from fedmpi.analysis import communication
 
     communication.analyse(runs, metric, to, typer.echo)
@@ -80,8 +89,8 @@ def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")
     """Count the floating-point operations of a local step of CONFIG's method and of FedAvg's, and of a client's round:
     the client with the most samples makes its first one with both."""
     settings = configs.load(config, overrides or ())
-    fit(settings)
-    alone()
+    apply_machine_settings(settings)
+    require_single_process()
     from fedmpi.analysis import flops as counted
 
     counted.analyse(settings, to, typer.echo)
@@ -95,7 +104,7 @@ def timeline(
 ) -> None:
     """Show how busy each rank of the run in RUN_DIR was and for what it waited, and draw its last rounds."""
     fix_threads(1)
-    alone()
+    require_single_process()
     from fedmpi.reports import timeline
 
     timeline.analyse(run, rounds, to, typer.echo)
@@ -118,7 +127,7 @@ def curvature(
 
     settings = run_settings(run, trust, overrides or ())
     fix_threads(min(settings.compute.threads, usable_cores()))
-    alone()
+    require_single_process()
     from fedmpi.analysis import curvature as curved
 
     with guard(trust):

@@ -18,9 +18,9 @@ def load_app(words: Sequence[str] = ()) -> typer.Typer:
     words: the command line, without the name of the program.
     """
     if list(words[:1]) not in (["run"], ["resume"]):
-        from fedmpi.cli import reference, results, sweeps  # noqa: F401  register theirs
+        from fedmpi.cli import inspect_runs, list_show, sweeps  # noqa: F401  register theirs
         from fedmpi.cli.analyses import analyse
-        from fedmpi.cli.reference import data
+        from fedmpi.cli.list_show import data
 
         if not app.registered_groups:
             app.add_typer(data, name="data", short_help="List, check and fetch data sets.")

@@ -1,4 +1,4 @@
-"""The commands that train, check and list."""
+"""The commands that start runs (run, resume, replay) or check what a run would need (validate, plan, doctor)."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, alone, fit, importing, table
+from fedmpi.cli.shared import (
+    Config,
+    MaybeConfig,
+    Overrides,
+    RunDir,
+    Trust,
+    apply_machine_settings,
+    fast_import,
+    require_single_process,
+    table,
+)
 from fedmpi.comm.failures.process_exit import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
@@ -41,8 +51,8 @@ def run(context: typer.Context, config: Config, overrides: Overrides = None) -> 
 
 
 def _train(settings: Settings, process: CommandProcess) -> NoReturn:
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         import fedmpi.runtime.run  # noqa: F401  without looking for garbage
 
     raise typer.Exit(train(settings, process))
@@ -73,18 +83,19 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
             remedy="To go on, start the ranks of this host as before, with checkpoint.resume=must: "
             "`fedmpi run CONFIG checkpoint.resume=must ...`; `fedmpi resume` is for the host of rank 0.",
         )
-    _stays(directory, overrides or ())
+    _refuse_other_place(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # of what it started from
     given = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
     _train(resumed_settings(here, [*given, *(overrides or ()), *place]), context.obj)
 
 
-def _stays(directory: Path, overrides: Sequence[str]) -> None:
-    """Raises UserError where settings say another place, or another start, than RUN_DIR does."""
-    said = next((each for each in overrides if each.partition("=")[0] in ("name", "output", "checkpoint.resume")), None)
-    if said is not None:
-        raise UserError(f"{said}: has no effect here, for {directory} says where the run is; leave it out")
+def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
+    """Raise UserError where an override would move the run to another directory, or start it anew."""
+    fixed = ("name", "output", "checkpoint.resume")
+    override = next((each for each in overrides if each.partition("=")[0] in fixed), None)
+    if override is not None:
+        raise UserError(f"{override}: has no effect here, for {directory} says where the run is; leave it out")
 
 
 @app.command(short_help="Check that a run can be repeated.")
@@ -98,10 +109,10 @@ def replay(
     each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
     from fedmpi.runtime.trust import replay_settings
 
-    _stays(directory, overrides or ())
+    _refuse_other_place(directory, overrides or ())
     settings = replay_settings(directory.resolve(), trust, overrides or ())
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.runtime.finished.replay import replay as replay_run
 
     raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
@@ -113,16 +124,16 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     settings, and data, models and methods of so many that each of its values occurs."""
     from fedmpi.sweeps import expand
 
-    if expand.is_one(config):
+    if expand.is_sweep(config):
         asked = expand.load(config, overrides or ())
-        fit(asked.settings(asked.labels[0]))
-        with importing():
+        apply_machine_settings(asked.settings(asked.labels[0]))
+        with fast_import():
             from fedmpi.sweeps import run as runs
 
         return runs.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.runtime.validate import validate_settings
 
     table(validate_settings(settings))
@@ -140,14 +151,14 @@ def plan(
     are made, nothing is trained."""
     from fedmpi.sweeps import expand
 
-    if expand.is_one(config):
+    if expand.is_sweep(config):
         raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
     if hosts > ranks:
         raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")
     settings = configs.load(config, overrides or ())
-    alone("plan")
-    fit(settings)
-    with importing():
+    require_single_process("plan")
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.doctor import plan as planning
 
     facts = planning.plan(settings, ranks, hosts)
@@ -169,8 +180,8 @@ def partition(
     """Divide the data as CONFIG says and show the result, without training: sizes, classes, distances between clients,
     and for few clients how much each holds of which class."""
     settings = configs.load(config, overrides or ())
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         from fedmpi.analysis import partition as division
 
     division.analyse(settings, write, draw, typer.echo)

@@ -1,4 +1,4 @@
-"""What the commands share: their arguments, threads, lines on the console, and how they end."""
+"""Shared parts of the commands: arguments, threads, console lines, and exit codes."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.signals import CommandProcess
-from fedmpi.config import machine
+from fedmpi.config import resources
 from fedmpi.config.loading import shown
 
 if TYPE_CHECKING:
@@ -29,9 +29,11 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")
 MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
 
 
-def told_twice(given: list[str] | None) -> list[str] | None:
-    """What a command line overrides, as it is. Of two values of a key the later counts, so that a script's can be
-    overridden (slurm/again.sh): that is told."""
+def warn_duplicate_overrides(given: list[str] | None) -> list[str] | None:
+    """Return the overrides of a command line, with a warning for each key that is set twice.
+
+    The later value counts, so that those in a script can be overridden (slurm/again.sh).
+    """
     first: dict[str, str] = {}
     for text in given or ():
         key = text.partition("=")[0]
@@ -47,7 +49,7 @@ Overrides = Annotated[
     typer.Argument(
         metavar="KEY=VALUE",
         help="Settings that override the file: train.epochs=3. Of two for one key the later counts.",
-        callback=told_twice,
+        callback=warn_duplicate_overrides,
     ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
@@ -59,15 +61,17 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 def current_job() -> "Job | None":
+    """Return this process's place among the ranks; None where the launcher is used wrongly."""
     from fedmpi.comm.launchers.launcher_env import detect
 
     try:
         return detect(os.environ)
-    except UserError:  # the launcher itself is used wrongly: report as a single process
+    except UserError:  # its message is then reported as by a single process
         return None
 
 
-def alone(command: str = "analyse") -> None:
+def require_single_process(command: str = "analyse") -> None:
+    """Raise UserError where a launcher has started several processes."""
     from fedmpi.comm.launchers.launcher_env import detect
 
     job = detect(os.environ)
@@ -77,9 +81,10 @@ def alone(command: str = "analyse") -> None:
         )
 
 
-def fit(settings: configs.Settings) -> None:
+def apply_machine_settings(settings: configs.Settings) -> None:
+    """Check that this machine can do what the settings ask for, and set the number of threads."""
     job = current_job()
-    machine.check(settings, writes=job is None or job.rank == 0)
+    resources.check(settings, writes=job is None or job.rank == 0)
     fix_threads(settings.compute.threads)
 
 
@@ -87,13 +92,15 @@ def fix_threads(threads: int) -> None:
     """Set the number of threads before torch is imported: it decides the last bits of sums, so the shell must not."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of at length, we say in a line
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # fedmpi prints those warnings in one line
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Nobody looks for garbage while torch is imported, which makes none: that is a tenth of the time that it takes.
-    Nor later among all that the import has made."""
+def fast_import() -> Iterator[None]:
+    """Turn off garbage collection while torch is imported, which saves a tenth of the time.
+
+    Objects that exist at the end of the block are never looked at by the collector.
+    """
     gc.disable()
     try:
         yield
@@ -127,14 +134,13 @@ def run_command(command: Callable[[], int], process: CommandProcess) -> NoReturn
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:
-    """Ctrl-C before training, or in a command that does not train: no exception, which an import could make into
-    another one."""
+    """Handle Ctrl-C outside of training. No exception is raised, since an import could turn it into another one."""
     say(f"{_who(current_job())}: interrupted")
     os._exit(128 + number)
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning is one plain line; most on rank 0 only (RankWarning)."""
+    """Print a warning as one line; most are printed on rank 0 only (RankWarning)."""
     job = current_job()
     if job is None or job.rank == 0 or isinstance(message, RankWarning):
         say(f"{_who(job)}: warning: {message}")
@@ -156,7 +162,7 @@ def _who(job: "Job | None") -> str:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process; a rank at once: what Python tidies up could wait for ranks that are gone."""
+    """End the process. A rank of several ends at once, since Python's clean-up could wait for ranks that are gone."""
     job = current_job()
     if job is not None and job.size > 1:
         leave(code)

@@ -1,4 +1,4 @@
-"""The commands that deal with many runs at once."""
+"""The commands on sweeps: sweep and table."""
 
 import shlex
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Overrides, alone, fit, importing, run_command
+from fedmpi.cli.shared import Overrides, apply_machine_settings, fast_import, require_single_process, run_command
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
@@ -49,24 +49,24 @@ def sweep(
     asked = expand.load(file, overrides or ())
     place = asked.settings(asked.first()[0]).output
     if is_run(place):
-        said = f"{place} is the directory of a run, in which no runs of a sweep can lie"
-        raise UserError(f"{file}: name: {said}; choose another name")
+        problem = f"{place} is the directory of a run, in which no runs of a sweep can lie"
+        raise UserError(f"{file}: name: {problem}; choose another name")
     if run is not None:
         raise typer.Exit(_one(asked, run, context.obj))
     if resume and not place.is_dir():
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
-    given = slurm.Asked(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
+    given = slurm.ArrayOptions(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
     if sbatch:
         raise typer.Exit(slurm.submit(asked, given, dry_run, typer.echo))
-    if dry_run or given != slurm.Asked():
+    if dry_run or given != slurm.ArrayOptions():
         raise UserError(
             "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
         )
     if status and not check:
         sweep_status.show(asked, typer.echo)
         return
-    fit(asked.settings(asked.first()[0]))
-    with importing():
+    apply_machine_settings(asked.settings(asked.first()[0]))
+    with fast_import():
         from fedmpi.sweeps import run as runs
 
         if not check:
@@ -74,7 +74,7 @@ def sweep(
             import fedmpi.runtime.run  # noqa: F401
     if check:
         return runs.check(asked, typer.echo)
-    alone()
+    require_single_process()
     code = runs.run(asked, jobs, train_child, typer.echo)
     if not code:
         folder = shlex.quote(str(place))
@@ -83,14 +83,14 @@ def sweep(
 
 
 def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
-    """A run of a sweep, on this rank of any launcher's; where it is done, nothing."""
+    """Train one run of a sweep on this rank, under any launcher; do nothing if it is done."""
     from fedmpi.sweeps import progress, slurm
 
-    settings = progress.resuming(slurm.named(asked, name))
+    settings = progress.resuming(slurm.find_run(asked, name))
     if progress.check_state(settings).what == progress.DONE:
         return 0
-    fit(settings)
-    with importing():
+    apply_machine_settings(settings)
+    with fast_import():
         import fedmpi.runtime.run  # noqa: F401
     return train(settings, process)
 
@@ -120,7 +120,7 @@ def table(
 
     given = list(overrides or ())
     if file.is_dir():
-        file, before = status.asked(file)
+        file, before = status.read_sweep_list(file)
         given = [*before, *given]
     asked = expand.load(file, given)
     table_formats.analyse(asked, metric, of, rows, to, typer.echo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -30,7 +31,7 @@ def connect(
     backend           auto | nccl | gloo | mpi; auto is NCCL when every rank has a GPU of its own, else gloo
     device            where this rank computes (default: CPU)
     timeouts          past `start` Lost names the ranks that have not arrived, past `round` the peer of a message
-    error_reporter             told of the ranks' store as soon as it is found, hushed when the communicator is closed
+    error_reporter    gets the ranks' store as soon as it is found, and ends when the communicator is closed
     interface         network interface for the ranks' store, gloo, NCCL and the TCP messages of Open MPI: a name, a
                       pattern, or several to try
 
@@ -51,9 +52,9 @@ def connect(
 
         mine = mpi_comm.connect(job, timeouts)
         with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
-            deadline = timeouts.clock.now() + min(timeouts.start, timeouts.store)
-            store = lookup.under_mpi(job, deadline, timeouts, address)
-            error_reporter.listen(lambda: lookup.new_connection(store))
+            limit_s = min(timeouts.start, timeouts.store)
+            store = lookup.find_store(replace(job, launcher="mpi"), limit_s, timeouts=timeouts, address=address)
+            error_reporter.listen(store.new_connection)
             mine.outlive(store, error_reporter)
         comm: Communicator = mine
     else:

@@ -29,23 +29,23 @@ State = tuple[Tensor, Any, Any, list[Tensor]]  # of the global generators: torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """63-bit seed for one purpose: the first bytes of SHA-256 over the words, so no two purposes share a stream."""
+    """Return a 63-bit seed for one purpose: the first bytes of SHA-256 over its words, so that no streams coincide."""
     words = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A torch CPU generator for one purpose."""
+    """Return a torch generator on the CPU for one purpose."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
-    """A numpy generator for one purpose (partitions, cohorts)."""
+    """Return a numpy generator for one purpose, such as a partition or a cohort."""
     return np.random.Generator(np.random.PCG64(derive(seed, *purpose)))
 
 
 def reseed(seed: int, *purpose: str | int) -> None:
-    """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `scoped`."""
+    """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `seeded`."""
     number = derive(seed, *purpose)
     with _one:
         # torch.manual_seed would do it, and note a stack trace for each kind of device that is not there.
@@ -58,14 +58,14 @@ def reseed(seed: int, *purpose: str | int) -> None:
 
 
 def state() -> State:
-    """Where the global generators are."""
+    """Return the states of the global generators."""
     with _one:
         at, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return at, np.random.get_state(legacy=False), random.getstate(), on_gpus
 
 
-def go_on(at: State) -> None:
-    """The global generators go on from there."""
+def set_state(at: State) -> None:
+    """Set the global generators to states that `state` has returned."""
     with _one:
         torch.set_rng_state(at[0])
         if at[3]:  # else no GPU was in use then
@@ -75,12 +75,21 @@ def go_on(at: State) -> None:
 
 
 @contextmanager
-def scoped(seed: int | None = None, *purpose: str | int) -> Iterator[None]:
-    """The global generators seeded for one purpose, if a seed is given, and put back afterwards."""
+def preserve_rng() -> Iterator[None]:
+    """Restore the states of the global generators at the end of the block."""
     before = state()
     try:
-        if seed is not None:
-            reseed(seed, *purpose)
         yield
     finally:
-        go_on(before)
+        set_state(before)
+
+
+@contextmanager
+def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
+    """Seed the global generators for one purpose, and restore their states at the end of the block."""
+    before = state()
+    try:
+        reseed(seed, *purpose)
+        yield
+    finally:
+        set_state(before)

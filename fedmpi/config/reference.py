@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedmpi.common.typewords import value_words, words
+from fedmpi.common.type_descriptions import describe_type, describe_value
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import section
 
@@ -40,7 +40,9 @@ def keys(path: tuple[str, ...] = ()) -> Iterator[Key]:
         inner = section(here)
         meaning = declared.description or _beside(holder, name)
         if inner is None:
-            yield Key(".".join(here), words(declared.annotation, declared.metadata), _default(declared), meaning)
+            yield Key(
+                ".".join(here), describe_type(declared.annotation, declared.metadata), _default(declared), meaning
+            )
         else:
             yield Key(".".join(here), "section", "", meaning or _docstring(inner), inner)
             yield from keys(here)
@@ -51,7 +53,7 @@ def _default(declared: FieldInfo) -> str:
         return "required"
     if isinstance(declared.json_schema_extra, dict):  # what the environment says
         return str(declared.json_schema_extra["default"])
-    return value_words(declared.default)
+    return describe_value(declared.default)
 
 
 def _docstring(kind: type[BaseModel]) -> str:
@@ -64,9 +66,9 @@ def _beside(holder: type[BaseModel], name: str) -> str:
     """The comment above a field and on its own lines, in the first class that declares it."""
     for kind in holder.__mro__:
         if kind.__module__.startswith("fedmpi.config") and name in vars(kind).get("__annotations__", {}):
-            found = _commented(str(inspect.getsourcefile(kind))).get((kind.__name__, name))
-            if found is not None:
-                return found
+            comment = _commented(str(inspect.getsourcefile(kind))).get((kind.__name__, name))
+            if comment is not None:
+                return comment
     return ""
 
 
@@ -76,15 +78,15 @@ def _commented(file: str) -> dict[tuple[str, str], str]:
     source = Path(file).read_text(encoding="utf-8")
     lines = source.splitlines()
     with open(file, "rb") as stream:
-        found = [token for token in tokenize.tokenize(stream.readline) if token.type == tokenize.COMMENT]
-    comments = {token.start[0]: token.string.lstrip("# ") for token in found}
-    alone = {token.start[0] for token in found if lines[token.start[0] - 1].lstrip().startswith("#")}
-    said = {}
+        tokens = [token for token in tokenize.tokenize(stream.readline) if token.type == tokenize.COMMENT]
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens}
+    alone = {token.start[0] for token in tokens if lines[token.start[0] - 1].lstrip().startswith("#")}
+    by_name = {}
     for kind in (each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)):
         for field in (each for each in kind.body if isinstance(each, ast.AnnAssign)):
             first = field.lineno
             while first - 1 in alone:
                 first -= 1
             parts = [comments[n] for n in range(first, (field.end_lineno or field.lineno) + 1) if n in comments]
-            said[kind.name, ast.unparse(field.target)] = " ".join(parts)
-    return said
+            by_name[kind.name, ast.unparse(field.target)] = " ".join(parts)
+    return by_name

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.inputs import Inputs, join
+from fedmpi.common.inputs import Inputs, concatenate
 from fedmpi.data.layout import stored_channels_last
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
@@ -156,10 +156,10 @@ def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple
     for batch in drawn:
         held.append(batch)
         if len(held) == many:
-            yield join([x for x, _ in held]), torch.cat([y for _, y in held])
+            yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
             held, groups = [], groups + 1
     if held and not groups:
-        yield join([x for x, _ in held]), torch.cat([y for _, y in held])
+        yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
 
 
 def order(shard: Shard, size: int | None, generator: torch.Generator | None) -> Tensor:

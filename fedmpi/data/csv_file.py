@@ -13,7 +13,7 @@ from typing import TextIO
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
 
 BLOCK = 200_000  # cells that are held as Python's strings at a time
 SHORT = 24  # characters of cells that are held as bytes, all of a column in the width of its longest
@@ -101,7 +101,7 @@ def _checked(
         if len(row) != length:
             quotes = f" (a cell that holds {delimiter!r} stands in quotes)" if len(row) > length else ""
             counts = f"{len(row)} cells, the header has {length}{quotes}"
-            raise UserError(f"{path}, line {line}: {counts}: {brief(delimiter.join(row))}")
+            raise UserError(f"{path}, line {line}: {counts}: {shorten(delimiter.join(row))}")
         yield line, row
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Samples, Shape, each, sample_shape
+from fedmpi.common.inputs import Inputs, Samples, Shape, named_tensors, sample_shape
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import Preparation
 
@@ -54,7 +54,7 @@ class Dataset:
             if isinstance(given, Mapping):
                 object.__setattr__(self, name, _named(name, given))
         for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site", "group"):
-            for said, x in each(getattr(self, name), name):
+            for said, x in named_tensors(getattr(self, name), name):
                 _check_tensor(said, x, optional=name in ("site", "test_site", "group"))
         if len(self.train_x) == 0:
             raise UserError("data set: there is no training sample")
@@ -62,7 +62,7 @@ class Dataset:
             ("train_x", self.train_x, "train_y", self.train_y),
             ("test_x", self.test_x, "test_y", self.test_y),
         ):
-            for said, part in each(x, name):
+            for said, part in named_tensors(x, name):
                 if len(part) != len(y):
                     has = f"{said} has {len(part)} rows, {y_name} the shape {tuple(y.shape)}"
                     raise UserError(f"data set: {has}; both need one row a sample")
@@ -126,7 +126,8 @@ def _check_tensor(name: str, x: Any, optional: bool) -> None:
 
 def _look(x: Samples) -> str:
     return "; ".join(
-        f"{said} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip() for said, part in each(x, "")
+        f"{said} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
+        for said, part in named_tensors(x, "")
     )
 
 

@@ -17,21 +17,20 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import registry, seeds
-from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import count, nearest
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.layout import laid_out
 from fedmpi.data.partitions import KIND
-from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import feature_noise, noisy
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import label_matrix, shards
-from fedmpi.data.partitions.sites import domain, site
 from fedmpi.data.pictures import FLOATS, Pictures
 from fedmpi.data.preparation import Preparation, ready
 
@@ -115,7 +114,7 @@ def split(
     client_test: how a client's own test rows are chosen, see client_test.py.
     Raises UserError if the data do not allow this division.
     """
-    made = registry.make(KIND, registry.Chosen(scheme, options))
+    made = registry.make(KIND, registry.Selection(scheme, options))
     cut = made.func
     labels = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
     labels.flags.writeable = False
@@ -256,19 +255,21 @@ def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: An
     if isinstance(given, Partition):  # fedmpi's own schemes
         parts = given
     elif not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
-        raise told(f"{where} returned {type(given).__name__}; it must return a list of index arrays, one a client", cut)
+        raise located_error(
+            f"{where} returned {type(given).__name__}; it must return a list of index arrays, one a client", cut
+        )
     else:
         parts = Partition.from_parts(
             _part(f"{where} gave client {k}", part, samples, cut) for k, part in enumerate(given)
         )
     if clients is not None and len(parts) != clients:
-        raise told(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
+        raise located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
     if (parts.sizes == 0).any():
         k = int((parts.sizes == 0).argmax())
-        raise told(f"{where} left client {k} without a training sample; lower `clients` or its skew", cut)
+        raise located_error(f"{where} left client {k} without a training sample; lower `clients` or its skew", cut)
     times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
-        raise told(f"{where} handed out sample {(times > 1).argmax()} more than once", cut)
+        raise located_error(f"{where} handed out sample {(times > 1).argmax()} more than once", cut)
     if len(parts.order) < samples and cut is not site:  # there it was asked for
         missing = f"{samples - len(parts.order)} of {samples} training samples"
         warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
@@ -281,15 +282,15 @@ def _part(said: str, part: Any, samples: int, cut: Any) -> np.ndarray:
     try:
         indices = np.asarray(part)
     except (TypeError, ValueError) as error:
-        raise told(f"{said} {type(part).__name__} ({error}); {needed}", cut) from error
+        raise located_error(f"{said} {type(part).__name__} ({error}); {needed}", cut) from error
     if indices.ndim != 1:
-        raise told(f"{said} {type(part).__name__} of shape {indices.shape}; {needed}", cut)
+        raise located_error(f"{said} {type(part).__name__} of shape {indices.shape}; {needed}", cut)
     if len(indices) == 0:
         return indices.astype(np.int64)
     if indices.dtype == bool:
-        raise told(f"{said} a mask of bool; {needed}: np.flatnonzero(mask)", cut)
+        raise located_error(f"{said} a mask of bool; {needed}: np.flatnonzero(mask)", cut)
     if indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= samples:
         numbers = indices.dtype.kind in "iuf"
         span = f"indices {indices.min()}..{indices.max()}" if numbers else "indices"
-        raise told(f"{said} {span} ({indices.dtype}); {needed}", cut)
+        raise located_error(f"{said} {span} ({indices.dtype}); {needed}", cut)
     return np.sort(indices.astype(np.int64))

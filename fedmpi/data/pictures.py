@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,9 +106,6 @@ class Pictures:
             stored = laid_out(stored.to(device), channels_last)
         return Pictures(stored, self.look, torch.device(device), channels_last)
 
-    def seen(self, look: Look) -> Pictures:
-        return Pictures(self.stored, look, self.device, self.blocks)
-
     def like(self, stored: Tensor | Stream) -> Pictures:
         return Pictures(stored, self.look, self.device, self.blocks)
 
@@ -125,14 +123,23 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"
 
 
 def of_bytes(
-    images: Tensor | Stream, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int
+    images: np.ndarray | Tensor | Stream,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    channels: int | None = None,
 ) -> Pictures:
-    """(v / 255 - mean) / std of (n, c, H, W) uint8; of float32, whose v are in 0..1 already, (v - mean) / std. None: 0
-    and 1. channels: to which c = 1 is repeated."""
+    """Pictures that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std of floats.
+
+    Args:
+        images: (n, c, H, W) uint8, or float32 in 0..1.
+        mean, std: of pixels in 0..1, one number or one a channel; None: 0 and 1.
+        channels: to which c = 1 is repeated; None: as many as there are.
+    """
+    stored = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images
     given = mean is not None or std is not None
     normal = Normalise(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
-    bytes_ = images.dtype == torch.uint8
-    return Pictures(images, Look(bytes=bytes_, unit=not bytes_, normal=normal, channels=channels))
+    bytes_ = stored.dtype == torch.uint8
+    return Pictures(stored, Look(bytes=bytes_, unit=not bytes_, normal=normal, channels=channels or stored.shape[1]))
 
 
 def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:

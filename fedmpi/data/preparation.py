@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
+from fedmpi.common.inputs import Inputs, Shape, Type, describe, from_text, sample_shape, to_text
 from fedmpi.common.text import other_spelling
 
 KINDS = {
@@ -30,7 +30,7 @@ KINDS = {
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
-    "texts": "fedmpi.data.sources.texts.preparation:TextPreparation",
+    "texts": "fedmpi.data.sources.texts.windows:TextPreparation",
 }
 
 
@@ -154,7 +154,7 @@ def check_sample(x: Any, shape: Shape, where: str) -> None:
     if not len(x):
         raise UserError(f"{where} holds no row")
     if sample_shape(x) != shape:
-        raise UserError(f"{where} holds rows of {look(x[:1])}; a sample of the training has the shape {shape}")
+        raise UserError(f"{where} holds rows of {describe(x[:1])}; a sample of the training has the shape {shape}")
 
 
 def ready(shape: Shape, dtype: Type) -> ReadyInputs:

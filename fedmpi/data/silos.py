@@ -54,7 +54,7 @@ def open_silos(
         )
     opened = {}
     for k in sorted(mine):
-        with seeds.scoped(seed, "source", silos[k]):
+        with seeds.seeded(seed, "source", silos[k]):
             opened[k] = source(root, site=silos[k], **options)
     return opened
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
 from fedmpi.data.batches import Shard, Shards
 from fedmpi.data.federated import Federated, count_labels, label_counts
 from fedmpi.data.partitions.parts import Partition
@@ -55,7 +55,7 @@ def hold_out(data: Federated, share: float, seed: int) -> Federated:
     new = _of_one_data_set(data, share, seed) if isinstance(data.train, Shards) else _of_several(data, share, seed)
     alone = [k for k in data.train if data.train_sizes[k] > 1 and not new.validation_sizes[k]]
     if alone:
-        whose = f"{'clients' if len(alone) > 1 else 'client'} {brief(', '.join(map(str, alone)))}"
+        whose = f"{'clients' if len(alone) > 1 else 'client'} {shorten(', '.join(map(str, alone)))}"
         said = "the rows there are all of one group (data.group_column), and stay together"
         warnings.warn(f"data.validation holds out nothing of {whose}: {said}", stacklevel=2)
     return replace(new, train_sizes=data.train_sizes - new.validation_sizes)

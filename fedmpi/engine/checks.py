@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.blame import in_user_code, place_of, remedy, told
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, look
+from fedmpi.common.inputs import Samples, describe
 from fedmpi.common.metrics_row import RESERVED
 from fedmpi.common.text import nearest
+from fedmpi.common.user_code_errors import in_user_code, known_fix, located_error, source_location
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method
 from fedmpi.method.slots import Slots
@@ -25,7 +25,7 @@ def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> U
     """`round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`. by: what was called, if not the
     method's own hook."""
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
-    return told(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
+    return located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
 
 
 def check_slots(
@@ -156,7 +156,7 @@ def check_rule(value: Any, shape: tuple[int, ...], where: str, like: Tensor, by:
     """The same of the server rule that stands in the config."""
     found = _odd(value, shape, (like.device.type,))
     if found:
-        raise told(f"{where}: the server rule returned {found}; it must return a tensor {shape} of floats", by)
+        raise located_error(f"{where}: the server rule returned {found}; it must return a tensor {shape} of floats", by)
 
 
 def _odd(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: bool = True) -> str:
@@ -178,10 +178,10 @@ def _name(value: Any) -> str:
 
 def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
     """A failed forward pass is the model's, though no line of a user's file may be in the traceback."""
-    if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or remedy(error):
+    if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or known_fix(error):
         return error
-    name, place = type(module).__name__, place_of(module)
-    text = f"model {name} fails on a batch of {look(x)}: {type(error).__name__}: {error}"
+    name, place = type(module).__name__, source_location(module)
+    text = f"model {name} fails on a batch of {describe(x)}: {type(error).__name__}: {error}"
     return UserError(f"{text} ({place})" if place else text)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 
@@ -44,7 +44,7 @@ class ReadOnlyCheck:
             return
         own = [hook for hook in hooks if overrides(method, hook)]
         who = f"a hook of method {type(method).__name__} wrote" if hooks else "the server rule wrote"
-        raise told(
+        raise located_error(
             f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an "
             f"assignment to [...]); make a copy, and return it as new state"
             + (f". It was {' or '.join(own)}" if own else ""),
@@ -128,7 +128,7 @@ class FrozenTensorGuard:
                 "leave out persistent=False (a float buffer travels and is averaged, an integer one starts anew with "
                 "each client), or keep it in no buffer, and make it in each pass"
             )
-        return told(said, self.module)
+        return located_error(said, self.module)
 
 
 def _mark(tensor: Tensor, kind: str) -> tuple[int, int]:

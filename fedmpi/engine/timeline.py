@@ -41,7 +41,7 @@ class Timeline:
         self.rest: dict[str, float] = {}
         self.done: Line | None = None  # a round that is over and not told
 
-    def lap(self, what: str, client: int | list[int] | None = None) -> None:
+    def span(self, what: str, client: int | list[int] | None = None) -> None:
         """What was done since the last lap."""
         now = time.perf_counter()
         if self.to is None or now - self.mark < LEAST_S:
@@ -57,7 +57,7 @@ class Timeline:
         if t == self.round:
             return
         if self.spans:
-            self.tell()
+            self.flush()
             ms = [(what, round(1e3 * (a - self.began), 2), round(1e3 * (b - a), 2), k) for what, a, b, k in self.spans]
             spans = [each[:3] if each[3] is None else each for each in ms]
             at = time.time() - (time.perf_counter() - self.began)
@@ -65,11 +65,11 @@ class Timeline:
             rest = {"rest": {what: round(1e3 * s, 2) for what, s in self.rest.items()}} if self.rest else {}
             self.done = line | rest
         if self.early:
-            self.tell()
+            self.flush()
         self.round, self.began = t, self.mark if self.spans else time.perf_counter()
         self.mark, self.spans, self.rest = self.began, [], {}
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Hand on the round that is over."""
         if self.done is not None and self.to is not None:
             self.to(self.done)
@@ -77,7 +77,7 @@ class Timeline:
 
     def end(self) -> None:
         """Hand on all there is."""
-        self.lap("end")
+        self.span("end")
         self.begin(self.round + 1)
-        self.tell()
+        self.flush()
         self.ended()

@@ -166,7 +166,9 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
 
     def one(span: tuple[int, int]) -> list[Tensor]:
         wide = _wide(rows[:, span[0] - start : span[1] - start])
-        return [_product(wide[a:b], wide[:b]) for a, b in groups]
+        if rows.is_cuda:
+            return [_product_on_gpu(wide, wide)]
+        return [wide[a:b] @ wide[:b].T for a, b in groups]
 
     # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
     for (column, _), found in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
@@ -256,17 +258,18 @@ def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
 
     def one(span: tuple[int, int]) -> Tensor:
         a, b = span[0] - start, span[1] - start
-        return _product(_wide(rows[:, a:b]), v[None, a:b].double())[:, 0]
+        wide, part = _wide(rows[:, a:b]), v[a:b].double()
+        return _product_on_gpu(wide, part[None])[:, 0] if rows.is_cuda else wide @ part
 
     for (a, _), part in zip(spans, spread(one, spans, rows), strict=True):
         out[a // size - blocks.start] += part
     return out.cpu()
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x y^T of a chunk in float64, on a GPU as the sum over pieces of columns.   (m, n), (k, n) -> (m, k)"""
+def _product_on_gpu(x: Tensor, y: Tensor) -> Tensor:
+    """x y^T of a chunk, as the sum over pieces of columns.   (m, n), (k, n) -> (m, k)"""
     n = x.shape[1]
-    if not x.is_cuda or n <= PIECE_GPU:
+    if n <= PIECE_GPU:
         return x @ y.T
     if n % PIECE_GPU:
         x, y = pad(x, (0, -n % PIECE_GPU)), pad(y, (0, -n % PIECE_GPU))

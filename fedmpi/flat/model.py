@@ -95,7 +95,8 @@ class FlatModel:
             for p in self.frozen.values():
                 if channels_last and p.dim() == 4:
                     p.data = p.data.contiguous(memory_format=torch.channels_last)
-        self._avoid_cudnn_where_misaligned()
+        if self.w.is_cuda:
+            self._avoid_cudnn_where_misaligned()
 
     def _avoid_cudnn_where_misaligned(self) -> None:
         """Let batch normalisation whose tensors begin where cuDNN cannot read them take PyTorch's own kernels.
@@ -106,7 +107,7 @@ class FlatModel:
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 tensors = [x for x in (*layer._parameters.values(), *layer._buffers.values()) if x is not None]
-                if any(x.is_cuda and x.is_floating_point() and x.data_ptr() % CUDNN_ALIGNMENT for x in tensors):
+                if any(x.is_floating_point() and x.data_ptr() % CUDNN_ALIGNMENT for x in tensors):
                     layer.__dict__["forward"] = MethodType(_forward_without_cudnn, layer)
 
     def move_into(self, w: Tensor) -> None:
@@ -114,7 +115,8 @@ class FlatModel:
         self.w, self.live = w, w.data
         for s, p in self.members:
             p.data = s.view(self.live)
-        self._avoid_cudnn_where_misaligned()
+        if self.w.is_cuda:
+            self._avoid_cudnn_where_misaligned()
 
     def attach_gradient(self) -> Tensor:
         """(d,) flat gradient; until `drop_gradient`, autograd accumulates straight into it."""

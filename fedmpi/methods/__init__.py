@@ -1,6 +1,6 @@
 """The registry of methods: name -> "module:Class". Listing it imports nothing."""
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "apfl": "fedmpi.methods.apfl:APFL",
@@ -46,4 +46,4 @@ registry: dict[str, str] = {
     "scaffold": "fedmpi.methods.scaffold:Scaffold",
 }
 
-KIND = Kind("method", registry, "method")
+KIND = PluginKind("method", registry, "method")

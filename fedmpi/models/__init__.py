@@ -1,21 +1,21 @@
 """Architectures: functions `f(input_shape, classes, **options) -> nn.Module`; `net.Net` is how the engine sees one."""
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
-    "alexnet_s": "fedmpi.models.alexnet:alexnet_s",
-    "char_lstm": "fedmpi.models.char_lstm:char_lstm",
-    "lenet5": "fedmpi.models.lenet:lenet5",
-    "mcmahan_cnn": "fedmpi.models.mcmahan_cnn:mcmahan_cnn",
-    "logistic": "fedmpi.models.logistic:logistic",
+    "alexnet_s": "fedmpi.models.cnns:alexnet_s",
+    "char_lstm": "fedmpi.models.recurrent:char_lstm",
+    "lenet5": "fedmpi.models.cnns:lenet5",
+    "mcmahan_cnn": "fedmpi.models.cnns:mcmahan_cnn",
+    "logistic": "fedmpi.models.mlp:logistic",
     "mlp": "fedmpi.models.mlp:mlp",
     "resnet18": "fedmpi.models.resnet:resnet18",
     "resnet8": "fedmpi.models.resnet:resnet8",
     "resnet50": "fedmpi.models.resnet:resnet50",
     "sl_vit": "fedmpi.models.sl_vit:sl_vit",
-    "small_cnn": "fedmpi.models.small_cnn:small_cnn",
+    "small_cnn": "fedmpi.models.cnns:small_cnn",
     "unet": "fedmpi.models.unet:unet",
-    "vgg11": "fedmpi.models.vgg:vgg11",
+    "vgg11": "fedmpi.models.cnns:vgg11",
 }
 
-KIND = Kind("model", registry, "model", ("input_shape", "classes"))
+KIND = PluginKind("model", registry, "model", ("input_shape", "classes"))

@@ -1,12 +1,15 @@
-"""Fully connected networks on the flattened sample; without a hidden layer, softmax regression."""
+"""Fully connected networks on the flattened sample, and the forward pass of models that are a chain of layers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.common.errors import UserError
 
 
 class MLP(nn.Module):
@@ -36,3 +39,60 @@ def mlp(
     hidden: width of each hidden layer, units, at least one layer. 1 x 28 x 28 images of 10 classes: 199,210 parameters.
     """
     return MLP(math.prod(input_shape), hidden, classes)
+
+
+class Reference(nn.Module):
+    """Logits of classes - 1 classes from one linear layer; that of class 0 is always 0."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, classes - 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return functional.pad(self.linear(z), (1, 0))  # (B, C)
+
+
+def logistic(input_shape: tuple[int, ...], classes: int, reference: bool = False) -> MLP:
+    """Softmax regression (one linear layer on the flat sample); with the regression task, linear regression.
+
+    reference: class 0 has no weights, its logit is 0. For two classes that is logistic regression as textbooks have it,
+    Linear(f, 1), sigmoid and binary cross-entropy, whose steps are half as long as those of the form with weights for
+    both classes. Its features are the flat sample itself, so the whole model is its head. 1 x 28 x 28 images of 10
+    classes: 7,850 parameters.
+    """
+    inputs = math.prod(input_shape)
+    model = MLP(inputs, (), classes)
+    if reference:
+        if classes < 2:
+            raise UserError("model.reference: true needs classes, and the target is a number; leave it out")
+        model.head = Reference(inputs, classes)
+    return model
+
+
+POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+
+
+def layers_of(module: nn.Module) -> list[nn.Module] | None:
+    """The layers of a chain in their order; None where the module is not known to be one."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return None
+    if type(module) in (MLP, nn.Sequential):  # children() leaves out what stands there a second time
+        found = [layers_of(part) for part in module._modules.values() if part is not None]
+        return None if None in found else [layer for each in found if each for layer in each]
+    flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    return [module] if flattens or type(module) is nn.Linear or type(module) in POINTWISE else None
+
+
+def straight(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return a function that equals module(x) but calls no hooks of its layers; None where it is no known chain."""
+    layers = layers_of(module)
+    if not layers or any(part._compiled_call_impl is not None for part in module.modules()):
+        return None
+    steps = [layer.forward for layer in layers]
+
+    def forward(x: Tensor) -> Tensor:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return forward

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.blame import in_user_code, place_of, told
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, each, look, zeros
+from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, describe, named_tensors, zeros
+from fedmpi.common.user_code_errors import in_user_code, located_error, source_location
 
 
 class Net:
@@ -117,23 +117,23 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
     try:
         logits = call(module, x)
     except Exception as error:
-        place = in_user_code(error) or place_of(module)
+        place = in_user_code(error) or source_location(module)
         raise UserError(
-            f"{name} fails on a batch of two samples of the data set, {look(x)}: "
+            f"{name} fails on a batch of two samples of the data set, {describe(x)}: "
             f"{error}; choose a model for samples of this shape{_symbols(x)}{f' ({place})' if place else ''}"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
     if x._version != before:
-        raise told(
+        raise located_error(
             f"{name} writes to its input (an operation that ends in _, or ReLU(inplace=True) as the first layer): "
             "other passes over the batch would see it; work on a copy, such as x = x - mean",
             module,
         )
     if not isinstance(logits, Tensor) or logits.ndim < 2 or len(logits) != len(x):
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise told(
+        raise located_error(
             f"{name} returns {found} for a batch of {len(x)} samples; it must return one tensor of shape "
             f"({len(x)}, outputs), or ({len(x)}, ...)",
             module,
@@ -144,7 +144,7 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
 
 
 def _symbols(x: Samples) -> str:
-    whole = any(part.dtype == torch.int64 for _, part in each(x, ""))
+    whole = any(part.dtype == torch.int64 for _, part in named_tensors(x, ""))
     return "; whole numbers are symbols, for nn.Embedding: measurements need floats, x.float()" if whole else ""
 
 

@@ -22,9 +22,8 @@ from typing import Any, Literal
 from torch import nn
 
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.models.projection import WIDTH
-from fedmpi.models.projection import projection as projected
-from fedmpi.models.shapes import image
+from fedmpi.models.parts import WIDTH, image
+from fedmpi.models.parts import projection as projected
 
 Stem = Literal["imagenet", "no_pool", "small"]
 Norm = Literal["bn", "bn_nostats", "gn", "ln"]

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from fedmpi.models.shapes import image
+from fedmpi.models.parts import image
 
 Shift = Literal["pixel", "original"]
 Size = Annotated[int, Field(gt=0)]

@@ -9,7 +9,7 @@ import torch
 
 from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
-from fedmpi.config import Settings, machine
+from fedmpi.config import Settings, resources
 
 KEPT_BYTES = 2**30  # the largest block of freed memory that the process keeps, and the most that it keeps in all
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -17,8 +17,10 @@ MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
-    """compute.device for this rank: GPUs are dealt out by local rank. Raises UserError if a rank that trains has none,
-    though the config asks for it."""
+    """Return the device of this rank (compute.device); GPUs are assigned by local rank.
+
+    Raises UserError if a rank that trains has no GPU although the config asks for one.
+    """
     wanted = settings.compute.device
     if wanted == "cpu":
         return torch.device("cpu")
@@ -50,7 +52,7 @@ def why_no_gpu(host: str) -> str:
 
 def set_numerics(settings: Settings) -> None:
     """Set the threads and kernels that decide the last bits of results, and what becomes of freed memory."""
-    machine.check(settings, writes=False)
+    resources.check(settings, writes=False)
     keep_freed_memory()
     torch.set_num_threads(settings.compute.threads)
     # These names work without a warning in every PyTorch since 2.6, and have no effect on a CPU.

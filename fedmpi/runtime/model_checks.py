@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedmpi.common.blame import ONE_SAMPLE, blaming, told
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief
+from fedmpi.common.text import shorten
+from fedmpi.common.user_code_errors import ONE_SAMPLE, attribute_errors, located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.flat.model import NORM_LAYERS
@@ -28,12 +28,14 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
         made_by: the function or class that made it; an error names its file.
     """
     if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
-        found = "a module without any" if isinstance(module, nn.Module) else type(module).__name__
-        raise told(f"{where} must return a torch.nn.Module with trainable parameters; it returned {found}", made_by)
+        returned = "a module without any" if isinstance(module, nn.Module) else type(module).__name__
+        raise located_error(
+            f"{where} must return a torch.nn.Module with trainable parameters; it returned {returned}", made_by
+        )
     trained = [p for p in module.parameters() if p.requires_grad]
     kinds = sorted({str(p.dtype) for p in trained})
     if len(kinds) > 1 or not trained[0].is_floating_point():
-        raise told(
+        raise located_error(
             f"{where} has parameters of {', '.join(kinds)}; all that are trained must be of one type of floats, as "
             "they lie in one vector: module.float()",
             made_by,
@@ -41,14 +43,16 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
     for name, p in module.named_parameters():
         if p.is_meta or p.layout is not torch.strided:
             what = "on the device meta, without values" if p.is_meta else f"a {p.layout} tensor"
-            raise told(f"{where}: parameter {name} is {what}; dense tensors are needed", made_by)
+            raise located_error(f"{where}: parameter {name} is {what}; dense tensors are needed", made_by)
     for name, part in module.named_modules():
         if getattr(part, "sparse", False) is True:
-            raise told(f"{where}: {name} has sparse=True; gradients lie in one dense vector: sparse=False", made_by)
+            raise located_error(
+                f"{where}: {name} has sparse=True; gradients lie in one dense vector: sparse=False", made_by
+            )
     for name, buffer in module.named_buffers():
         finite = not is_lazy(buffer) and buffer.is_floating_point() and buffer.isfinite().all()
         if finite and not buffer.to(trained[0].dtype).isfinite().all():
-            raise told(
+            raise located_error(
                 f"{where}: buffer {name} ({buffer.dtype}) holds numbers beyond {kinds[0]}, the parameters' type, in "
                 "which buffers travel",
                 made_by,
@@ -60,7 +64,7 @@ def warn_of_untracked(name: str, module: nn.Module) -> None:
 
     Layers with forward pre-hooks are left out: weight_norm and pruning make tensors in each pass.
     """
-    known = {id(x) for x in (*module.parameters(), *module.buffers())}
+    registered = {id(x) for x in (*module.parameters(), *module.buffers())}
     ours, layers, tensors = vars(nn.Module()).keys(), list[str](), list[str]()
     for path, part in module.named_modules():
         for key in sorted(vars(part).keys() - ours):
@@ -71,10 +75,10 @@ def warn_of_untracked(name: str, module: nn.Module) -> None:
                 if inside is None
                 else [p for each in inside for p in (each.parameters() if isinstance(each, nn.Module) else [each])]
             )
-            found = [p for p in parts if isinstance(p, Tensor) and id(p) not in known]
-            if inside is not None and any(isinstance(p, nn.Parameter) and p.requires_grad for p in found):
+            unregistered = [p for p in parts if isinstance(p, Tensor) and id(p) not in registered]
+            if inside is not None and any(isinstance(p, nn.Parameter) and p.requires_grad for p in unregistered):
                 layers.append(at)
-            if not part._forward_pre_hooks and any(not isinstance(p, nn.Parameter) for p in found):
+            if not part._forward_pre_hooks and any(not isinstance(p, nn.Parameter) for p in unregistered):
                 tensors.append(at)
     for at in layers:
         warnings.warn(
@@ -84,8 +88,9 @@ def warn_of_untracked(name: str, module: nn.Module) -> None:
         )
     if tensors:
         warnings.warn(
-            f"model {name}: {brief(', '.join(tensors))}: plain tensors, which are neither trained nor sent nor saved, "
-            "and stay on the device where they were made: use register_buffer, with persistent=False for a constant",
+            f"model {name}: {shorten(', '.join(tensors))}: plain tensors, which are neither trained nor sent nor "
+            "saved, and stay on the device where they were made: use register_buffer, with persistent=False for a "
+            "constant",
             stacklevel=2,
         )
 
@@ -116,11 +121,11 @@ def check_batch_norm(settings: Settings, data: Federated, net: Net, *, trains_ba
     single = np.flatnonzero((last == 1) & (not train.drop_last or train.batch_size == "full"))
     if not trains_batches or not len(single):
         return
-    with blaming(f"model {name}"):
+    with attribute_errors(f"model {name}"):
         takes_one = net.takes_one()  # as behind a convolution, which has several values a channel
     if not takes_one:
         k, more = single[0], f" (and {len(single) - 1} more)" if len(single) > 1 else ""
-        raise told(
+        raise located_error(
             f"train.batch_size: {train.batch_size} leaves client {k}{more} with {sizes[k]} samples a batch of one "
             f"sample, which gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
         )

@@ -13,7 +13,7 @@ from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.inputs import Shape, describe_axes
-from fedmpi.common.text import brief, count
+from fedmpi.common.text import count, shorten
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import is_labels
@@ -23,7 +23,7 @@ from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.record.tracking.dispatch import make_loggers
+from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
 
@@ -40,15 +40,15 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     set_numerics(settings)
     comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
     data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
-    made = build.experiment(settings, data, cpu)
-    fed = build.federation(made, comm, lambda: False)
+    experiment = build.experiment(settings, data, cpu)
+    fed = build.federation(experiment, comm, lambda: False)
     make_loggers(settings)
     job = job or detect({})
-    return _check_list(made, fed, memory.check_job(made, job, _devices_here(settings, job)))
+    return _check_list(experiment, fed, memory.check_job(experiment, job, _devices_here(settings, job)))
 
 
 def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
-    """Where each rank of this host would compute; on the CPU where `pick_device` refuses, which says so elsewhere."""
+    """Return the device of each rank of this host; the CPU where `pick_device` refuses, which is reported elsewhere."""
     devices, first = list[torch.device](), max(job.rank - job.local_rank, 0)
     for local_rank in range(job.local_size):
         try:
@@ -58,38 +58,38 @@ def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
     return devices
 
 
-def _check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
-    """What `fedmpi validate` shows."""
-    s, data, messages, entry = made.settings, made.data, made.messages, made.itemsize
+def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the rows that `fedmpi validate` shows."""
+    s, data, messages, entry = experiment.settings, experiment.data, experiment.messages, experiment.itemsize
     sizes, tests = data.train_sizes, data.test_sizes
-    held = data.validation_sizes
+    held_out = data.validation_sizes
     shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
     state = size_text(messages.client_state.size * entry)
     root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
-    held_out = f", {held.min()} to {held.max()} more for validation" if len(held) else ""
+    validation = f", {held_out.min()} to {held_out.max()} more for validation" if len(held_out) else ""
     return [
-        (s.name, report_text.what(made)),
-        ("clients", f"{data.clients}, {training}{held_out}"),
-        ("rounds", f"{s.rounds}, with {report_text.schedule(s, data.clients, made.messages.method.own_length)}"),
+        (s.name, report_text.what(experiment)),
+        ("clients", f"{data.clients}, {training}{validation}"),
+        ("rounds", f"{s.rounds}, with {report_text.schedule(s, data.clients, experiment.messages.method.own_length)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
-        *_site_rows(data, made.task),
+        *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
         ("message", report_text.traffic(messages, s.rounds, entry)),
-        *(("wire", said.removeprefix("wire: ")) for said in report_text.wire(made, 1)),
+        *(("wire", text.removeprefix("wire: ")) for text in report_text.wire(experiment, 1)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
-        *(("initial", said) for said in (made.initial.lines if made.initial is not None else ())),
+        *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (
             "memory",
             f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
         ),
-        *((f"from {file}", said) for file, said in report_text.brought(s)),
+        *((f"from {file}", text) for file, text in report_text.fragments(s)),
         ("result", "ok"),
     ]
 
 
 def _sample(shape: Shape) -> str:
-    """What a model gets of one sample: of images and volumes with the meaning of each axis."""
+    """Describe the shape of one sample; of images and volumes with the meaning of each axis."""
     if isinstance(shape, dict):
         return ", ".join(f"{name} {part}" for name, part in shape.items())
     axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
@@ -124,4 +124,4 @@ def _targets(shard: Shard, names: Sequence[str], task: Task) -> str:
         return ""
     values, amounts = torch.unique(y[y >= 0], return_counts=True)
     each = (f"{names[k] if k < len(names) else k}: {n}" for k, n in zip(values.tolist(), amounts.tolist(), strict=True))
-    return f" ({brief(', '.join(each), 100)})" if len(values) else ""
+    return f" ({shorten(', '.join(each), 100)})" if len(values) else ""

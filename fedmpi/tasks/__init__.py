@@ -1,6 +1,6 @@
 """What is learned: the loss that clients descend and the figures by which a model is judged, a file a task."""
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "classification": "fedmpi.tasks.classification:Classification",
@@ -11,4 +11,4 @@ registry: dict[str, str] = {
     "segmentation": "fedmpi.tasks.segmentation:Segmentation",
 }
 
-KIND = Kind("task", registry, "task", ("classes",))
+KIND = PluginKind("task", registry, "task", ("classes",))

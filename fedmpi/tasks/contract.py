@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.blame import in_user_code, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import RESERVED
+from fedmpi.common.user_code_errors import in_user_code, located_error
 from fedmpi.tasks.base import Task
 
 
@@ -22,7 +22,7 @@ def check_task(task: Any) -> None:
     for needed in ("loss", "metrics"):
         if not callable(getattr(task, needed, None)):
             have = f"task.name stands for {type(task).__name__}, which has no function {needed}"
-            raise told(f"{have}; a task has loss and metrics (fedmpi.Task)", task)
+            raise located_error(f"{have}; a task has loss and metrics (fedmpi.Task)", task)
     for name, default in vars(Task).items():
         if not name.startswith("_") and not hasattr(task, name):
             setattr(task, name, partial(default, task) if callable(default) else default)
@@ -37,7 +37,7 @@ def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], par
         raise UserError(f"task {name}: {part}: row {int(nan.nonzero()[0])} holds NaN; fill it or leave it out{option}")
     wrong = task.check(y, outputs)
     if wrong:
-        raise told(f"task {name}: {part}: {wrong}", type(task))
+        raise located_error(f"task {name}: {part}: {wrong}", type(task))
 
 
 def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
     said = f"task {type(task).__name__}"
     names: Any = getattr(task, "names", ())
     if isinstance(names, str):
-        raise told(f"{said}: names is the text {names!r}; it must be a tuple of names: ({names!r},)", task)
+        raise located_error(f"{said}: names is the text {names!r}; it must be a tuple of names: ({names!r},)", task)
     if not names:
         try:
             names = figures(task, hold(task, torch.zeros(2, *outputs), y), y)
@@ -60,13 +60,13 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
             ) from error
     names = tuple(names)
     if not names:
-        raise told(f"{said}: metrics gives no figure; at least one is needed", task)
+        raise located_error(f"{said}: metrics gives no figure; at least one is needed", task)
     spread = {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # made of each by the engine
     for i, name in enumerate(names):
         if not isinstance(name, str) or not name:
-            raise told(f"{said}: a metric is called {name!r}; a name is a text", task)
+            raise located_error(f"{said}: a metric is called {name!r}; a name is a text", task)
         if name in RESERVED | spread or name in names[:i]:
-            raise told(
+            raise located_error(
                 f"{said}: a metric is called {name!r}, which is the name of something else; choose another", task
             )
     return names
@@ -78,7 +78,7 @@ def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
     if not isinstance(held, Tensor) or held.shape[:1] != y.shape[:1]:
         found = f"shape {tuple(held.shape)}" if isinstance(held, Tensor) else type(held).__name__
         said = f"task {type(task).__name__}: hold returned {found} for {len(y)} samples"
-        raise told(f"{said}; it must return a tensor ({len(y)}, ...)", task.hold)
+        raise located_error(f"{said}; it must return a tensor ({len(y)}, ...)", task.hold)
     return held
 
 
@@ -97,7 +97,7 @@ def _scalar(loss: Any, name: str, task: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.shape != () or loss.is_complex():
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         text = f"task {type(task).__name__}: {name} returned {found}; it must return a tensor ()"
-        raise told(text, getattr(task, name))
+        raise located_error(text, getattr(task, name))
     return loss
 
 
@@ -106,12 +106,12 @@ def figures(task: Any, held: Tensor, y: Tensor) -> dict[str, float]:
     found = task.metrics(held, y)
     said = f"task {type(task).__name__}: metrics"
     if not isinstance(found, Mapping):
-        raise told(f"{said} returned {type(found).__name__}; it must return {{name: number}}", task.metrics)
+        raise located_error(f"{said} returned {type(found).__name__}; it must return {{name: number}}", task.metrics)
     names = getattr(task, "names", ()) or tuple(found)
     odd = [name for name in found if name not in names] + [name for name in names if name not in found]
     if odd:
         have = f"{said} returned {', '.join(map(repr, found)) or 'nothing'}"
-        raise told(f"{have}, but names is {tuple(names)}: they must agree in {odd[0]!r}", task.metrics)
+        raise located_error(f"{have}, but names is {tuple(names)}: they must agree in {odd[0]!r}", task.metrics)
     checked = {}
     for name, value in found.items():
         one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, np.generic)
@@ -119,6 +119,6 @@ def figures(task: Any, held: Tensor, y: Tensor) -> dict[str, float]:
         if not isinstance(plain, (int, float)):
             shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
             text = f"{said} returned {type(value).__name__}{shape} for {name!r}; a number is needed"
-            raise told(text, task.metrics)
+            raise located_error(text, task.metrics)
         checked[name] = float(plain)
     return checked

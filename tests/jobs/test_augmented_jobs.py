@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from helpers import fedmpi
+from real_job import succeed
 
 RUN = """\
 rounds: 3
@@ -28,8 +28,7 @@ def test_a_run_goes_on_and_ranks_agree(tmp_path):
 
     def models(name, *overrides, **start):
         words = (f"output={tmp_path}", f"data.root={tmp_path}", f"name={name}", *overrides)
-        done = fedmpi("run", str(tmp_path / "run.yaml"), *words, **start)
-        assert done.returncode == 0, done.stderr[-3000:]
+        succeed("run", str(tmp_path / "run.yaml"), *words, **start)
         rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         return [json.loads(row).get("sha256") for row in rows]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from helpers import fedmpi
+from real_job import succeed
 
 METHOD = """
 from dataclasses import dataclass
@@ -44,8 +44,7 @@ def test_left_out_on_any_number_of_ranks(tmp_path, fails):
     records = []
     for kind, size in (("alone", 1), ("mpirun", 3)):
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"name": kind}))
-        done = fedmpi("run", tmp_path / "run.yaml", kind=kind, size=size)
-        assert done.returncode == 0, done.stderr
+        done = succeed("run", tmp_path / "run.yaml", kind=kind, size=size)
         warning = "round 1, client 1: " if fails else "round 1: client 1 sent an update of norm"
         assert done.stderr.count(f"warning: {warning}") == 1, done.stderr
         assert (f"{tmp_path}/wild.py:12" in done.stderr) == fails

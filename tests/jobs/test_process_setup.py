@@ -64,7 +64,7 @@ def work():
         cycle = [x, x.sum()]
         cycle.append(cycle)
         del cycle, x
-        with seeds.scoped():
+        with seeds.preserve_rng():
             seeds.reseed(0, "a", t)
 
 torch.set_num_threads(1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fork_server import WORDS
 from helpers import ROOT, by_rank, digest, fedmpi, launcher, warm
+from real_job import succeed
 from safetensors.torch import load_file
 
 from fedmpi.config.schema import Settings
@@ -60,8 +61,7 @@ def test_every_method_gives_the_bits_of_one_process(every_method, one_process, k
 
 # ---- the main job, as users start it ----
 def main_job(folder, *overrides, **start):
-    done = fedmpi("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}", *overrides, **start)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}", *overrides, **start)
     run = folder / "quickstart"
     model = {name: digest(x) for name, x in load_file(run / "model.safetensors").items()}
     return _facts(run), _lines(run), (run / "updates.jsonl").read_text(), model
@@ -162,8 +162,7 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
     assert not (tmp_path / "silos").exists()
     write_silos(tmp_path)
     for more in ("data.share_ranks=true", "server.trains=true"):
-        done = fedmpi(*words, more, "rounds=1", kind="mpirun", size=2)
-        assert done.returncode == 0, done.stderr
+        done = succeed(*words, more, "rounds=1", kind="mpirun", size=2)
 
 
 def test_a_site_may_keep_its_label_counts_to_itself(tmp_path):
@@ -178,8 +177,7 @@ def test_a_site_may_keep_its_label_counts_to_itself(tmp_path):
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "data.validation=0.2"]
     keeps = "data.share_label_counts=false"
     for more in ([], [keeps]):
-        done = fedmpi(*words, *more, kind="mpirun", size=3)
-        assert done.returncode == 0, done.stderr
+        done = succeed(*words, *more, kind="mpirun", size=3)
     told, kept = (tmp_path / name for name in ("silos", "silos-2"))
     assert _facts(told) == _facts(kept)
     assert json.loads((kept / "partition.json").read_text())["label_counts"] is None
@@ -243,8 +241,7 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
     write_silos(tmp_path)
     method = f"method={{name: '{tmp_path}/hashes.py:Hashes'}}"
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "output_mode=private"]
-    done = fedmpi(*words, method, kind="mpirun", size=3)
-    assert done.returncode == 0, done.stderr
+    succeed(*words, method, kind="mpirun", size=3)
     came = [json.loads(line) for line in (tmp_path / "came.jsonl").read_text().splitlines()]
     assert len(came) == 6
     for k in range(2):
@@ -261,8 +258,7 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
         assert ["label counts"] in others
         assert any("n_train" in what for what in others)
         assert sum("accuracy" in what for what in others) == 6  # three rounds, two protocols
-    done = fedmpi(*words, "data.audit=false", kind="mpirun", size=3)
-    assert done.returncode == 0, done.stderr
+    succeed(*words, "data.audit=false", kind="mpirun", size=3)
     assert not (tmp_path / "silos-2" / "audit").exists()
 
 
@@ -282,8 +278,7 @@ def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
     together = ["data.silos=null", "data.path=all.npz", "data.partition={scheme: site}"]
     found = []
     for name, kind, size, more in (("a", "alone", 1, []), ("b", "mpirun", 3, []), ("c", "alone", 1, together)):
-        done = fedmpi(*words, *more, f"name={name}", kind=kind, size=size)
-        assert done.returncode == 0, done.stderr
+        succeed(*words, *more, f"name={name}", kind=kind, size=size)
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         best = (tmp_path / name / "model-best.safetensors").read_bytes()
         found.append(

@@ -136,16 +136,16 @@ def test_a_line_has_its_bounds(monkeypatch):
     line.to = told.append
     line.begin(0)
     for k in range(5000):
-        line.lap("train", k)
-        line.lap("send")
+        line.span("train", k)
+        line.span("send")
     line.begin(1)
-    line.tell()
+    line.flush()
     (row,) = told
     assert len(row["spans"]) == MOST
     assert sum(row["rest"].values()) + sum(span[2] for span in row["spans"]) == pytest.approx(1e3 * row["s"])
     assert row["s"] == pytest.approx(1000)
     off = Timeline()
-    off.lap("train", 1)
+    off.span("train", 1)
     off.begin(1)
     off.end()
     assert (off.spans, off.done) == ([], None)

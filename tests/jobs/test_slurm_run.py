@@ -6,7 +6,8 @@ import subprocess
 import time
 
 import pytest
-from helpers import ROOT, fedmpi, warm
+from helpers import ROOT, warm
+from real_job import succeed
 
 LIMIT_S = 600
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -20,8 +21,7 @@ def hashes(folder):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    done = fedmpi("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}")
-    assert done.returncode == 0, done.stderr
+    succeed("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}")
     return hashes(folder)
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import Store
 
 from fedmpi.comm.backends.mpi import finalize, load, world
 from fedmpi.comm.base import (
@@ -34,7 +33,7 @@ from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store import RankStore, StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 DATA, CONTROL = 0, 1  # tags
@@ -74,7 +73,7 @@ class Mpi(Communicator):
         self.under_way: dict[int, list[Posted]] = {}  # that somebody will wait for
         self.past: list[Posted] = []  # messages that came to nothing
 
-    def outlive(self, store: Store, error_reporter: ErrorReporter) -> None:
+    def outlive(self, store: RankStore, error_reporter: ErrorReporter) -> None:
         """Have the ranks settle who goes on after a loss, if MPI and its launcher outlive one."""
         if self.job.launcher != "mpi" or launcher_env.survivors(self.job, os.environ):
             return
@@ -98,8 +97,7 @@ class Mpi(Communicator):
         if len(self.alive) == self.size or self.membership is None:
             finalize(self.job, self.round_timeout_s)
         else:  # MPI_Finalize would wait for who is lost
-            allgather = StoreAllgather(self.membership.store, self.rank, self.alive, timeouts=self.timeouts)
-            allgather.leave(self.round_timeout_s)
+            StoreAllgather(self.membership.store, self.rank, self.alive).leave(self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.alive.index(self.rank), self.alive, self._exchange)

@@ -22,7 +22,7 @@ from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.rendezvous import lookup
-from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
@@ -43,9 +43,9 @@ def connect(
     """
     deadline = timeouts.clock.now() + timeouts.start
     store = lookup.find_store(job, timeouts.start, timeouts=timeouts, address=address)
-    error_reporter.listen(lambda: lookup.new_connection(store))
-    allgather = StoreAllgather(store, job.rank, range(job.size), timeouts=timeouts)
-    mine, rank_0 = store.connection_addresses()  # type: ignore[attr-defined]
+    error_reporter.listen(store.new_connection)
+    allgather = StoreAllgather(store, job.rank, range(job.size))
+    mine, rank_0 = store.connection_addresses()
     card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
     card |= {"interface": address}
     left_s = max(1.0, deadline - timeouts.clock.now())
@@ -69,7 +69,7 @@ def connect(
         remedy = nccl_remedy(error) if chosen == "nccl" else GLOO_REMEDY
         raise Lost(f"all ranks came, but {chosen} does not connect them ({in_brief(error)}).\n{remedy}") from error
     if chosen == "nccl":
-        store.set_at_end(ENDED, str(job.rank))  # type: ignore[attr-defined]
+        store.set_at_end(ENDED, str(job.rank))
         return Nccl(job, device, allgather, timeouts)
     return Gloo(job, group, allgather, GroupMembership(store, job.rank, job.size, error_reporter), timeouts)
 
@@ -114,7 +114,7 @@ class Gloo(Communicator):
         self.allgather = allgather
         allgather.wanted = membership.wanted
         self.membership = membership
-        membership.release = lambda store: self.allgather.release(store)
+        membership.release = lambda store: self.allgather.cancel(store)
         self.can_regroup = launcher_env.survivors(job, os.environ)
 
     def _meet(self) -> None:
@@ -183,8 +183,7 @@ class Gloo(Communicator):
         self.alive = list(payloads)
         self.place = {rank: place for place, rank in enumerate(self.alive)}
         name = f"allgather {self.membership.generation}"
-        wanted, timeouts = self.membership.wanted, self.timeouts
-        self.allgather = StoreAllgather(self.allgather.store, self.rank, self.alive, name, wanted, timeouts)
+        self.allgather = StoreAllgather(self.allgather.store, self.rank, self.alive, name, self.membership.wanted)
         return payloads
 
     def _connect(self, store: dist.Store, generation: int, members: list[int]) -> Group | None:
@@ -267,8 +266,7 @@ def part(job: Job, allgather: StoreAllgather, timeouts: Timeouts, whole: bool = 
 
     whole: no rank is lost. MPI_Finalize would wait for it.
     """
-    limit_s, silent = timeouts.round, "rank 0 is silent: its store does not answer"
-    within(limit_s + timeouts.reply, lambda: allgather.leave(limit_s), silent, timeouts.clock)
+    allgather.leave(timeouts.round)
     if job.launcher == "mpi" and whole:
         from fedmpi.comm.backends import mpi
 

@@ -123,8 +123,7 @@ class ErrorReporter:
         from fedmpi.comm.rendezvous import lookup
 
         with contextlib.suppress(Exception):
-            store = lookup.find_store(self.job, self.timeouts.reply, timeouts=self.timeouts)
-            self._open = lambda: lookup.new_connection(store)
+            self._open = lookup.find_store(self.job, self.timeouts.reply, timeouts=self.timeouts).new_connection
 
     def _tell(self, line: str) -> tuple[str | None, bool]:
         """Log a cause; return (the first one, whether rank 0 has said it). None: the store does not answer."""

@@ -18,14 +18,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, final
+from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import Gone, Lost, T, within
+from fedmpi.comm.base import Gone, Lost, T
 from fedmpi.comm.failures.error_reporter import MEMBERS, WHOM, ErrorReporter, who
 from fedmpi.comm.failures.event_log import EventLog
-from fedmpi.comm.rendezvous import lookup
+from fedmpi.comm.rendezvous.store import RankStore
 
 CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the event log
 POLL_S = 0.01
@@ -35,7 +35,7 @@ POLL_S = 0.01
 class GroupMembership:
     """One a rank. `store` holds votes; lines come over the error reporter's connection."""
 
-    def __init__(self, store: Store, rank: int, size: int, error_reporter: ErrorReporter) -> None:
+    def __init__(self, store: RankStore, rank: int, size: int, error_reporter: ErrorReporter) -> None:
         self.store, self.rank, self.error_reporter = store, rank, error_reporter
         self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
@@ -109,7 +109,7 @@ class GroupMembership:
         self, vote: bytes, until: float, build: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]] | None:
         here = self.generation
-        self._ask(lambda: self.store.set(f"vote/{here}/{self.rank}", vote))  # type: ignore[arg-type]
+        self.store.set(f"vote/{here}/{self.rank}", vote)
         if self.called < here:
             self._add(f"{CALL} {here}")
         if self.rank == 0:
@@ -126,13 +126,13 @@ class GroupMembership:
         word = self._word(GO, until + self.timeouts.connect, AGAIN)
         if word.startswith(AGAIN):
             return None
-        votes = self._ask(lambda: self.store.multi_get([f"vote/{here}/{rank}" for rank in self.alive]))
+        votes = self.store.multi_get([f"vote/{here}/{rank}" for rank in self.alive])
         return made[0], {rank: vote.partition(b"=")[2] for rank, vote in zip(self.alive, votes, strict=True)}
 
     def _build(self, here: int, build: Callable[[Store, int, list[int]], T]) -> list[T]:
         """Connect, in a thread that is left behind if a member dies meanwhile; what it makes comes into the list."""
         made: list[T] = []
-        store, alive = lookup.new_connection(self.store), list(self.alive)
+        store, alive = self.store.new_connection(), list(self.alive)
 
         def work() -> None:
             try:
@@ -184,7 +184,7 @@ class GroupMembership:
         while self.clock.now() < until + 2 * self.timeouts.reply:
             self._arrived.clear()
             if not self._news and not self.clock.wait(self._arrived, self.timeouts.probe):
-                self._ask(lambda: self.store.check(["vote"]))
+                self.store.check(["vote"])
                 if self.rank:
                     self._look_at_rank_0()
                 continue
@@ -208,8 +208,4 @@ class GroupMembership:
             raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
 
     def _add(self, line: str) -> None:
-        self._ask(lambda: EventLog(self.store, self.error_reporter.at).add(line))
-
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        limit_s = self.timeouts.store
-        return within(limit_s, call, f"rank 0 is silent: its store has not answered for {limit_s:.0f} s", self.clock)
+        EventLog(self.store, self.error_reporter.at).add(line)

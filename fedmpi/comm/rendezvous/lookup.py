@@ -1,8 +1,8 @@
 """The store through which the ranks of a job find each other. Rank 0 holds it; where, follows from the launcher.
 
-torchrun   rank 0 tells through the agent's store; without one it is at MASTER_ADDR and MASTER_PORT
+torchrun   rank 0 writes the address into the agent's store; without one it is at MASTER_ADDR and MASTER_PORT
 env://     rank 0 is at MASTER_ADDR and MASTER_PORT
-mpirun     rank 0 takes a free port and tells by an MPI broadcast, with a random key
+mpirun     rank 0 takes a free port and sends the address in an MPI broadcast, with a random key
 srun       rank 0 is on the first host of the step, on the first free one of a few ports that all ranks can derive
 """
 
@@ -15,6 +15,7 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
@@ -29,15 +30,23 @@ from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 Address = tuple[str, int]
-Server = tuple[Address, subprocess.Popen[bytes]]  # where it listens, its process
 
 LOOPBACK = "127.0.0.1"
-TOLD_BYTES = 1024
-PATIENCE_S = 1.0, 10.0  # with who answers at one address: at first, at most
+BROADCAST_BYTES = 1024  # of the MPI broadcast: key, port, names
+PATIENCE_S = 1.0, 10.0  # for an answer at one address: at first, at most
 RETRY_S = 0.1  # between two attempts to connect
 PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (32768..60999), which any program may use
+NO_ADDRESS = "rank 0 is silent: it has not told the address of its store"
 
 TOKEN = secrets.token_hex(8)  # with its number, distinguishes this process from those of all hosts
+
+
+class StoreLocation(NamedTuple):
+    """Where a rank reaches the store: one of these addresses; at rank 0 with the process that serves it."""
+
+    addresses: list[Address]
+    key: bytes
+    server: subprocess.Popen[bytes] | None = None
 
 
 def find_store(
@@ -46,8 +55,10 @@ def find_store(
     env: Mapping[str, str] | None = None,
     timeouts: Timeouts | None = None,
     address: str = "",
-) -> Store:
+) -> RankStore:
     """Find, or at rank 0 start, the job's store.
+
+    Rank 0 does not wait for the other ranks: the first allgather can name the missing ones.
 
     Args:
         job: who this rank is.
@@ -63,81 +74,59 @@ def find_store(
     timeouts = timeouts or Timeouts()
     deadline = timeouts.clock.now() + timeout_s
     if job.launcher == "torchrun":
-        return under_torchrun(job, env, deadline, timeouts, address)
-    if job.launcher == "mpi":
-        return under_mpi(job, deadline, timeouts, address)
-    by_variables = under_env if job.launcher == "env://" else under_slurm
-    return by_variables(job, env, deadline, timeouts)
+        location = under_torchrun(job, env, deadline, timeouts, address)
+    elif job.launcher == "mpi":
+        location = under_mpi(job, deadline, timeouts, address)
+    else:
+        location = under_env(job, env) if job.launcher == "env://" else under_slurm(job, env)
+    store = connect_store(location.addresses, location.key, deadline, timeouts)
+    store.server = location.server
+    if job.launcher == "env://":
+        refuse_second_process(job, store)
+    return store
 
 
-def new_connection(store: Store) -> Store:
-    """One more connection to a store: a call that waits keeps its own for itself."""
-    return store.new_connection()  # type: ignore[attr-defined]
-
-
-def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts, address: str = "") -> Store:
+def under_torchrun(
+    job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts, address: str
+) -> StoreLocation:
     host, port = launcher_env.master_address(env)
-    attempt = f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # the agent's store keeps what earlier ones said
+    attempt = f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # the agent's store keeps keys of earlier ones
     key = auth.job_key(f"torchrun {host} {port} {env.get('TORCHELASTIC_RUN_ID', '')} {attempt}", env)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         remedy = "Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
-        return at_master(job, (host, port), key, deadline, timeouts, remedy)
+        return at_master(job, (host, port), key, remedy)
     agent = PrefixStore(attempt, agent_store(host, port, deadline, timeouts))
 
-    def key_of_meeting() -> str:
-        """A key in the agent's store for each meeting of these processes, on all ranks alike."""
+    def rendezvous_key() -> str:
+        """A key in the agent's store for each rendezvous of these processes, on all ranks alike."""
         return f"fedmpi {agent.add(f'meetings of rank {job.rank}', 1)}"
 
     if job.rank == 0:
         own, names = offer(job, address, host)
-        store = start_store(auth.listen(own, 0), key, deadline, timeouts)
-        agent.set(key_of_meeting(), encode_addresses(store, names))
-        return store
-    silent = "rank 0 is silent: it has not told the address of its store"
-    left_s, clock = seconds(deadline, timeouts), timeouts.clock
+        location = start_store(auth.listen(own, 0), key)
+        agent.set(rendezvous_key(), encode_addresses(location, names))
+        return location
+    left_s = seconds(deadline, timeouts)
     try:
-        where = decode_addresses(within(left_s, lambda: agent.get(key_of_meeting()).decode(), silent, clock))
-        return connect_store(where, key, deadline, timeouts)
+        text = within(left_s, lambda: agent.get(rendezvous_key()).decode(), NO_ADDRESS, timeouts.clock)
+        return StoreLocation(decode_addresses(text), key)
     except DistError as error:
-        raise Lost(f"{silent} ({line(error)})") from error
-
-
-def under_env(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
-    """Return the store at MASTER_ADDR and MASTER_PORT; refuse a second process of the same rank.
-
-    The variables do not name the job, so its key is made of what is the same on all ranks. MASTER_ADDR is not, as
-    Kubeflow's PyTorchJob gives "localhost" to rank 0.
-    """
-    host, port = launcher_env.master_address(env)
-    key = auth.job_key(f"env:// {port} {job.size}", env)
-    remedy = "Give all ranks another MASTER_PORT."
-    store = at_master(job, (host, port), key, deadline, timeouts, remedy)
-    mine = f"{TOKEN} {os.getpid()} {job.host}"
-    first = store.compare_set(f"process of rank {job.rank}", "", mine).decode()
-    if first != mine:
-        raise UserError(
-            f"RANK={job.rank} is also that of process {first.split()[1]} on host {first.split()[2]}: give each process "
-            f"a RANK of its own, 0 to {job.size - 1}, and each job a MASTER_PORT of its own."
-        )
-    return store
-
-
-def at_master(job: Job, master: Address, key: bytes, deadline: float, timeouts: Timeouts, remedy: str) -> RankStore:
-    """The store at MASTER_ADDR and MASTER_PORT; remedy: what to do if rank 0's port is taken."""
-    if job.rank:
-        return connect_store([master], key, deadline, timeouts)
-    host, port = master
-    try:
-        listener = auth.listen(own_address(job, host), port)
-    except OSError as error:
-        raise UserError(f"rank 0 cannot listen on port {port} of {host}: {error.strerror}\n{remedy}") from error
-    return start_store(listener, key, deadline, timeouts)
+        raise Lost(f"{NO_ADDRESS} ({line(error)})") from error
 
 
 def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TCPStore:
+    """Connect to the store of torchrun's agent."""
+    while True:  # torch would fill the screen while nobody listens there
+        try:
+            socket.create_connection((host, port), timeout=timeouts.reply).close()
+            break
+        except (OSError, UnicodeError) as error:
+            if timeouts.clock.now() > deadline:
+                text = f"torchrun's agent is silent: nothing answers at {host}:{port}; does the name resolve here?"
+                raise Lost(text) from error
+            timeouts.clock.sleep(RETRY_S)
     patience_s = seconds(deadline, timeouts)
     silent = f"torchrun's agent is silent: no store at {host}:{port} after {patience_s:.0f} s"
-    reachable(host, port, deadline, timeouts)  # torch would fill the screen while nobody listens there
     try:
         return within(
             patience_s + timeouts.reply,
@@ -149,44 +138,71 @@ def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TC
         raise Lost(f"{silent} ({line(error)})") from error
 
 
-def under_mpi(job: Job, deadline: float, timeouts: Timeouts, address: str = "") -> Store:
+def under_env(job: Job, env: Mapping[str, str]) -> StoreLocation:
+    """The variables do not name the job, so its key is made of what is the same on all ranks. MASTER_ADDR is not, as
+    Kubeflow's PyTorchJob gives "localhost" to rank 0."""
+    host, port = launcher_env.master_address(env)
+    key = auth.job_key(f"env:// {port} {job.size}", env)
+    return at_master(job, (host, port), key, "Give all ranks another MASTER_PORT.")
+
+
+def refuse_second_process(job: Job, store: Store) -> None:
+    """Raise UserError if another process has this rank's number."""
+    mine = f"{TOKEN} {os.getpid()} {job.host}"
+    first = store.compare_set(f"process of rank {job.rank}", "", mine).decode()
+    if first != mine:
+        raise UserError(
+            f"RANK={job.rank} is also that of process {first.split()[1]} on host {first.split()[2]}: give each process "
+            f"a RANK of its own, 0 to {job.size - 1}, and each job a MASTER_PORT of its own."
+        )
+
+
+def at_master(job: Job, master: Address, key: bytes, remedy: str) -> StoreLocation:
+    """The store at MASTER_ADDR and MASTER_PORT; remedy: what to do if rank 0's port is taken."""
+    if job.rank:
+        return StoreLocation([master], key)
+    host, port = master
+    try:
+        listener = auth.listen(own_address(job, host), port)
+    except OSError as error:
+        raise UserError(f"rank 0 cannot listen on port {port} of {host}: {error.strerror}\n{remedy}") from error
+    return start_store(listener, key)
+
+
+def under_mpi(job: Job, deadline: float, timeouts: Timeouts, address: str) -> StoreLocation:
     from fedmpi.comm.backends import mpi
 
-    key = secrets.token_bytes(auth.DIGEST)
-    own, names = offer(job, address) if job.rank == 0 else ("", [])
-    server = start_server(auth.listen(own, 0), key) if job.rank == 0 else None  # it starts while MPI does
+    location, text = StoreLocation([], secrets.token_bytes(auth.DIGEST)), ""
+    if job.rank == 0:  # the process starts while MPI does
+        own, names = offer(job, address)
+        location = start_store(auth.listen(own, 0), location.key)
+        text = f"{location.key.hex()} {encode_addresses(location, names)}"
     world = mpi.world(job, deadline - timeouts.clock.now())
-    words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros
-    if server is not None:
-        store = connect_own_store(server, key, deadline, timeouts)
-        text = f"{key.hex()} {encode_addresses(store, names)}".encode()
-        words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    sent = world.Ibcast(words.numpy(), root=0)
+    message = torch.tensor(list(text.encode().ljust(BROADCAST_BYTES, b"\0")), dtype=torch.uint8)
+    sent = world.Ibcast(message.numpy(), root=0)
     while not sent.Test():  # Bcast has no time-out
         if timeouts.clock.now() > deadline:
-            raise Lost("rank 0 is silent: it has not told the address of its store")
+            raise Lost(NO_ADDRESS)
         timeouts.clock.sleep(1e-3)
-    if server is not None:
-        return store
-    said, where = bytes(words.tolist()).rstrip(b"\0").decode().split(" ", 1)
-    return connect_store(decode_addresses(where), bytes.fromhex(said), deadline, timeouts)
+    if job.rank == 0:
+        return location
+    key, where = bytes(message.tolist()).rstrip(b"\0").decode().split(" ", 1)
+    return StoreLocation(decode_addresses(where), bytes.fromhex(key))
 
 
-def under_slurm(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
+def under_slurm(job: Job, env: Mapping[str, str]) -> StoreLocation:
     """Slurm tells every rank which host rank 0 is on, but not which port is free there."""
     source = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_NODELIST"
-    step = slurm_step(env)
+    step, first = slurm_step(env), slurm_hosts.expand(env[source])[0]
     key = auth.job_key(f"slurm {step}", env)
     if job.rank:
-        first = slurm_hosts.expand(env[source])[0]
         host = LOOPBACK if job.local_size == job.size else slurm_hosts.address(first, source, env)
-        return connect_store([(host, port) for port in ports(step)], key, deadline, timeouts)
+        return StoreLocation([(host, port) for port in ports(step)], key)
     for port in ports(step):
         try:
-            listener = auth.listen(own_address(job, slurm_hosts.expand(env[source])[0]), port)
+            return start_store(auth.listen(own_address(job, first), port), key)
         except OSError:
             continue
-        return start_store(listener, key, deadline, timeouts)
     raise UserError(
         f"{job.host}: none of the ports {ports(step)} is free, so other ranks could not find rank 0.\n"
         f"Start the job again (another job id means other ports) or with torchrun."
@@ -199,30 +215,17 @@ def slurm_step(env: Mapping[str, str]) -> str:
 
 
 def ports(step: str) -> list[int]:
-    """The ports to try, the same on every rank of a job; what another job has there, has another key."""
+    """The ports to try, the same on every rank of a job; a store of another job there has another key."""
     digests = (hashlib.sha256(f"{step}/{i}".encode()).digest() for i in range(PORTS))
     return [FIRST_PORT + int.from_bytes(digest[:4], "little") % SPAN for digest in digests]
 
 
 # ---- rank 0's side ----
-def start_store(listener: socket.socket, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
-    """The store at rank 0, which does not wait for the other ranks: the first allgather can name the missing ones."""
-    return connect_own_store(start_server(listener, key), key, deadline, timeouts)
-
-
-def start_server(listener: socket.socket, key: bytes) -> Server:
-    """Start the process of rank 0's store; it listens in a moment."""
+def start_store(listener: socket.socket, key: bytes) -> StoreLocation:
+    """Start the process of rank 0's store, which lives as long as its pipe to this process; it listens in a moment."""
     host, port = listener.getsockname()[:2]
     process = store_server.start(listener, key)
-    return (host if host not in ("::", "0.0.0.0") else LOOPBACK, port), process
-
-
-def connect_own_store(server: Server, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
-    """Connect rank 0 to its own store, whose process lives as long as this connection is held."""
-    address, process = server
-    store = connect_store([address], key, deadline, timeouts)
-    store.server = process
-    return store
+    return StoreLocation([(host if host not in ("::", "0.0.0.0") else LOOPBACK, port)], key, process)
 
 
 def own_address(job: Job, name: str) -> str:
@@ -257,11 +260,11 @@ def offer(job: Job, address: str, launcher: str = "") -> tuple[str, list[str]]:
     return "", list(dict.fromkeys(name for name in names if not network.is_loopback(name)))
 
 
-def encode_addresses(store: RankStore, names: list[str]) -> str:
+def encode_addresses(location: StoreLocation, names: list[str]) -> str:
     """Return "port name name ...", the names that fit into an MPI broadcast beside the key."""
-    text = f"{store.address[1]} {' '.join(names)}"
-    room = TOLD_BYTES - 2 * auth.DIGEST - 1
-    return text if len(text) <= room else text[:room].rpartition(" ")[0]
+    text = f"{location.addresses[0][1]} {' '.join(names)}"
+    limit = BROADCAST_BYTES - 2 * auth.DIGEST - 1
+    return text if len(text) <= limit else text[:limit].rpartition(" ")[0]
 
 
 # ---- the others' side ----
@@ -273,27 +276,23 @@ def decode_addresses(text: str) -> list[Address]:
 def connect_store(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """Connect to rank 0's store, which is at one of these addresses, or will be. Raises Lost past the deadline."""
     patience_s, most_s = PATIENCE_S
-    strange = False
+    why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"
     while True:
         for address in where:
             try:
                 connection = auth.connect_authenticated(address, key, min(patience_s, seconds(deadline, timeouts)))
                 return RankStore(address, key, connection, timeouts)
             except auth.AuthenticationError:
-                strange = True
+                why = (
+                    "what answers there is of another job, or has another secret: all ranks need the same file "
+                    "~/.fedmpi/secret, or the same FEDMPI_SECRET in their environment"
+                )
             except (OSError, UnicodeError):  # no service there, or another one; or no name that could be looked up
                 continue
         if timeouts.clock.now() > deadline:
-            break
+            raise Lost(f"rank 0 is silent: no store of this job answers at {format_addresses(where)}; {why}")
         timeouts.clock.sleep(RETRY_S)
         patience_s = min(2 * patience_s, most_s)
-    why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"
-    if strange:
-        why = (
-            "what answers there is of another job, or has another secret: all ranks need the same file "
-            "~/.fedmpi/secret, or the same FEDMPI_SECRET in their environment"
-        )
-    raise Lost(f"rank 0 is silent: no store of this job answers at {format_addresses(where)}; {why}")
 
 
 def format_addresses(where: Iterable[Address]) -> str:
@@ -302,16 +301,6 @@ def format_addresses(where: Iterable[Address]) -> str:
     for host, port in where:
         hosts.setdefault(host, []).append(port)
     return " or ".join(f"{host}:{','.join(map(str, found))}" for host, found in hosts.items())
-
-
-def reachable(host: str, port: int, deadline: float, timeouts: Timeouts) -> None:
-    """Wait until something listens there."""
-    while timeouts.clock.now() < deadline:
-        try:
-            return socket.create_connection((host, port), timeout=timeouts.reply).close()
-        except (OSError, UnicodeError):
-            timeouts.clock.sleep(RETRY_S)
-    raise Lost(f"torchrun's agent is silent: nothing answers at {host}:{port}; does the name resolve here?")
 
 
 def seconds(deadline: float, timeouts: Timeouts) -> float:

@@ -6,19 +6,23 @@ a torch Store, too, so gloo and NCCL find their peers through it.
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import final
+from typing import Any, final
 
-from torch.distributed import DistNetworkError, DistStoreError, Store
+from torch.distributed import DistError, DistNetworkError, DistStoreError, Store
 
+from fedmpi.comm.base import Gone, Lost, absent_error
 from fedmpi.comm.rendezvous import auth
-from fedmpi.comm.rendezvous.store_server import LENGTH, YES, packed, unpacked
+from fedmpi.comm.rendezvous.store_server import ALL, LENGTH, encode
 from fedmpi.comm.timeouts import Timeouts
 
 WAIT = timedelta(seconds=300)
+CANCELLED = "cancelled"  # verdict of an allgather that ranks have left, to regroup
 
 
 @final
@@ -46,7 +50,7 @@ class RankStore(Store):
         return self.connection.getsockname()[0], self.connection.getpeername()[0]
 
     def clone(self) -> RankStore:
-        """The same for torch, which holds no reference that Python counts."""
+        """Return one more connection for torch, kept here because torch holds no reference that Python counts."""
         self.clones.append(self.new_connection(WAIT.total_seconds()))
         return self.clones[-1]
 
@@ -62,42 +66,112 @@ class RankStore(Store):
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.wait(keys)
-        said, *values = self._ask("read", *keys)
-        if said != YES:
+        are_there, *values = self._ask("read", *keys)
+        if not are_there:
             raise DistStoreError(f"deleted meanwhile: one of {' '.join(keys[:3])}")
-        return values
+        return [value.encode("latin-1") for value in values]
 
     def wait(self, keys: list[str], timeout: timedelta = WAIT) -> None:
         seconds = timeout.total_seconds()
-        if self._ask("wait", str(seconds), *keys, seconds=seconds)[0] != YES:
+        if not self._ask("wait", seconds, *keys, seconds=seconds)[0]:
             raise DistStoreError(f"not there after {seconds:g} s: one of {' '.join(keys[:3])}")
 
     def check(self, keys: list[str]) -> bool:
-        return self._ask("check", *keys)[0] == YES
+        return bool(self._ask("check", *keys)[0])
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        return self._ask("swap", key, expected_value, desired_value)[1]
+        return str(self._ask("swap", key, expected_value, desired_value)[1]).encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask("add", key, str(amount))[1])
+        return int(self._ask("add", key, amount)[1])
 
     def delete_key(self, key: str) -> bool:
-        return self._ask("delete", key)[0] == YES
+        return bool(self._ask("delete", key)[0])
 
-    def num_keys(self) -> int:
-        return int(self._ask("count")[1])
+    def gather(
+        self, name: str, call: int, rank: int, ranks: Sequence[int], value: bytes, seconds: float
+    ) -> tuple[str, list[bytes]]:
+        """Return the verdict about the ranks that are silent, and the values of all ranks (store_server.py)."""
+        verdict, *values = self._ask("gather", seconds, name, call, rank, value, *ranks, seconds=seconds)
+        return verdict, [each.encode("latin-1") for each in values]
 
     def has_extended_api(self) -> bool:
         return False
 
-    def _ask(self, *fields: str | bytes, seconds: float = 0.0) -> list[bytes]:
-        """What rank 0 answers. A connection on which it once did not is of no use any more."""
+    def _ask(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:
+        """Return rank 0's reply. A connection that has once failed is closed for good."""
+        octets = [each.encode() if isinstance(each, str) else each for each in arguments]
+        fields = [each.decode("latin-1") if isinstance(each, bytes) else each for each in octets]
         with self.lock:
             try:
                 self.connection.settimeout(seconds + self.timeouts.reply)
-                self.connection.sendall(packed(*(f.encode() if isinstance(f, str) else bytes(f) for f in fields)))
+                self.connection.sendall(encode(operation, *fields))
                 (length,) = LENGTH.unpack(auth.receive(self.connection, LENGTH.size))
-                return unpacked(auth.receive(self.connection, length))
+                return list(json.loads(auth.receive(self.connection, length)))
             except OSError as error:
                 self.connection.close()
                 raise DistNetworkError(f"rank 0's store at {self.address[0]}:{self.address[1]}: {error}") from error
+
+
+@final
+class StoreAllgather:
+    """A few bytes of every rank on every rank, through a store; past a deadline the silent ranks are named.
+
+    The store alone decides which ranks are silent, so that all ranks act alike: otherwise a rank that has seen all
+    others would go on while one that has not gives up.
+    """
+
+    def __init__(
+        self,
+        store: RankStore,
+        rank: int,
+        ranks: Sequence[int],
+        name: str = "allgather",
+        wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            store: holds the payloads.
+            rank: this rank.
+            ranks: those that take part, ascending.
+            name: prefix of the keys.
+            wanted: whether to give up, as a rank is lost.
+        """
+        self.store, self.rank, self.ranks = store, rank, ranks
+        self.name = name
+        self.wanted = wanted
+        self.calls = 0  # number of calls so far: each call has keys of its own
+
+    def __call__(self, payload: bytes, deadline_s: float, remedy: str = "") -> list[bytes]:
+        """All payloads, in the order of the ranks. Raises Lost naming the ranks that are not there by the deadline.
+
+        remedy: added to the message of that error.
+        """
+        self.calls += 1  # from here on `cancel` ends this call
+        try:
+            verdict = CANCELLED
+            if not self.wanted():
+                verdict, values = self.store.gather(
+                    self.name, self.calls, self.rank, self.ranks, payload, max(0.01, deadline_s)
+                )
+        except DistError as error:
+            raise Gone("rank 0 is dead: its store no longer answers") from error
+        if verdict == CANCELLED or self.wanted():
+            raise Lost("another rank has lost one")
+        if verdict != ALL:
+            raise absent_error(map(int, verdict.split()), len(self.ranks), deadline_s, remedy=remedy)
+        return values
+
+    def cancel(self, store: Store) -> None:
+        """End a call on all ranks from another thread, with a connection of its own, once `wanted` holds."""
+        store.compare_set(f"{self.name}/{self.calls}/silent", "", CANCELLED)
+
+    def leave(self, timeout_s: float) -> None:
+        """The last call of every rank: rank 0 may end after it, and its store. Raises Lost if a rank does not come."""
+        try:
+            verdict, _ = self.store.gather("left", 0, self.rank, self.ranks, b"", timeout_s)
+        except DistError:  # rank 0 has left
+            return
+        if verdict != ALL:
+            late = verdict.split()[0]
+            raise Lost(f"rank {late} is silent: it has not left for {timeout_s:g} s after the last message")

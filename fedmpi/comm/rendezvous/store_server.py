@@ -3,8 +3,8 @@
 It is a process of its own because in rank 0's no thread of Python runs while MPI_Finalize waits for the other ranks. It
 does not import torch, so that it starts at once.
 
-    frame     4 bytes: how many follow; fields, each with 4 bytes of its length before it
-    request   name of the operation, its arguments      reply   "yes" or "no", its result
+A message is 4 bytes, its length, and a JSON list: a request [operation, argument, ...], a reply [result, ...], whose
+result is true where a value was there. Values are bytes, each of them one character (Latin-1).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import os
 import signal
 import socket
@@ -21,33 +22,21 @@ import sys
 import threading
 from asyncio import StreamReader, StreamWriter
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from fedmpi.comm.rendezvous import auth
 
 LENGTH = struct.Struct("<I")
-YES, NO = b"yes", b"no"
-LONGEST = 2**24  # bytes of a frame
+ALL = "all"  # verdict of an allgather to which all ranks have come
+LONGEST = 2**24  # bytes of a message
 AUTHENTICATION_S = 5.0  # allowed for a connection to prove that it knows the key
 UNAUTHENTICATED = 128  # connections that have not yet; the oldest is closed when there are more
 
 
-def packed(*fields: bytes) -> bytes:
-    body = b"".join(LENGTH.pack(len(field)) + field for field in fields)
+def encode(*fields: Any) -> bytes:
+    """Return a message with its length."""
+    body = json.dumps(fields).encode()
     return LENGTH.pack(len(body)) + body
-
-
-def unpacked(body: bytes) -> list[bytes]:
-    """The fields of a frame without its length. Raises ValueError if they do not fill it."""
-    fields, at = [], 0
-    while at < len(body):
-        length = int.from_bytes(body[at : at + LENGTH.size], "little")
-        at += LENGTH.size
-        fields.append(body[at : at + length])
-        at += length
-    if at != len(body):
-        raise ValueError("fields and frame do not agree")
-    return fields
 
 
 @final
@@ -57,9 +46,8 @@ class StoreServer:
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self.listener, self.key = listener, key
         self.port: int = listener.getsockname()[1]
-        self.values: dict[bytes, bytes] = {}
-        # name of a value -> who waits for it: the names that are still missing, and what is set once none is
-        self.waiting: dict[bytes, list[tuple[set[bytes], asyncio.Future[None]]]] = {}
+        self.values: dict[str, str] = {}
+        self.arrivals: dict[str, asyncio.Event] = {}  # of the values that somebody waits for
         self.connections: dict[asyncio.Task[None], None] = {}
         self.unauthenticated: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.loop, self.closing = asyncio.new_event_loop(), asyncio.Event()
@@ -94,28 +82,34 @@ class StoreServer:
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serve one connection until it ends or breaks the protocol."""
-        task, at_end = asyncio.current_task(), list[bytes]()
+        task, at_end = asyncio.current_task(), list[str]()
         assert task is not None
         limit = self.loop.call_later(AUTHENTICATION_S, task.cancel)
         try:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            await self._authenticate(reader, writer)
+            reply, proof = auth.server_handshake(self.key, await reader.readexactly(auth.HELLO))
+            writer.write(reply)
+            if not hmac.compare_digest(await reader.readexactly(auth.DIGEST), proof):
+                raise ValueError("the other side does not know the key")
             limit.cancel()
             self.unauthenticated.pop(task, None)
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 if length > LONGEST:
                     raise ValueError("too long")
-                match unpacked(await reader.readexactly(length)):
-                    case [b"at_end", name, value]:
-                        at_end, reply = [name, value], [YES]
-                    case [b"wait", seconds, *names]:
-                        reply = [YES if await self._wait(reader, set(names), float(seconds)) else NO]
+                match json.loads(await reader.readexactly(length)):
+                    case ["at_end", name, value]:
+                        at_end, reply = [name, value], encode(True)
+                    case ["wait", seconds, *names]:
+                        reply = encode(await self._wait(reader, names, seconds))
+                    case ["gather", seconds, name, int(call), rank, value, *ranks]:
+                        self._set(f"{name}/{call}/{rank}", value)
+                        reply = encode(*await self._gather(reader, seconds, name, call, ranks))
                     case [operation, *arguments]:
-                        reply = self._answer(operation, arguments)
+                        reply = encode(*self._answer(operation, arguments))
                     case _:
                         raise ValueError("no request")
-                writer.write(packed(*reply))
+                writer.write(reply)
                 await writer.drain()
         except (OSError, EOFError, ValueError):
             pass
@@ -126,64 +120,66 @@ class StoreServer:
             if at_end and at_end[0] not in self.values:
                 self._set(*at_end)
 
-    async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Raise ValueError if the other side does not know the key."""
-        reply, proof = auth.server_handshake(self.key, await reader.readexactly(auth.HELLO))
-        writer.write(reply)
-        if not hmac.compare_digest(await reader.readexactly(auth.DIGEST), proof):
-            raise ValueError("it does not know the key")
-
-    async def _wait(self, reader: StreamReader, names: set[bytes], seconds: float) -> bool:
+    async def _wait(self, reader: StreamReader, names: list[str], seconds: float) -> bool:
         """Return whether all values are there within so many seconds. Raises EOFError if the connection ends before."""
-        missing, arrival = names - self.values.keys(), self.loop.create_future()
-        if not missing:
-            return True
-        for name in missing:
-            self.waiting.setdefault(name, []).append((missing, arrival))
-        end = self.loop.create_task(reader.read(1))  # who waits sends nothing
-        try:
-            await asyncio.wait({arrival, end}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if end.done():
-                raise EOFError
-        finally:
-            for name in missing:
-                self.waiting[name].remove((missing, arrival))
-                if not self.waiting[name]:
-                    del self.waiting[name]
-            end.cancel()
-            await asyncio.wait({end})
-        return arrival.done()
 
-    def _answer(self, operation: bytes, arguments: list[bytes]) -> list[bytes]:
+        async def wait_for_values() -> None:
+            for name in names:
+                while name not in self.values:
+                    await self.arrivals.setdefault(name, asyncio.Event()).wait()
+
+        if self.values.keys() >= set(names):
+            return True
+        arrival = self.loop.create_task(wait_for_values())
+        end = self.loop.create_task(reader.read(1))  # a rank that waits sends nothing
+        await asyncio.wait({arrival, end}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        has_ended, has_arrived = end.done(), arrival.done()
+        for task in (arrival, end):
+            task.cancel()
+        await asyncio.wait({arrival, end})
+        if has_ended:
+            raise EOFError
+        return has_arrived
+
+    async def _gather(self, reader: StreamReader, seconds: float, name: str, call: int, ranks: list[int]) -> list[str]:
+        """Return the values of all ranks after the verdict, which all ranks get alike: ALL, or the ranks that are not
+        there when the first one's patience ends."""
+        verdict, keys = f"{name}/{call}/silent", [f"{name}/{call}/{rank}" for rank in ranks]
+        if self.values.keys() >= set(keys) and verdict not in self.values:
+            self._set(verdict, ALL)
+            for key in ("silent", *ranks):  # all ranks have read the values of the call before
+                self.values.pop(f"{name}/{call - 1}/{key}", None)
+        if not await self._wait(reader, [verdict], seconds):
+            missing = [str(rank) for rank, key in zip(ranks, keys, strict=True) if key not in self.values]
+            self._set(verdict, " ".join(missing))
+        return [self.values[verdict], *(self.values.get(key, "") for key in keys)]
+
+    def _answer(self, operation: str, arguments: list[str]) -> list[Any]:
         """Return the reply to a request. Raises ValueError if there is none of this name with so many arguments."""
         values = self.values
         match operation, arguments:
-            case b"set", [name, value]:
+            case "set", [name, value]:
                 self._set(name, value)
-                return [YES]
-            case b"swap", [name, expected, value]:
-                if values.get(name, b"") == expected:
+                return [True]
+            case "swap", [name, expected, value]:
+                if values.get(name, "") == expected:
                     self._set(name, value)
-                return [YES, values.get(name, expected)]
-            case b"add", [name, number]:
-                self._set(name, b"%d" % (int(values.get(name, b"0")) + int(number)))
-                return [YES, values[name]]
-            case b"delete", [name]:
-                return [NO if values.pop(name, None) is None else YES]
-            case b"check", names:
-                return [YES if all(name in values for name in names) else NO]
-            case b"count", []:
-                return [YES, b"%d" % len(values)]
-            case b"read", names:
-                return [YES, *(values[name] for name in names)] if values.keys() >= set(names) else [NO]
+                return [True, values.get(name, expected)]
+            case "add", [name, number]:
+                self._set(name, str(int(values.get(name, "0")) + int(number)))
+                return [True, values[name]]
+            case "delete", [name]:
+                return [values.pop(name, None) is not None]
+            case "check", names:
+                return [values.keys() >= set(names)]
+            case "read", names:
+                return [True, *(values[name] for name in names)] if values.keys() >= set(names) else [False]
         raise ValueError("no such request")
 
-    def _set(self, name: bytes, value: bytes) -> None:
+    def _set(self, name: str, value: str) -> None:
         self.values[name] = value
-        for missing, arrival in self.waiting.pop(name, ()):
-            missing.discard(name)
-            if not missing and not arrival.done():
-                arrival.set_result(None)
+        if arrival := self.arrivals.pop(name, None):
+            arrival.set()
 
 
 def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:

@@ -4,18 +4,18 @@ Operations are batched tensor arithmetic. What one of them draws for a sample ar
 (operation.py), which come for a whole epoch from a generator of (seed, round, client), wherever that one trains.
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
-    "centre_crop": "fedmpi.data.augment.cuts:CentreCrop",
+    "centre_crop": "fedmpi.data.augment.geometry:CentreCrop",
     "colour": "fedmpi.data.augment.colour:Colour",
-    "crop": "fedmpi.data.augment.cuts:Crop",
-    "cutout": "fedmpi.data.augment.cuts:Cutout",
-    "flip": "fedmpi.data.augment.cuts:Flip",
+    "crop": "fedmpi.data.augment.geometry:Crop",
+    "cutout": "fedmpi.data.augment.geometry:Cutout",
+    "flip": "fedmpi.data.augment.geometry:Flip",
     "normalise": "fedmpi.data.augment.colour:Normalise",
-    "resize": "fedmpi.data.augment.warps:Resize",
-    "resized_crop": "fedmpi.data.augment.warps:ResizedCrop",
-    "rotate": "fedmpi.data.augment.warps:Rotate",
+    "resize": "fedmpi.data.augment.geometry:Resize",
+    "resized_crop": "fedmpi.data.augment.geometry:ResizedCrop",
+    "rotate": "fedmpi.data.augment.geometry:Rotate",
 }
 
-KIND = Kind("augmentation", registry, "data.augment")
+KIND = PluginKind("augmentation", registry, "data.augment")

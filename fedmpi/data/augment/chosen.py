@@ -36,8 +36,8 @@ def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> 
         if not kind.short:
             raise UserError(f"{at}{where}.{name}: {given!r} is not allowed; it takes options by their names")
         options, origins = {kind.short: given}, {**origins, kind.short: origins.get("", "")}
-    of = registry.Kind("augmentation", augment.registry, f"{where}.{name}")
-    made = registry.make(of, registry.Chosen(name, options), origins)
+    of = registry.PluginKind("augmentation", augment.registry, f"{where}.{name}")
+    made = registry.make(of, registry.Selection(name, options), origins)
     found: Operation = made()
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -16,13 +17,35 @@ from typing import IO
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data import sources
-from fedmpi.data.fetching import by_hand, http, medmnist, public
-from fedmpi.data.fetching.listing import Download, Listing, Part
-from fedmpi.data.fetching.progress import progress
+from fedmpi.data.fetching import catalogue, http, medmnist
+from fedmpi.data.fetching.catalogue import Download, Listing, Part
 
-SETS: dict[str, Listing] = public.SETS | medmnist.SETS | by_hand.SETS
+SETS: dict[str, Listing] = catalogue.PUBLIC | medmnist.SETS | catalogue.BY_HAND
 
 Tell = Callable[[str], None]
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """Yield a function that shows lines `file: how far`: on a terminal one line a file, elsewhere its name once."""
+    shown = ""
+
+    def show(text: str) -> None:
+        nonlocal shown
+        file = text.partition(":")[0]
+        if sys.stderr.isatty():
+            begin = "\r\x1b[K" if file == shown or not shown else "\n"
+            sys.stderr.write(begin + text)
+        elif file != shown:
+            sys.stderr.write(f"{file}\n")
+        sys.stderr.flush()
+        shown = file
+
+    try:
+        yield show
+    finally:
+        if shown and sys.stderr.isatty():
+            sys.stderr.write("\n")
 
 
 def find(name: str) -> Listing:

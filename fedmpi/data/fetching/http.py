@@ -58,18 +58,10 @@ def get(urls: Sequence[str], to: Path, md5: str, tell: Tell) -> None:
 
 def digest(path: Path) -> str:
     """The MD5 of a file."""
+    total = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        return hashlib.file_digest(file, _md5).hexdigest() if hasattr(hashlib, "file_digest") else _slow(file)
-
-
-def _md5() -> hashlib._Hash:
-    return hashlib.md5(usedforsecurity=False)
-
-
-def _slow(file: object) -> str:
-    total = _md5()
-    while chunk := file.read(CHUNK):  # type: ignore[attr-defined]
-        total.update(chunk)
+        while chunk := file.read(CHUNK):
+            total.update(chunk)
     return total.hexdigest()
 
 

@@ -4,7 +4,7 @@ Every scheme hands out disjoint indices and draws from `rng` alone. `site` and `
 sample in place of its label.
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "iid": "fedmpi.data.partitions.iid:iid",
@@ -12,9 +12,9 @@ registry: dict[str, str] = {
     "feature_noise": "fedmpi.data.partitions.iid:feature_noise",
     "dirichlet": "fedmpi.data.partitions.dirichlet:dirichlet",
     "shards": "fedmpi.data.partitions.shards:shards",
-    "classes": "fedmpi.data.partitions.classes:classes",
-    "site": "fedmpi.data.partitions.sites:site",
-    "domain": "fedmpi.data.partitions.sites:domain",
+    "classes": "fedmpi.data.partitions.shards:classes",
+    "site": "fedmpi.data.partitions.given:site",
+    "domain": "fedmpi.data.partitions.given:domain",
     "file": "fedmpi.data.partitions.given:file",
 }
-KIND = Kind("partition", registry, "data.partition", ("labels", "clients", "rng"))
+KIND = PluginKind("partition", registry, "data.partition", ("labels", "clients", "rng"))

@@ -4,38 +4,38 @@ With `site=` (silo mode) a source opens the files of that site only; with `downl
 Only sources whose files are stored by site have the former parameter, only those that can be downloaded the latter.
 """
 
-from fedmpi.common.registry import Kind
+from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
-    "cifar10": "fedmpi.data.sources.cifar:cifar10",
-    "cifar100": "fedmpi.data.sources.cifar:cifar100",
-    "cinic10": "fedmpi.data.sources.pictures.cinic10:cinic10",
-    "covid_fl": "fedmpi.data.sources.pictures.ssl_fl:covid_fl",
+    "cifar10": "fedmpi.data.sources.pictures.public_arrays:cifar10",
+    "cifar100": "fedmpi.data.sources.pictures.public_arrays:cifar100",
+    "cinic10": "fedmpi.data.sources.pictures.public_files:cinic10",
+    "covid_fl": "fedmpi.data.sources.pictures.public_files:covid_fl",
     "csv_images": "fedmpi.data.sources.pictures.csv_images:csv_images",
     "digits": "fedmpi.data.sources.digits:digits",
-    "emnist": "fedmpi.data.sources.mnist:emnist",
-    "fashion_mnist": "fedmpi.data.sources.mnist:fashion_mnist",
-    "ham10000": "fedmpi.data.sources.pictures.ham10000:ham10000",
+    "emnist": "fedmpi.data.sources.pictures.public_arrays:emnist",
+    "fashion_mnist": "fedmpi.data.sources.pictures.public_arrays:fashion_mnist",
+    "ham10000": "fedmpi.data.sources.pictures.public_files:ham10000",
     "hdf5": "fedmpi.data.sources.federated.hdf5:hdf5",
     "heart_disease": "fedmpi.data.sources.heart_disease:heart_disease",
     "image_folder": "fedmpi.data.sources.pictures.image_folder:image_folder",
     "leaf": "fedmpi.data.sources.federated.leaf:leaf",
     "image_mask": "fedmpi.data.sources.pictures.image_mask:image_mask",
-    "medmnist": "fedmpi.data.sources.pictures.medmnist:medmnist",
-    "mnist": "fedmpi.data.sources.mnist:mnist",
+    "medmnist": "fedmpi.data.sources.pictures.public_arrays:medmnist",
+    "mnist": "fedmpi.data.sources.pictures.public_arrays:mnist",
     "nifti": "fedmpi.data.sources.nifti:nifti",
     "npz": "fedmpi.data.sources.npz:npz",
-    "office_home": "fedmpi.data.sources.pictures.domains:office_home",
-    "pacs": "fedmpi.data.sources.pictures.domains:pacs",
-    "retina": "fedmpi.data.sources.pictures.ssl_fl:retina",
+    "office_home": "fedmpi.data.sources.pictures.public_files:office_home",
+    "pacs": "fedmpi.data.sources.pictures.public_files:pacs",
+    "retina": "fedmpi.data.sources.pictures.public_files:retina",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:saved_dataset",
-    "shakespeare": "fedmpi.data.sources.texts.shakespeare:shakespeare",
-    "stl10": "fedmpi.data.sources.pictures.stl10:stl10",
-    "svhn": "fedmpi.data.sources.pictures.svhn:svhn",
+    "shakespeare": "fedmpi.data.sources.texts.text:shakespeare",
+    "stl10": "fedmpi.data.sources.pictures.public_arrays:stl10",
+    "svhn": "fedmpi.data.sources.pictures.public_arrays:svhn",
     "table": "fedmpi.data.sources.tables.table:table",
     "tcga_brca": "fedmpi.data.sources.tables.tcga_brca:tcga_brca",
     "text": "fedmpi.data.sources.texts.text:text",
-    "tiny_imagenet": "fedmpi.data.sources.pictures.tiny_imagenet:tiny_imagenet",
+    "tiny_imagenet": "fedmpi.data.sources.pictures.public_files:tiny_imagenet",
 }
 
-KIND = Kind("data set", registry, "data", ("root", "site"))
+KIND = PluginKind("data set", registry, "data", ("root", "site"))

@@ -19,7 +19,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import other_spelling
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.preparation import shared
 from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming import Stream
@@ -145,14 +145,6 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
-def normalised(
-    images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int | None = None
-) -> Pictures:
-    """Images as `pictures` has them."""
-    stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-    return of_bytes(stored, mean, std, channels or images.shape[1])
-
-
 def pictures(
     train: tuple[np.ndarray | Stream, Tensor],
     test: tuple[np.ndarray | Stream, Tensor],
@@ -167,9 +159,9 @@ def pictures(
     or one a channel; channels: to which C = 1 is repeated.
     """
     (x, y), (test_x, test_y) = train, test
-    made_x, made_test = (normalised(images, mean, std, channels) for images in (x, test_x))
-    made = of_arrays(x, mean, std, channels or x.shape[1])
-    return Dataset(made_x, y, made_test, test_y, classes, preparation=made)
+    samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
+    preparation = of_arrays(x, mean, std, channels or x.shape[1])
+    return Dataset(samples, y, test_samples, test_y, classes, preparation=preparation)
 
 
 def reads_columns(data: Dataset, **columns: str) -> Dataset:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming, once
 from fedmpi.common.errors import RankWarning
+from fedmpi.common.user_code_errors import attribute_errors, one_line
 from fedmpi.engine.checks import are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
@@ -26,20 +26,20 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
     """Train a client for a round: write its upload into `row`, and its new state into its state row.
 
     Args:
-        row: one row of `messages.upload(round)`. With worker.spares an error of the client is a warning and marks it.
+        row: one row of `messages.upload(round)`; a flag in it marks a client with an error, where such are left out.
 
     Returns:
         Whether the client came to no error.
     """
-    began, worker, model = time.perf_counter(), client.worker, client.worker.model
-    method, here = worker.method, row if row.device == client.w.device else client.w.new_empty(len(row))
+    began, trainer, model = time.perf_counter(), client.trainer, client.trainer.model
+    method, here = trainer.method, row if row.device == client.w.device else client.w.new_empty(len(row))
     try:
         model.load(client.received, client.b0)
         model.module.train()
         inputs = client.read_only_check()
-        if worker.draws:
-            seeds.reseed(worker.seed, "torch", client.round, client.id)
-        with blaming(client.where):
+        if trainer.draws:
+            seeds.reseed(trainer.seed, "torch", client.round, client.id)
+        with attribute_errors(client.where):
             client.start()
             inputs.check_hooks(method, client.where, "receive")
             new = method.train(client)
@@ -50,14 +50,14 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
             client, here, (new, sent, more), lambda part, w0, out: torch.sub(part.take(model.w), part.take(w0), out=out)
         )
     except Exception as error:
-        if not worker.spares:
+        if not trainer.drops_failed_clients:
             raise
         leave_out(client, row, error, began)
         fine = False
     else:
         store_result(client, here, row, state, mean_loss(client.losses), began)
         fine = True
-    worker.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are those of all
+    trainer.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are those of all
     return fine
 
 
@@ -66,10 +66,10 @@ def leave_out(client: ClientContext, row: Tensor, error: Exception, began: float
 
     began: `time.perf_counter` when its round began.
     """
-    worker = client.worker
-    warnings.warn(RankWarning(f"{once(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
-    flag = STOP if worker.stop() else FAILED
-    worker.messages.upload(client.round).tell(row.zero_(), 0.0, time.perf_counter() - began, flag)
+    trainer = client.trainer
+    warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
+    flag = STOP if trainer.stop() else FAILED
+    trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
 
 
 def store_result(
@@ -93,7 +93,7 @@ def store_result(
     Raises:
         UserError: a slot of the upload is not finite.
     """
-    worker, messages = client.worker, client.worker.messages
+    trainer, messages = client.trainer, client.trainer.messages
     upload = messages.upload(client.round)
     packing = upload.packing
     if len(client.state_row):
@@ -102,29 +102,33 @@ def store_result(
         packing.write(here, {"_loss": loss})
     # The slots that the method declares: a server hook may not look at them, and go on with what is not finite. Of dw
     # the server sees the norm.
-    names = [] if worker.drop else [n for n, (a, b) in packing.spans.items() if n != "dw" and n[0] != "_" and a < b]
+    names = (
+        []
+        if trainer.drops_bad_updates
+        else [n for n, (a, b) in packing.spans.items() if n != "dw" and n[0] != "_" and a < b]
+    )
     slots = {name: packing.view(here, name).flatten() for name in names}
     sums = [x.sum() for x in slots.values()]
-    halves = messages.settle(upload, here, client.state_row) if upload.coding else {}
+    halves = messages.apply_quantization(upload, here, client.state_row) if upload.coding else {}
     if here is not row:
         row.copy_(here, non_blocking=True)
     rows = [*halves.values(), *([client.state_row] if len(client.state_row) else ())]
     finite = iter(are_finite([*slots.values(), *rows], [*sums, *(x.sum() for x in rows)]))
     if not slots and not rows:
-        worker.wait()
+        trainer.wait()
     for name in slots:
         if not next(finite):
             text = f"gave values that are not finite (nan or inf) in slot {name!r}; the usual cause is divergence"
-            raise wrong(worker.method, "upload", client.where, f"{text}: lower train.lr")
+            raise wrong(trainer.method, "upload", client.where, f"{text}: lower train.lr")
     for name in halves:
         if not next(finite):
             beyond = f"{client.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"
             warnings.warn(RankWarning(f"{beyond}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
     if not next(finite, True):
-        if not worker.drop:
-            check_finite(worker.method, "train, upload", messages.client_state, client.state_row, client.where)
+        if not trainer.drops_bad_updates:
+            check_finite(trainer.method, "train, upload", messages.client_state, client.state_row, client.where)
         loss = torch.nan  # the server refuses the upload, which undoes the round
-    upload.tell(row, loss, time.perf_counter() - began, STOP if worker.stop() else 0.0)
+    upload.write_header(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
 
 
 def write_upload(
@@ -137,10 +141,10 @@ def write_upload(
 
     subtract: (selection of w, w0, out) writes that part of w - w0.
     """
-    worker, model, messages = client.worker, client.worker.model, client.worker.messages
+    trainer, model, messages = client.trainer, client.trainer.model, client.trainer.messages
     upload, (trained, sent, more) = messages.upload(client.round), given
     states = {"receive": client.new, "train": trained, "upload": more}
-    check_hook_returns(worker.method, upload.packing, messages.client_state, states, sent, client.where, client.w)
+    check_hook_returns(trainer.method, upload.packing, messages.client_state, states, sent, client.where, client.w)
     if "dw" in upload.packing.shapes and "dw" not in sent:
         subtract(upload.w, client.w0, upload.packing.view(row, "dw"))
     values = {name: sent[name] for name in sent if name in upload.packing.shapes}

@@ -17,12 +17,12 @@ from fedmpi.common import seeds
 from fedmpi.common.inputs import arguments
 from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.checks import check_tensor, not_passed
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local import client_round, training_loop
 from fedmpi.engine.local.losses import add_regularizer, backward, checked, run_pass, weights_as_leaf
 from fedmpi.engine.local.optimizers import OptimizerState
 from fedmpi.engine.messages import compose
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views, share_memory
 from fedmpi.method.base import overrides
@@ -44,26 +44,33 @@ class ClientContext(Client):
     """
 
     def __init__(
-        self, worker: Worker, client: int, t: int, lr: float, announcement: Tensor, download: Tensor, state_row: Tensor
+        self,
+        trainer: ClientTrainer,
+        client: int,
+        t: int,
+        lr: float,
+        announcement: Tensor,
+        download: Tensor,
+        state_row: Tensor,
     ) -> None:
-        self.worker, self.id, self.round, self.lr = worker, client, t, lr
+        self.trainer, self.id, self.round, self.lr = trainer, client, t, lr
         self.announcement, self.download, self.state_row = announcement, download, state_row
         self.where = f"round {t}, client {client}"  # in messages
-        messages, data, recipe = worker.messages, worker.data, worker.recipe
-        self.n, self.classes, self.rounds = int(worker.sizes[client]), data.classes, messages.rounds
+        messages, data, config = trainer.messages, trainer.data, trainer.local_training
+        self.n, self.classes, self.rounds = int(trainer.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
         if not data.counts_shared:
-            worker.weigh(worker.label_counts[client])
-        self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
-        self.steps, self.a, self.fits = 0, worker.a0, 0
-        self.w, self.b = worker.model.w, worker.model.b
+            trainer.weigh(trainer.label_counts[client])
+        self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
+        self.steps, self.a, self.fits = 0, trainer.a0, 0
+        self.w, self.b = trainer.model.w, trainer.model.b
 
-        told, kept = worker.unpack_broadcast(announcement), messages.client_state.views(state_row)
-        self.state = State({name: getattr(kept, name) for name in worker.method.client_state})
+        told, kept = trainer.unpack_broadcast(announcement), messages.client_state.views(state_row)
+        self.state = State({name: getattr(kept, name) for name in trainer.method.client_state})
         self.new = State()  # client state that `receive` has returned
         self.down = told.beside(messages.per_client.views(download)) if messages.per_client.shapes else told
         size = messages.scratch.size
-        self.scratch_row = state_row.new_zeros(size) if size else worker.nothing
+        self.scratch_row = state_row.new_zeros(size) if size else trainer.nothing
         self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
         self.received, self.b0 = told._w, told._b  # no copy where everything travels
         if not messages.shared.whole:
@@ -89,11 +96,11 @@ class ClientContext(Client):
 
     @property
     def label_counts(self) -> Tensor:  # type: ignore[override]
-        return self.worker.label_counts[self.id]
+        return self.trainer.label_counts[self.id]
 
     @property
     def epochs(self) -> int:  # type: ignore[override]
-        return self.worker.recipe.amount(self.n, self.worker.method.batches_a_step)[0]
+        return self.trainer.local_training.passes_and_steps(self.n, self.trainer.method.batches_a_step)[0]
 
     run_round = client_round.run_round
     fit = training_loop.fit
@@ -109,7 +116,7 @@ class ClientContext(Client):
                 "client.w0 (client.received)": self.received,  # its own vector where parts stay with the client
                 "client.w": self.w,
                 "client.b": self.b,
-                "client.label_counts": self.worker.label_counts,
+                "client.label_counts": self.trainer.label_counts,
             },
         )
 
@@ -118,9 +125,9 @@ class ClientContext(Client):
 
         The hook moves neither buffers nor counters.
         """
-        model = self.worker.model
-        if overrides(self.worker.method, "receive"):
-            given = self.worker.method.receive(self)
+        model = self.trainer.model
+        if overrides(self.trainer.method, "receive"):
+            given = self.trainer.method.receive(self)
             w0, self.new = given if isinstance(given, tuple) and len(given) == 2 else (given, self.new)
             w0 = self.check("receive", w0)
             self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # client.w is about to move
@@ -128,24 +135,24 @@ class ClientContext(Client):
             if self.w0 is not self.received:
                 model.load(self.w0, self.b0)
         self.version_at_w0 = model.w._version
-        if self.worker.recipe.keep:
-            self.optim = OptimizerState(self.worker.messages.client_state.views(self.state_row), model.layout)
+        if self.trainer.local_training.keep:
+            self.optim = OptimizerState(self.trainer.messages.client_state.views(self.state_row), model.layout)
 
     def fine_tune(self, epochs: int) -> None:
         """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
-        self.worker.model.module.train()
+        self.trainer.model.module.train()
         self.cut_short = False  # what is measured does not go up with a word of it
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
-        with seeds.scoped(self.worker.seed, "tune", self.round, self.id):
-            self.worker.method.tune(self, epochs)
+        with seeds.seeded(self.trainer.seed, "tune", self.round, self.id):
+            self.trainer.method.tune(self, epochs)
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
-        worker, module = self.worker, self.worker.model.module
+        trainer, module = self.trainer, self.trainer.model.module
         positional, named = arguments(module, x)
         try:
-            if worker.bf16:
-                with worker.precision():
+            if trainer.bf16:
+                with trainer.precision():
                     f: Tensor = module(*positional, **named)
             else:
                 f = module(*positional, **named)
@@ -155,29 +162,29 @@ class ClientContext(Client):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         try:
-            with self.worker.precision():
-                z, f = self.worker.net.forward(x)
+            with self.trainer.precision():
+                z, f = self.trainer.net.forward(x)
             assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
             return z.to(self.w.dtype), f.to(self.w.dtype)
         except Exception as error:
-            raise not_passed(self.worker.model.module, x, error) from error
+            raise not_passed(self.trainer.model.module, x, error) from error
 
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
-        with torch.inference_mode(False), torch.no_grad(), self.worker.precision():  # evaluation is in that mode
+        with torch.inference_mode(False), torch.no_grad(), self.trainer.precision():  # evaluation is in that mode
             if key not in self._frozen:
-                model, net = self.worker.twin(len(self._frozen))
+                model, net = self.trainer.twin(len(self._frozen))
                 self._frozen[key] = at, net  # held on to: the id of a tensor that is gone may be another's
                 model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
             z, f = self._frozen[key][1].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = self.worker.task.loss(lambda _: f, x, y)
+        loss: Tensor = self.trainer.task.loss(lambda _: f, x, y)
         return loss
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
-        shard, task = self._rows(part), self.worker.task
+        shard, task = self._rows(part), self.trainer.task
         total = torch.zeros((), dtype=torch.float64, device=self.w.device)
         weight: int | Tensor = 0
         held: list[tuple[Tensor, Tensor]] = []
@@ -201,9 +208,9 @@ class ClientContext(Client):
         regularizer: Regularizer | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
-        model = self.worker.model
+        model = self.trainer.model
         with self._one_pass(at, buffers):
-            value = run_pass(self, loss or self.worker.direct or self.worker.method.loss, True, x, y)
+            value = run_pass(self, loss or self.trainer.direct or self.trainer.method.loss, True, x, y)
         if loss is None:
             self.note(value)
         g = model.attach_gradient()
@@ -216,15 +223,15 @@ class ClientContext(Client):
         return add_regularizer(self, regularizer, w, torch.zeros_like(w))
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        members = [(s, p) for s, p in self.worker.model.members if p.requires_grad]
+        members = [(s, p) for s, p in self.trainer.model.members if p.requires_grad]
         weights: list[Tensor] = [p for _, p in members]
         vs = [s.view(v) for s, _ in members]
         with (
             self._one_pass(None, None),
-            differentiable(self.worker.model.module),
+            differentiable(self.trainer.model.module),
             weights_as_leaf(self, self.w) as leaf,
         ):
-            loss = checked(self, self.worker.method.loss(self, x, y), "loss")
+            loss = checked(self, self.trainer.method.loss(self, x, y), "loss")
         weights, vs = [*weights, leaf], [*vs, v]
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
         g = grad(loss, weights, create_graph=True)
@@ -236,14 +243,14 @@ class ClientContext(Client):
         return out
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
-        model, head = self.worker.model, self.worker.messages.head
+        model, head = self.trainer.model, self.trainer.messages.head
         before = None if at is None else head.take(model.w).clone()
         if at is not None:
             head.put(head.take(at), model.live)
         model.attach_gradient().zero_()
-        assert self.worker.net.head is not None  # as in `forward`
-        with self.worker.precision():
-            f: Tensor = self.worker.net.head(z)
+        assert self.trainer.net.head is not None  # as in `forward`
+        with self.trainer.precision():
+            f: Tensor = self.trainer.net.head(z)
         value = checked(self, loss(f.to(self.w.dtype)), "loss", loss)
         backward(value)
         if before is not None:
@@ -255,7 +262,7 @@ class ClientContext(Client):
     def check(self, hook: str, value: Any, shape: tuple[int, ...] | None = None, by: Any = None) -> Tensor:
         """`value` without its graph if it has the shape that the hook must return, (d,) where none is given."""
         shape = tuple(self.w.shape) if shape is None else shape
-        check_tensor(self.worker.method, hook, value, shape, self.where, self.w, by)
+        check_tensor(self.trainer.method, hook, value, shape, self.where, self.w, by)
         return value.detach() if shape and value.requires_grad else value
 
     def note(self, loss: Tensor) -> None:
@@ -265,21 +272,21 @@ class ClientContext(Client):
 
     # ---- the flat vector's parts, the client's data ----
     def take(self, group: str, flat: Tensor) -> Tensor:
-        self.worker.messages.check_groups((group,), "client.take")
-        return self.worker.model.layout.select({group}).take(flat)
+        self.trainer.messages.check_groups((group,), "client.take")
+        return self.trainer.model.layout.select({group}).take(flat)
 
     def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        self.worker.messages.check_groups((group,), "client.lift")
+        self.trainer.messages.check_groups((group,), "client.lift")
         out = into.clone()
-        self.worker.model.layout.select({group}).put(part, out)
+        self.trainer.model.layout.select({group}).put(part, out)
         return out
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        self.worker.messages.check_groups(groups or (), "client.segments")
-        return [s for s in self.worker.model.layout.segments if groups is None or s.group in groups]
+        self.trainer.messages.check_groups(groups or (), "client.segments")
+        return [s for s in self.trainer.model.layout.segments if groups is None or s.group in groups]
 
     def _rows(self, part: Part) -> Shard:
-        return self.worker.data.train[self.id] if part == "train" else self.worker.data.validation[self.id]
+        return self.trainer.data.train[self.id] if part == "train" else self.trainer.data.validation[self.id]
 
     def batches(self, part: Part = "train", generator: torch.Generator | None = None) -> Iterator[Batch]:
         rows = self._rows(part)
@@ -291,13 +298,13 @@ class ClientContext(Client):
                 yield (*self.forward(x), y)
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        return seeds.generator(self.worker.seed, "client", self.id, *purpose)
+        return seeds.generator(self.trainer.seed, "client", self.id, *purpose)
 
     @contextmanager
     def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
         """One of a step's passes. The first moves batch statistics, wherever it is, unless it has buffers of its own;
         the others leave them alone."""
-        model, passed, again = self.worker.model, self.passed, self.passed or buffers is not None
+        model, passed, again = self.trainer.model, self.passed, self.passed or buffers is not None
         at_w0 = self.version_at_w0
         self.passed = self.passed or buffers is None
         w = None if at is None else model.w.clone()
@@ -322,7 +329,7 @@ class ClientContext(Client):
         if w is None:
             yield
             return
-        model = self.worker.model
+        model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
         at_w0, self.version_at_w0 = self.version_at_w0, None
         model.load(w, b)
@@ -335,7 +342,7 @@ class ClientContext(Client):
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode without gradients; afterwards the mode from before."""
-        module = self.worker.model.module
+        module = self.trainer.model.module
         training = module.training
         module.eval()
         try:

@@ -29,13 +29,13 @@ def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor
     Returns:
         The loss ().
     """
-    worker, model = client.worker, client.worker.model
+    trainer, model = client.trainer, client.trainer.model
     if flat:
         model.attach_gradient().zero_()
     else:
         for p in model.parameters:
             p.grad = None
-    if loss is worker.direct or getattr(loss, "__code__", None) is Method.loss.__code__:
+    if loss is trainer.direct or getattr(loss, "__code__", None) is Method.loss.__code__:
         value, leaf = checked(client, loss(client, x, y), "loss", loss), None
     else:
         with weights_as_leaf(client, client.w) as leaf:
@@ -74,7 +74,7 @@ def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
         client.w = live
         if client.scratch_row.requires_grad:  # a hook has added client.w to an accumulator, which outlives the graph
             client.scratch_row = client.scratch_row.detach()
-            client.scratch = client.worker.messages.scratch.views(client.scratch_row)
+            client.scratch = client.trainer.messages.scratch.views(client.scratch_row)
 
 
 def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Tensor:
@@ -90,7 +90,7 @@ def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Ten
             "regularizer": "returned a number that does not depend on client.w, so that there is no gradient: it was "
             "made under no_grad, with .detach() or .item(), or of other weights; return None where there is no term",
         }
-        raise wrong(client.worker.method, hook, client.where, why[hook], by)
+        raise wrong(client.trainer.method, hook, client.where, why[hook], by)
     return value
 
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import batches, grouped
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.losses import add_regularizer, run_pass
 from fedmpi.engine.local.optimizers import SGD, Adaptive
-from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
@@ -57,25 +57,27 @@ def fit(
     bare: bool = False,
 ) -> Fitted:
     """Train the client: the batch loop of all methods (method/context.py says what the arguments mean)."""
-    worker, model = client.worker, client.worker.model
-    recipe, plain = worker.recipe.bare() if bare else worker.recipe, plain or bare
-    method = PLAIN if plain else worker.method
+    trainer, model = client.trainer, client.trainer.model
+    config, plain = trainer.local_training.plain_sgd() if bare else trainer.local_training, plain or bare
+    method = PLAIN if plain else trainer.method
     if groups is not None:
-        worker.messages.check_groups(groups, "client.fit, groups")
+        trainer.messages.check_groups(groups, "client.fit, groups")
     if epochs is not None and not (isinstance(epochs, int | float) and 0 <= epochs < inf):
         raise UserError(f"client.fit: epochs is {epochs!r}; a number >= 0 is needed")
-    batches = batches_of(client, epochs, method.batches_a_step, worker.generators(client.round, client.id, client.fits))
+    batches = batches_of(
+        client, epochs, method.batches_a_step, trainer.generators(client.round, client.id, client.fits)
+    )
     client.fits += 1
-    momentum, later, nesterov, carry = recipe.momentum, 1 - recipe.dampening, recipe.nesterov, 0.0
+    momentum, later, nesterov, carry = config.momentum, 1 - config.dampening, config.nesterov, 0.0
     elsewhere = nullcontext() if start is None else _train_elsewhere(client, start, buffers)
     with elsewhere, model.only(method.trains if groups is None else groups) as parameters:
         losses, before = client.losses, len(client.losses)
         if parameters:  # else the model has nothing in these groups
             trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain and start is None else None
-            kind = SGD if recipe.optim == "sgd" else Adaptive
-            optimiser = kind(recipe, parameters, client.lr if lr is None else lr, kept)
-            clipped = model.layout.entries(trained) if (recipe.clip_norm, recipe.clip_value) != (None, None) else None
+            kind = SGD if config.optim == "sgd" else Adaptive
+            optimiser = kind(config, parameters, client.lr if lr is None else lr, kept)
+            clipped = model.layout.entries(trained) if (config.clip_norm, config.clip_value) != (None, None) else None
             rule = _choose_rule(client, method, loss, regularizer, parameters, clipped)
             for x, y in batches:
                 client.step_loss, client.passed = None, False
@@ -130,7 +132,7 @@ def _choose_rule(
         parameters: what is trained.
         clipped: the entries of the gradient that count where it is clipped.
     """
-    worker, model, called = client.worker, client.worker.model, loss or client.worker.direct or method.loss
+    trainer, model, called = client.trainer, client.trainer.model, loss or client.trainer.direct or method.loss
     step = method.step if overrides(method, "step") and loss is None else None
     regularizer = regularizer or (method.regularizer if overrides(method, "regularizer") else None)
     correct = method.gradient if overrides(method, "gradient") else None
@@ -138,15 +140,15 @@ def _choose_rule(
     run: Callable[[Tensor, Tensor], Tensor] = partial(run_pass, client, called, flat)
     if not flat:
         model.drop_gradient()
-    if worker.graphs is not None:
-        of_task = called is worker.direct or getattr(called, "__func__", None) is Method.loss
+    if trainer.graphs is not None:
+        of_task = called is trainer.direct or getattr(called, "__func__", None) is Method.loss
         # With counts that only the sites know, a task may weigh the classes for each client in its own way.
-        if of_task and worker.data.counts_shared:
+        if of_task and trainer.data.counts_shared:
             at = model.live.data_ptr(), model.attach_gradient().data_ptr() if flat else 0
-            run = partial(worker.graphs.run, (*at, called is worker.direct, *map(id, parameters)), run, parameters)
-    elif worker.by_hand and not flat and called is worker.direct and len(parameters) == len(model.parameters):
-        worker.by_hand.begin()
-        run = worker.by_hand
+            run = partial(trainer.graphs.run, (*at, called is trainer.direct, *map(id, parameters)), run, parameters)
+    elif trainer.mlp_backward and not flat and called is trainer.direct and len(parameters) == len(model.parameters):
+        trainer.mlp_backward.begin()
+        run = trainer.mlp_backward
     return StepRule(run, step, regularizer, correct, clipped, flat)
 
 
@@ -164,17 +166,18 @@ def batches_of(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of one fit, `many` for each step, pass after pass; of a pass begun in part the first ones.
 
-    A batch of all rows has their own order, unless a step cuts it up. drawn: `worker.generators`.
+    A batch of all rows has their own order, unless a step cuts it up. drawn: `trainer.generators`.
     """
-    worker, recipe = client.worker, client.worker.recipe
-    (passes, steps), (_, a_pass) = recipe.amount(client.n, many, epochs), recipe.amount(client.n, many, 1)
+    trainer, config = client.trainer, client.trainer.local_training
+    passes, steps = config.passes_and_steps(client.n, many, epochs)
+    _, a_pass = config.passes_and_steps(client.n, many, 1)
     order, augment = drawn
     for client.epoch in range(passes):
-        rows = worker.data.train[client.id]
-        size = recipe.batch_size or (len(rows) if many > 1 else None)
-        found = batches(rows, size, order, recipe.drop_last, augment=augment)
+        rows = trainer.data.train[client.id]
+        size = config.batch_size or (len(rows) if many > 1 else None)
+        found = batches(rows, size, order, config.drop_last, augment=augment)
         for batch in found if many == 1 else grouped(found, many):
-            if client.cut_short and worker.stop():
+            if client.cut_short and trainer.stop():
                 return
             client.last_epoch = steps <= a_pass
             yield batch
@@ -186,11 +189,11 @@ def batches_of(
 def _batch_modified_error(client: ClientContext) -> UserError:
     """The error of a step that wrote to its batch."""
     said = (
-        f"{client.where}: the model ({type(client.worker.model.module).__name__}) or a hook of method "
-        f"{type(client.worker.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
+        f"{client.where}: the model ({type(client.trainer.model.module).__name__}) or a hook of method "
+        f"{type(client.trainer.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
         "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
     )
-    return told(said, client.worker.model.module, type(client.worker.method))
+    return located_error(said, client.trainer.model.module, type(client.trainer.method))
 
 
 def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | None) -> None:
@@ -198,7 +201,7 @@ def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | N
 
     stepped: (d,) what the hook `step` returned; None where a pass has been made.
     """
-    flat = client.worker.model.attach_gradient()
+    flat = client.trainer.model.attach_gradient()
     g = flat if stepped is None else flat.copy_(stepped) if rule.regularizer else stepped
     if rule.regularizer:
         g = add_regularizer(client, rule.regularizer, client.w, g)
@@ -207,10 +210,10 @@ def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | N
     if g is not flat:
         flat.copy_(g)
     if rule.clipped:
-        _clip(flat, rule.clipped, client.worker.recipe)
+        _clip(flat, rule.clipped, client.trainer.local_training)
 
 
-def _clip(g: Tensor, trained: Selection, how: Recipe) -> None:
+def _clip(g: Tensor, trained: Selection, how: LocalTrainingConfig) -> None:
     """Clip the entries of g (d,) to [-clip_value, clip_value], then g to the norm clip_norm, in place:
 
         g <- g min(1, clip_norm / (||g|| + 1e-6))        as torch.nn.utils.clip_grad_norm_ has it

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.data.batches import Shard
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.evaluate import evaluate
-from fedmpi.engine.worker import Worker
 from fedmpi.tasks.measures import Figures
 
 
 @dataclass(frozen=True)
 class Model:
-    """Parameters (d,) and buffers; another tensor than the worker's."""
+    """Parameters (d,) and buffers; another tensor than the trainer's."""
 
     w: Tensor
     b: Tensor
@@ -30,7 +30,7 @@ class Cohort:
 
     t: int  # the round
     comm: Communicator
-    worker: Worker
+    trainer: ClientTrainer
     batch: int  # samples of one pass of evaluation
     members: Sequence[int]
     where: Mapping[int, int]  # client -> the rank that trained it, and alone has its data in silo mode
@@ -87,9 +87,9 @@ class Cohort:
 
     def figures(self, model: Model, shard: Shard) -> Figures:
         """{loss, the task's metrics} of a model on samples, in evaluation mode, without augmentation."""
-        self.worker.model.load(model.w, model.b)
-        return evaluate(self.worker, shard, self.batch).figures
+        self.trainer.model.load(model.w, model.b)
+        return evaluate(self.trainer, shard, self.batch).figures
 
     def train_loss(self, model: Model, client: int) -> float:
         """L_k: mean loss of a model on the training samples of one of this rank's clients."""
-        return self.figures(model, self.worker.data.train[client])["loss"]
+        return self.figures(model, self.trainer.data.train[client])["loss"]

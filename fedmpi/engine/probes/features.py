@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.data.batches import Shard, batches
+from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.probes.cohort import Cohort, Model
-from fedmpi.engine.worker import Worker
 
 SAMPLES, VALUES, CLASSES = 512, 32, 30  # rows looked at; singular values, and classes, of which is told
 ONE = ("rank", "energy", "uniformity", "deviation")  # numbers; the others are lists
@@ -34,7 +34,7 @@ ROWS = 32  # of the kernels K (n, n) that are gathered at once: rank 0 holds m o
 
 def rows(c: Cohort) -> Shard:
     """At most SAMPLES of the global test set, the same for every model, rank and round."""
-    test = c.worker.data.global_test
+    test = c.trainer.data.global_test
     assert test is not None  # runtime/compatibility.py has said so
     n = min(len(test), SAMPLES)
     return Shard(test.x, test.y, test.index[torch.arange(n) * len(test) // max(n, 1)])
@@ -42,12 +42,12 @@ def rows(c: Cohort) -> Shard:
 
 def outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor, Tensor]:
     """z (n, z), outputs f (n, C), float64, and targets y (n,) of `rows`, evaluation mode."""
-    worker, found = c.worker, []
-    worker.model.load(model.w, model.b)
-    worker.model.module.eval()
-    with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
+    trainer, found = c.trainer, []
+    trainer.model.load(model.w, model.b)
+    trainer.model.module.eval()
+    with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
         for x, y in batches(rows(c), c.batch, None):
-            z, f = worker.net.forward(x)
+            z, f = trainer.net.forward(x)
             assert z is not None  # runtime/compatibility.py
             found.append((z.double().cpu(), f.double().cpu(), y.cpu()))
     z, f, y = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -101,12 +101,12 @@ def told(z: Tensor, f: Tensor, y: Tensor, head: Tensor | None, classes: int) -> 
 
 def measure_features(c: Cohort) -> dict[str, Any]:
     """The global model is the task of the rank with the first client."""
-    worker, first = c.worker, c.members[0]
-    head = worker.net.head
+    trainer, first = c.trainer, c.members[0]
+    head = trainer.net.head
     found = getattr(head, "weight", None)
     weights = found.detach() if isinstance(found, Tensor) and found.ndim == 2 else None
-    classes = _classes(worker)
-    sizes = _sizes(len(rows(c)), worker.net.feature_dim or 0, weights, classes)
+    classes = _classes(trainer)
+    sizes = _sizes(len(rows(c)), trainer.net.feature_dim or 0, weights, classes)
 
     width = sum(sizes.values())
     nothing = torch.full((width,), torch.nan, dtype=torch.float64)
@@ -114,7 +114,7 @@ def measure_features(c: Cohort) -> dict[str, Any]:
     def row(model: Model) -> Tensor:
         z, f, y = outputs(c, model)
         if not bool(z.isfinite().all() & f.isfinite().all()):
-            return nothing  # a client came apart: what decomposes matrices would raise
+            return nothing  # a client has diverged: decompositions would raise
         found = told(z, f, y, weights, classes)  # weights: views of the model that outputs() has loaded
         return torch.cat([found[name] for name in sizes])
 
@@ -136,11 +136,11 @@ def measure_features(c: Cohort) -> dict[str, Any]:
     return said
 
 
-def _classes(worker: Worker) -> int:
+def _classes(trainer: ClientTrainer) -> int:
     """C where outputs are logits of classes, else 0."""
-    data = worker.data
-    labels = data.target_dtype == torch.int64 and data.target_shape == () and worker.net.outputs == data.classes
-    return data.classes if labels and getattr(worker.task, "classification", False) else 0
+    data = trainer.data
+    labels = data.target_dtype == torch.int64 and data.target_shape == () and trainer.net.outputs == data.classes
+    return data.classes if labels and getattr(trainer.task, "classification", False) else 0
 
 
 def _sizes(n: int, dim: int, weights: Tensor | None, classes: int) -> dict[str, int]:

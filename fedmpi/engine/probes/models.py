@@ -62,7 +62,7 @@ def measure_knowledge(c: Cohort) -> dict[str, Any]:
     and after the round. Forgetting between two rounds is the mean over classes of how far accuracy fell below its best.
     The global models are the task of the rank with the first client.
     """
-    first, classes = c.members[0], c.worker.data.classes
+    first, classes = c.members[0], c.trainer.data.classes
     nothing = torch.full((classes + 1,), torch.nan, dtype=torch.float64)
     own = {k: _known(c, model) for k, model in c.mine.items()}
     of_global = [_known(c, model) if first in own else nothing for model in (c.before, c.after)]
@@ -86,10 +86,10 @@ def measure_knowledge(c: Cohort) -> dict[str, Any]:
 
 def _known(c: Cohort, model: Model) -> Tensor:
     """(1 + C,): accuracy on the global test set, and that of each class."""
-    test, classes = c.worker.data.global_test, c.worker.data.classes
+    test, classes = c.trainer.data.global_test, c.trainer.data.classes
     assert test is not None  # else the run was refused at its start (runtime/compatibility.py)
-    c.worker.model.load(model.w, model.b)
-    of_test = evaluate(c.worker, test, c.batch)
+    c.trainer.model.load(model.w, model.b)
+    of_test = evaluate(c.trainer, test, c.batch)
     by_class = class_accuracy(of_test.outputs, of_test.targets, classes)
     counts = torch.bincount(test.y[test.index], minlength=classes).double()
     return torch.cat([(by_class.nan_to_num() @ counts / counts.sum())[None], by_class]).cpu()
@@ -115,7 +115,7 @@ def measure_contribution(c: Cohort) -> dict[str, Any]:
         left = [(whole - p[k] * part.double()) / rest for whole, part in ((w, model.w), (b, model.b))]
         return Model(left[0].to(c.dtype), left[1].to(c.before.b.dtype))
 
-    test = c.worker.data.global_test
+    test = c.trainer.data.global_test
     if test is not None:
         own = {k: [c.figures(without(k, model), test)["loss"], torch.nan] for k, model in c.mine.items()}
         if c.members[0] in own:
@@ -125,11 +125,11 @@ def measure_contribution(c: Cohort) -> dict[str, Any]:
     seen: dict[int, list[float]] = {k: [] for k in c.mine}
     for left in (*(without(k, model) for k, model in c.models()), without(None, None)):
         for site, losses in seen.items():
-            losses.append(c.figures(left, c.worker.data.test[site])["loss"])
+            losses.append(c.figures(left, c.trainer.data.test[site])["loss"])
     rows = c.gather({k: torch.tensor(row, dtype=torch.float64) for k, row in seen.items()}, len(c.members) + 1)
     if c.comm.rank:
         return {}
-    n = torch.as_tensor(c.worker.data.test_sizes[list(c.members)], dtype=torch.float64)
+    n = torch.as_tensor(c.trainer.data.test_sizes[list(c.members)], dtype=torch.float64)
     pooled = (n / n.sum()) @ rows.where(n[:, None] > 0, torch.zeros(()).double())
     return _gains(pooled[:-1], pooled[-1])
 

@@ -44,7 +44,7 @@ class Steps:
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
         """A step whose gradient is there and not yet descended along. x (B, ...)"""
-        k, model = self.k, self.k.worker.model
+        k, model = self.k, self.k.trainer.model
         if torch.equal(k.w, k.w0):
             self.seen.append(k.w.new_tensor([0.0, torch.nan, torch.nan], dtype=torch.float64))
             return
@@ -56,7 +56,7 @@ class Steps:
             for flat, g in ((g_p, slope), (g_u, p.grad)):
                 if g is not None:
                     s.view(flat).copy_(g)
-        head = k.worker.messages.head
+        head = k.trainer.messages.head
         self.seen.append(torch.stack([value.detach(), cosine(g_u, g_p), cosine(head.take(g_u), head.take(g_p))]))
 
     def row(self) -> Tensor:
@@ -73,7 +73,7 @@ class Steps:
         return out
 
     def _proximal(self, x: Tensor) -> Tensor:
-        module, (_, teacher) = self.k.worker.model.module, self.k.frozen(x)
+        module, (_, teacher) = self.k.trainer.model.module, self.k.frozen(x)
         training = module.training
         module.eval()
         try:

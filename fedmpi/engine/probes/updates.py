@@ -26,7 +26,7 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     cosines = G / (norms[:, None] * norms[None, :])  # nan where a client has not moved
     pairs, some = cosines[i, k], len(i) > 0
     pairs = pairs[~pairs.isnan()]
-    finite = bool(G.isfinite().all())  # else a client came apart, and the decomposition would raise
+    finite = bool(G.isfinite().all())  # else a client has diverged, and the decomposition would raise
     return {
         "divergence": norms.mean().item(),
         "consistency": apart.mean().item() if some else None,
@@ -85,7 +85,7 @@ def measure_layers(c: Cohort) -> dict[str, Any]:
 
     Means over the clients, layer by layer in the model's order.
     """
-    of, own = layers(c.worker.model.layout), {}
+    of, own = layers(c.trainer.model.layout), {}
     for k, d in c.moved.items():
         wide = d.double()
         moved = [[s.view(wide) for s in tensors] for tensors in of.values()]

@@ -22,7 +22,7 @@ from fedmpi.data.federated import split
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.streaming import Stream
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.packed.fit import PackedFit
+from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.flat import linear
 from fedmpi.flat.model import FlatModel
 
@@ -101,7 +101,7 @@ def graphs():
         it = prepare(settings("fedavg", "norm", train={"epochs": 4}, compute={"graphs": graphs}), device=GPU)
         found.append((it, count(it.fed.run)["launch"]))
     (one, launches), (other, fewer) = found
-    captured = len(other.fed.worker.graphs._captured)
+    captured = len(other.fed.trainer.graphs._captured)
     return {"launches": [launches, fewer], "captured": captured, "same": torch.equal(one.w, other.w)}
 
 
@@ -196,7 +196,7 @@ def pinned_memory():
     for messages in ("cpu", "cuda"):
         it = prepare(small_settings("scaffold", rounds=1), comm=Solo(torch.device(messages)), device=GPU)
         it.fed.run()
-        rows, row = it.fed.transport.memory.held["rows"], it.made.itemsize * it.made.messages.largest_upload()
+        rows, row = it.fed.transport.buffers.tensors["rows"], it.made.itemsize * it.made.messages.largest_upload()
         pinned = rows.is_pinned(), it.fed.transport.message.is_pinned()
         found.append((row * len(it.rows[-1]["cohort"]), rows.nbytes, *pinned))
     return found

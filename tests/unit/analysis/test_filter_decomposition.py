@@ -181,7 +181,7 @@ def made():
 def found(made):
     fed = build.federation(made, Solo(CPU), lambda: False)
     before = fed.server.w.clone(), fed.server.b.clone()
-    models = local_models(fed, build.make_worker(made, lambda: False), [1, 2, 4], 0)
+    models = local_models(fed, build.make_trainer(made, lambda: False), [1, 2, 4], 0)
     assert torch.equal(fed.server.w, before[0])
     assert torch.equal(fed.server.b, before[1])
     assert not fed.states.rows

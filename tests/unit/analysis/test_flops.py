@@ -39,11 +39,11 @@ def test_the_head_alone_takes_one_pass_through_the_body(data):
 def test_a_round_as_torch_counts_it(net, method, data):
     found, client = measured(method, data, net=net)
     made = build.experiment(settings(method, net), data, CPU)
-    fed, worker = build.federation(made, Solo(CPU), lambda: False), build.make_worker(made, lambda: False)
-    worker.by_hand = None
-    local_models(fed, worker, [client], 0)
+    fed, trainer = build.federation(made, Solo(CPU), lambda: False), build.make_trainer(made, lambda: False)
+    trainer.mlp_backward = None
+    local_models(fed, trainer, [client], 0)
     with FlopCounterMode(display=False) as counter:
-        local_models(fed, worker, [client], 0)
+        local_models(fed, trainer, [client], 0)
     assert found["round"] * int(data.train_sizes[client]) == pytest.approx(counter.get_total_flops(), rel=1e-12)
 
 

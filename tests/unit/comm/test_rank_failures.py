@@ -10,7 +10,7 @@ from fedmpi.comm.backends import mpi_comm, torch_dist
 from fedmpi.comm.base import START_REMEDY, Lost, Silent, within
 from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 DEADLINE_S = 20
@@ -50,7 +50,7 @@ class Program:
                 else:
                     getattr(rank, each["act"])()
 
-        for name, where in (("_word", "vote"), ("_build", "build")):
+        for name, where in (("_command", "vote"), ("_build", "build")):
             plain = getattr(comm.membership, name)
             setattr(comm.membership, name, lambda *a, plain=plain, where=where: (act(where), plain(*a))[1])
 
@@ -232,7 +232,7 @@ def test_ranks_that_never_arrive_are_named(absent):
 
     def program(rank):
         with pytest.raises(Lost) as lost:
-            StoreAllgather(SimulatedStore(rank), rank.number, range(4), timeouts=rank.timeouts)(b"", 30)
+            StoreAllgather(SimulatedStore(rank), rank.number, range(4))(b"", 30)
         said[rank.number] = str(lost.value)
 
     job.run(program, absent)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import threading
-from types import SimpleNamespace
 
 import pytest
 from simulated_job import SkippingClock
@@ -189,8 +188,7 @@ def test_a_job_of_one_host_offers_loopback_whatever_is_configured(network):
 
 def test_as_many_names_are_told_as_fit_into_a_broadcast():
     names = [f"10.0.{i}.100" for i in range(200)]
-    store = SimpleNamespace(address=("127.0.0.1", 40_000))
-    text = lookup.encode_addresses(store, names)
+    text = lookup.encode_addresses(lookup.StoreLocation([("127.0.0.1", 40_000)], b""), names)
     assert 1024 - 65 - len(" 10.0.100.100") < len(text) <= 1024 - 65  # the key takes 64 characters and a space
     told = lookup.decode_addresses(text)
     assert told == [(name, 40_000) for name in names[: len(told)]]

@@ -8,7 +8,7 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 
 REGISTRY = {"root": "math:sqrt", "power": "math:pow"}
-RULE = registry.Kind("server rule", {}, "server.rule", ("up", "s"))
+RULE = registry.PluginKind("server rule", {}, "server.rule", ("up", "s"))
 
 
 def message(name, **more):
@@ -82,8 +82,8 @@ def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
     file = tmp_path / "rule.py"
     file.write_text("def wrong(up, factor: float = 0.5): ...\ndef right(updates, server, factor: float = 0.5): ...\n")
     with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): factor, an option"):
-        registry.make(RULE, registry.Chosen(f"{file}:wrong"))
-    assert registry.make(RULE, registry.Chosen(f"{file}:right", {"factor": 2.0})).keywords == {"factor": 2.0}
+        registry.make(RULE, registry.Selection(f"{file}:wrong"))
+    assert registry.make(RULE, registry.Selection(f"{file}:right", {"factor": 2.0})).keywords == {"factor": 2.0}
 
 
 def test_a_plugin_imports_from_its_own_directory(tmp_path):

@@ -31,7 +31,7 @@ def test_no_two_purposes_share_a_stream():
 
 
 def fail_within_a_purpose():
-    with seeds.scoped(0, "init"):
+    with seeds.seeded(0, "init"):
         torch.rand(3), np.random.rand(), random.random()
         raise KeyError
 
@@ -45,10 +45,10 @@ def test_global_generators_are_seeded_for_a_purpose_and_put_back():
     torch.manual_seed(4), np.random.seed(4), random.seed(4)
     at = seeds.state()
     expected = draw()
-    seeds.go_on(at)
+    seeds.set_state(at)
     inside = []
     for _ in range(2):
-        with seeds.scoped(0, "torch", 1, 2):
+        with seeds.seeded(0, "torch", 1, 2):
             inside.append(draw())
     with pytest.raises(KeyError):
         fail_within_a_purpose()
@@ -71,9 +71,9 @@ def test_generators_of_gpus_are_seeded_and_put_back(monkeypatch):
 
     at = seeds.state()
     first = drawn()
-    with seeds.scoped(0, "torch", 1, 2):
+    with seeds.seeded(0, "torch", 1, 2):
         inside = drawn()
-    with seeds.scoped(0, "torch", 1, 2):
+    with seeds.seeded(0, "torch", 1, 2):
         assert drawn() == inside
-    seeds.go_on(at)
+    seeds.set_state(at)
     assert drawn() == first != inside

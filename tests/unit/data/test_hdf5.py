@@ -197,7 +197,7 @@ def test_files_that_are_not_hdf5(tmp_path, monkeypatch):
         hdf5(tmp_path, path="a.h5")
     with pytest.raises(UserError, match=r"data\.path is missing"):
         hdf5(tmp_path)
-    monkeypatch.setattr("fedmpi.data.sources.federated.hdf5_layout.find_spec", lambda name: None)
+    monkeypatch.setattr("fedmpi.data.sources.federated.hdf5.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"read by h5py, which is not installed; pip install h5py"):
         hdf5(tmp_path, path="a.h5")
 

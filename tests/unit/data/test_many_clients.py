@@ -16,7 +16,7 @@ from fedmpi.data.batches import PerClient, Shard, Shards, pooled_rows, replace_s
 from fedmpi.data.client_test import ALIGNED_SIZE, _quotas
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import count_labels, label_counts, split
-from fedmpi.data.partitions.parts import Partition, ascending, equal_sizes
+from fedmpi.data.partitions.parts import Partition, equal_sizes
 from fedmpi.data.validation import hold_out
 from fedmpi.runtime import rank_agreement
 
@@ -122,7 +122,7 @@ def test_a_partition_holds_what_a_list_of_arrays_holds():
         assert parts.owner.tolist() == [k for k, part in enumerate(naive) for _ in part]
         mixed = [rng.permutation(part) for part in naive]
         assert [part.tolist() for part in Partition.from_parts(mixed)] == [part.tolist() for part in mixed]
-        assert [part.tolist() for part in ascending(mixed)] == [part.tolist() for part in naive]
+        assert [part.tolist() for part in Partition.from_parts(mixed).ascending()] == [part.tolist() for part in naive]
     for rows in range(12):
         assert equal_sizes(rows, 5).tolist() == [len(part) for part in np.array_split(np.arange(rows), 5)]
 

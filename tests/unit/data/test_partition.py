@@ -9,12 +9,10 @@ from fedmpi.common.registry import load
 from fedmpi.data.partitions import dirichlet as dirichlet_module
 from fedmpi.data.partitions import iid as iid_module
 from fedmpi.data.partitions import registry
-from fedmpi.data.partitions.classes import classes
 from fedmpi.data.partitions.dirichlet import dirichlet
-from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import iid, noisy, quantity
-from fedmpi.data.partitions.shards import shards
-from fedmpi.data.partitions.sites import domain, site
+from fedmpi.data.partitions.shards import classes, shards
 
 
 def balanced(classes, each):

@@ -16,13 +16,12 @@ from fedmpi.data.federated import split
 from fedmpi.data.fetching import http
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.silos import open_silos
-from fedmpi.data.sources.cifar import cifar10, cifar100
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import heart_disease
-from fedmpi.data.sources.mnist import fashion_mnist, mnist
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.pictures.public_arrays import cifar10, cifar100, fashion_mnist, mnist
 
 
 def test_holdout_is_stratified_and_leaves_every_class_one_sample():

@@ -10,7 +10,7 @@ from fedmpi.data.augment.chosen import augmented, operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.pictures import of_bytes
-from fedmpi.engine.packed.fit import PackedFit
+from fedmpi.engine.packed.packed_fit import PackedFit
 
 CHAIN = (("crop", 2), ("flip", None), ("rotate", 15), ("cutout", 3))
 

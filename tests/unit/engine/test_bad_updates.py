@@ -13,7 +13,7 @@ from fedmpi.engine import scheduler
 from fedmpi.engine.faults.uploads import UpdateFilter
 from fedmpi.engine.local import training_loop
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.travel.whole import Held
+from fedmpi.engine.transport.gather_rows import GatheredRows
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 
@@ -22,7 +22,7 @@ def judged(guard, norms, t=0, w=0.0):
     """Who is refused, for updates of these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
-    held = Held(rows, Packing({"_loss": (), "dw": (2,)}))
+    held = GatheredRows(rows, Packing({"_loss": (), "dw": (2,)}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = guard.refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))
@@ -98,7 +98,7 @@ def spoil(monkeypatch, factor, rounds=(1,), slot="dw"):
     def spoiled(self, row):
         honest(self, row)
         if self.id == BAD and self.round in rounds:
-            getattr(self.worker.messages.upload(self.round).packing.views(row), slot).mul_(factor)
+            getattr(self.trainer.messages.upload(self.round).packing.views(row), slot).mul_(factor)
 
     monkeypatch.setattr(ClientContext, "run_round", spoiled)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import play, settings
-from test_travel import on_ranks
+from test_transport import on_ranks
 from torch import nn
 
 from fedmpi.common.errors import UserError
@@ -14,7 +14,7 @@ def refused(config, size):
     """On ranks that are threads, where Python 3.11 cannot look for the lines of two classes at once."""
     with pytest.MonkeyPatch.context() as patch:
         if size > 1:
-            patch.setattr(readonly, "told", lambda text, *_: UserError(text))
+            patch.setattr(readonly, "located_error", lambda text, *_: UserError(text))
         on_ranks(config, size)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Shard, split
-from fedmpi.engine.packed.fit import PackedFit
+from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
 from fedmpi.methods import registry
 
@@ -45,7 +45,7 @@ def packed(monkeypatch):
 def sent(it):
     """(m, row) what the clients of the last round sent, without loss, seconds and flag."""
     packing = it.made.messages.upload(it.rows[-1]["round"]).packing
-    return it.fed.transport.memory.rows("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
+    return it.fed.transport.buffers.rows("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
 
 
 def apart(a, b):

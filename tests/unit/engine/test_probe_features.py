@@ -68,19 +68,19 @@ def test_a_round_against_numpy(monkeypatch):
     config = settings("fedavg", rounds=1, analysis=["features", "similarity"], cohort={"fraction": 0.6})
     [row] = watched(config).analysis
     it = prepare(config)
-    worker = build.make_worker(it.made, lambda: False)
+    trainer = build.make_trainer(it.made, lambda: False)
     members = row["clients"]
-    made, test = local_models(it.fed, worker, members, 0), it.made.data.global_test
+    made, test = local_models(it.fed, trainer, members, 0), it.made.data.global_test
     x, y = test.x[test.index], test.y[test.index]
 
     def seen(w, b):
-        worker.model.load(w, b)
-        layers = list(worker.model.module.eval().modules())
+        trainer.model.load(w, b)
+        layers = list(trainer.model.module.eval().modules())
         last = [layer for layer in layers if isinstance(layer, nn.Linear)][-1]
         found = []
         hook = last.register_forward_hook(lambda _, inputs, out: found.append((inputs[0], out)))
         with torch.no_grad():
-            worker.model.module(x)
+            trainer.model.module(x)
         hook.remove()
         z, f = found[0]
         return z.double(), f.double(), last.weight.detach().double().clone()

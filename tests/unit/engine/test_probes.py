@@ -57,15 +57,15 @@ def test_a_round_against_plain_loops():
     config = settings("fedavg", rounds=1, analysis=ALL, cohort={"fraction": 0.6})
     [row] = watched(config).analysis
     it = prepare(config)
-    worker = build.make_worker(it.made, lambda: False)
+    trainer = build.make_trainer(it.made, lambda: False)
     members = row["clients"]
-    made, data = local_models(it.fed, worker, members, 0), it.made.data
+    made, data = local_models(it.fed, trainer, members, 0), it.made.data
     w0, p = it.fed.server.w.clone(), made.p
     mean = (p.float() @ made.w), (p.float() @ made.b)
 
     def loss(w, b, shard):
-        worker.model.load(w, b)
-        module = worker.model.module.eval()
+        trainer.model.load(w, b)
+        module = trainer.model.module.eval()
         with torch.no_grad():
             return F.cross_entropy(module(shard.x[shard.index]), shard.y[shard.index]).item()
 
@@ -78,14 +78,14 @@ def test_a_round_against_plain_loops():
 
     test = data.global_test
     for k, (w, b) in enumerate(zip(made.w, made.b, strict=True)):
-        worker.model.load(w, b)
-        assert row["knowledge"]["local"][k] == pytest.approx(evaluate(worker, test, 100).figures["accuracy"])
+        trainer.model.load(w, b)
+        assert row["knowledge"]["local"][k] == pytest.approx(evaluate(trainer, test, 100).figures["accuracy"])
         rest = [i for i in range(len(members)) if i != k]
         q = (p[rest] / p[rest].sum()).float()
         gain = loss(q @ made.w[rest], q @ made.b[rest], test) - loss(*mean, test)
         assert row["contribution"]["gain"][k] == pytest.approx(gain, abs=1e-5)
-    worker.model.load(*mean)
-    assert row["knowledge"]["after"] == pytest.approx(evaluate(worker, test, 100).figures["accuracy"])
+    trainer.model.load(*mean)
+    assert row["knowledge"]["after"] == pytest.approx(evaluate(trainer, test, 100).figures["accuracy"])
 
 
 def test_class_by_class():

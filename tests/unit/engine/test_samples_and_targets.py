@@ -84,7 +84,7 @@ class Open(Halves):
 def halves(input_shape, classes, inner, kind="Halves"):
     (c, h, w), (_, more, _) = input_shape["top"], input_shape["bottom"]
     options = {k: v for k, v in inner.items() if k != "name"}
-    made = registry.make(KIND, registry.Chosen(inner["name"], options))
+    made = registry.make(KIND, registry.Selection(inner["name"], options))
     return {"Halves": Halves, "Together": Together, "Open": Open}[kind](made((c, h + more, w), classes))
 
 
@@ -292,7 +292,7 @@ def test_survival_is_judged_on_the_whole_split():
     f = it.made.net.module(data.test_x)
     expected = it.made.task.loss(lambda x: f, None, data.test_y).item()
     for size in (1, 7, 20):  # however it is cut into batches
-        found = evaluate(it.fed.worker, it.fed.worker.data.global_test, size).figures
+        found = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).figures
         assert found["loss"] == pytest.approx(expected, abs=1e-6)
         assert found["c_index"] == it.rows[-1]["c_index"]
 

@@ -61,7 +61,7 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
     seen, honest = [], ClientContext.run_round
 
     def watched(self, row):
-        messages = self.worker.messages
+        messages = self.trainer.messages
         unsent = messages.client_state.views(self.state_row)
         e = unsent._unsent_dw.clone() if messages.unsent else torch.zeros(len(self.w))
         honest(self, row)
@@ -75,7 +75,7 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
     w, last = it.w0.clone(), {}
     for t in range(3):
         here = [each for each in seen if each[0] == t]
-        p = torch.tensor([float(it.fed.worker.data.train_sizes[k]) for _, k, *_ in here], dtype=torch.float64)
+        p = torch.tensor([float(it.fed.trainer.data.train_sizes[k]) for _, k, *_ in here], dtype=torch.float64)
         for _, k, dw, e, sent, left in here:
             near(up, sent, naive(up, dw + e))
             assert torch.equal(e, last.get(k, torch.zeros_like(e)))
@@ -110,8 +110,8 @@ def test_what_clients_start_from(monkeypatch, down):
 
     monkeypatch.setattr(ClientContext, "run_round", watched)
     it = prepare(wired(down=down, rounds=5))
-    rows = it.fed.reporter.sink.round
-    it.fed.reporter.sink.round = lambda row: (rows(row), models.append(it.w.clone()))
+    rows = it.fed.reporter.callbacks.round
+    it.fed.reporter.callbacks.round = lambda row: (rows(row), models.append(it.w.clone()))
     it.fed.run()
     v = it.w0.clone()
     for t, w in enumerate([it.w0, *models[:-1]]):
@@ -189,7 +189,7 @@ def spoil(monkeypatch, value, t=1, client=2):
     def fit(self, *args, **more):
         done = honest(self, *args, **more)
         if (self.round, self.id) == (t, client):
-            self.worker.model.live[7] = value
+            self.trainer.model.live[7] = value
         return done
 
     monkeypatch.setattr(ClientContext, "fit", fit)

@@ -55,30 +55,30 @@ def play_quadratic(quadratic):
 
 
 @pytest.fixture
-def client():
-    """client(it, k): client k of a prepared experiment as the engine hands it to hooks, with the initial model."""
+def client_of():
+    """client_of(it, k): client k of a prepared experiment as the engine hands it to hooks, with the initial model."""
 
     def make(it, k=0, round_=0):
         fed = it.fed
-        fed.transport.announce(TRAIN, fed.server)
+        fed.transport.broadcast(TRAIN, fed.server)
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
-        downloads = fed.transport.send_downloads(round_, range(fed.worker.data.clients), fed.states.owner, fed.server)
-        one = fed.states.view(k, round_, fed.plan.learning_rate(round_), fed.transport.inbox, downloads[k])
-        one.version_at_w0 = one.w._version
-        return one
+        downloads = fed.transport.send_downloads(round_, range(fed.trainer.data.clients), fed.states.owner, fed.server)
+        client = fed.states.view(k, round_, fed.config.learning_rate(round_), fed.transport.inbox, downloads[k])
+        client.version_at_w0 = client.w._version
+        return client
 
     return make
 
 
 @pytest.fixture
-def trained(client):
+def trained(client_of):
     """trained(it, k): (client, its upload's views) after one round of training."""
 
     def make(it, k=0, round_=0):
-        packing, one = it.made.messages.upload(round_).packing, client(it, k, round_)
+        packing, client = it.made.messages.upload(round_).packing, client_of(it, k, round_)
         row = torch.zeros(packing.size, dtype=it.made.model.w.dtype)
-        one.run_round(row)
-        return one, packing.views(row)
+        client.run_round(row)
+        return client, packing.views(row)
 
     return make

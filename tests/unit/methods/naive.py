@@ -1,26 +1,93 @@
-"""Local training as anybody would write it with torch, for methods to be compared with: norm64, full batches."""
+"""Local training as anybody would write it with torch, for methods to be compared with."""
 
 import copy
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 
 import torch
-from helpers import prepare, settings
+from helpers import play, prepare, settings
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
+
+from fedmpi.common import seeds
 
 NET = {"name": f"{Path(__file__).parent / 'nets.py'}:norm64"}
 FULL = {"batch_size": "full", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
 
 
-def experiment(method, options=None, epochs=5, **changes):
+def experiment(method, options=None, epochs=5, net=NET, **changes):
     """Norm64 in float64, `epochs` full-batch steps a round."""
     return prepare(
-        settings(method, "norm", model=NET, options=options or {}, train={**FULL, "epochs": epochs}, **changes)
+        settings(method, "norm", model=net, options=options or {}, train={**FULL, "epochs": epochs}, **changes)
     )
 
 
-def rows_of(it, k=0):
-    shard = it.made.data.train[k]
+def rows_of(it, k=0, part="train"):
+    """x and y of client k's rows of a part: train, test, validation."""
+    shard = getattr(it.made.data, part)[k]
     return shard.x[shard.index], shard.y[shard.index]
+
+
+def module_of(it, w=None, b=None):
+    """A copy of the run's module, with other weights and buffers if they are given."""
+    module = copy.deepcopy(it.made.net.module)
+    if w is not None:
+        module.load_state_dict(it.made.model.state_dict(w.clone(), (it.b if b is None else b).clone()))
+    return module
+
+
+def flat(module):
+    """All weights (d,)."""
+    return parameters_to_vector(module.parameters()).detach()
+
+
+def pieces(it, w):
+    """The tensors of flat weights (d,)."""
+    return [segment.view(w).clone() for segment in it.made.model.layout.segments]
+
+
+def load_pieces(module, weights):
+    with torch.no_grad():
+        for p, value in zip(module.parameters(), weights, strict=True):
+            p.copy_(value)
+
+
+def weighted_mean(weights, clients):
+    """Tensor by tensor of clients' lists of tensors."""
+    tensors = zip(*clients, strict=True)
+    return [sum(n * value for n, value in zip(weights, values, strict=True)) / sum(weights) for values in tensors]
+
+
+def loss_of(module, rows):
+    """The cross-entropy of evaluation."""
+    x, y = rows
+    with torch.no_grad():
+        return cross_entropy(module.eval()(x), y).item()
+
+
+def train_epochs(
+    module, rows, stream, lr=0.05, epochs=1, momentum=0.9, weight_decay=0.0, batch_size=10, drop_last=False
+):
+    """SGD on cross-entropy with a fresh optimiser.
+
+    Args:
+        stream: round, client and which `fit` of that client's round: what the order of batches is drawn from.
+    """
+    x, y = rows
+    sgd = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay)
+    generator = seeds.generator(0, "batches", *stream)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x), generator=generator).split(batch_size):
+            if len(batch) == batch_size or not drop_last:
+                sgd.zero_grad()
+                cross_entropy(module(x[batch]), y[batch]).backward()
+                sgd.step()
+
+
+def gradient(module, loss):
+    """One tensor a parameter."""
+    return torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
 
 
 def features(module, x):
@@ -29,11 +96,6 @@ def features(module, x):
     for layer in module[:-1]:
         z = layer(z)
     return z, module[-1](z)
-
-
-def gradient(module, loss):
-    """One tensor a parameter."""
-    return torch.autograd.grad(loss, list(module.parameters()), allow_unused=True, materialize_grads=True)
 
 
 def length(pieces):
@@ -51,18 +113,47 @@ def displaced(module, eps):
     module.load_state_dict(saved)
 
 
-def descend(module, steps, direction):
-    """`direction()` gives each step's pieces; torch's SGD with FULL's settings does the rest."""
+def descend(module, steps, direction, *arguments):
+    """direction(module, *arguments) gives each step's tensors; torch's SGD with FULL's settings does the rest."""
     sgd = torch.optim.SGD(module.parameters(), FULL["lr"], FULL["momentum"], weight_decay=FULL["weight_decay"])
     for _ in range(steps):
-        for p, piece in zip(module.parameters(), direction(), strict=True):
-            p.grad = piece.detach().clone()
+        for p, g in zip(module.parameters(), direction(module, *arguments), strict=True):
+            p.grad = g.detach().clone()
         sgd.step()
     return module
 
 
-def assert_same(it, module):
-    """The engine's module is this one, buffers included."""
+def assert_trains_along(it, client, direction, steps=5):
+    """The client of an `experiment` ends where `steps` steps along direction(module, received, x, y) end.
+
+    Args:
+        direction: the pieces of one step. `received` is the model that the client got, in evaluation mode.
+    """
+    received = module_of(it).eval().requires_grad_(False)
+    module = descend(module_of(it), steps, direction, received, *rows_of(it))
+    it.made.method.train(client)
     mine = it.made.net.module.state_dict()
     for name, value in module.state_dict().items():
         torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-11, msg=name)
+
+
+def assert_is_fedavg(method, net="mlp", options=None, **changes):
+    """The run of a method has the bits of FedAvg's, batch statistics included; returns both."""
+    mine = play(settings(method, net, options=options or {}, **changes))
+    theirs = play(settings("fedavg", net, **changes))
+    assert mine.hashes == theirs.hashes
+    assert torch.equal(mine.b, theirs.b)
+    return mine, theirs
+
+
+def assert_own_parts(it, client_of, own):
+    """No two of the seven clients use the same `own` tensors, which never moved at the server; all use its others."""
+    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
+    for s in it.made.model.layout.segments:
+        values = [s.view(w) for w in used]
+        if s.name in own:
+            assert all((a - b).abs().max() > 1e-6 for a, b in combinations(values, 2)), s.name
+            assert torch.equal(s.view(it.w), s.view(it.w0)), s.name
+        else:
+            assert all(torch.equal(value, s.view(it.w)) for value in values), s.name
+            assert not torch.equal(s.view(it.w), s.view(it.w0)), s.name

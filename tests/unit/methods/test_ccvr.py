@@ -1,6 +1,5 @@
 """CCVR: pooled statistics and their draws by hand, and a calibration against the paper's steps."""
 
-import copy
 import math
 import warnings
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import federated, images, play, prepare, settings
-from naive import NET, features, rows_of
+from naive import NET, features, module_of, rows_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -90,8 +89,8 @@ def test_draws_do_not_depend_on_which_eigenvectors_a_processor_takes(monkeypatch
     sigma = torch.diag(tensor(2.0, 2.0, 0.5))
     plain = draws(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0))
     C, S = math.cos(0.7), math.sin(0.7)
-    turned = tensor((0, C, S), (0, -S, C), (-1, 0, 0))
-    monkeypatch.setattr(torch.linalg, "eigh", lambda _: (tensor(0.5, 2, 2), turned))
+    rotated = tensor((0, C, S), (0, -S, C), (-1, 0, 0))
+    monkeypatch.setattr(torch.linalg, "eigh", lambda _: (tensor(0.5, 2, 2), rotated))
     near(draws(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0)), plain)
 
 
@@ -138,9 +137,7 @@ def test_calibration_against_the_paper(data, rounds, options):
     it = play(settings("ccvr", options=options, rounds=rounds, **changes), whole)
     before = play(settings("fedavg", rounds=rounds - 1, **changes), whole)
     assert it.hashes[:-1] == before.hashes
-    module = copy.deepcopy(it.made.net.module)
-    module.load_state_dict(it.made.model.state_dict(before.w.clone(), before.b.clone()))
-    module.eval().requires_grad_(False)
+    module = module_of(it, before.w, before.b).eval().requires_grad_(False)
     rows = [rows_of(it, k) for k in it.rows[-1]["cohort"]]
     z, y = features(module, torch.cat([x for x, _ in rows]))[0], torch.cat([y for _, y in rows])
     g, virtual, labels = seeds.generator(0, "server", "virtual features"), [], []
@@ -170,22 +167,24 @@ def test_without_calibration_it_is_fedavg(options):
     near(mine.b, theirs.b, 1e-6)
 
 
-@pytest.mark.parametrize("server", [{"optim": "momentum"}, {"lr": 0.5}, {"rule": "median"}])
-def test_a_server_that_would_make_something_else_of_the_calibration_is_refused(server):
-    """Momentum moves the body on, a rate below 1 stops halfway, another rule drops the calibration."""
-    with pytest.raises(UserError, match="method ccvr needs a plain server step"):
-        prepare(settings("ccvr", "norm", server=server))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"server": {"optim": "momentum"}}, "needs a plain server step"),  # would move the body on
+        ({"server": {"lr": 0.5}}, "needs a plain server step"),  # would stop halfway
+        ({"server": {"rule": "median"}}, "needs a plain server step"),  # would drop the calibration
+        ({"model": {"name": f"{__file__}:two_layers"}}, "a head that is one linear layer; this model's is Sequential"),
+    ],
+)
+def test_what_does_not_go_together_with_it(changes, message):
+    with pytest.raises(UserError, match=f"method ccvr.* {message}"):
+        prepare(settings("ccvr", "norm", **changes))
 
 
 def two_layers(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
     net.head = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, classes))
     return net
-
-
-def test_a_head_of_more_than_one_layer_is_refused():
-    with pytest.raises(UserError, match="a head that is one linear layer; this model's is Sequential"):
-        prepare(settings("ccvr", model={"name": f"{__file__}:two_layers"}))
 
 
 # ---- what travels ----

@@ -1,12 +1,10 @@
 """FedALA: a line's mixture by hand, and whole runs against the paper's loops."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from helpers import play, prepare, settings
-from naive import NET, gradient, rows_of
+from naive import NET, gradient, load_pieces, loss_of, module_of, pieces, rows_of, train_epochs, weighted_mean
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -42,7 +40,7 @@ class Half:
 
 
 @pytest.fixture
-def received(client):
+def received(client_of):
     """(u, W, whether the first learning is over) of a client with one row, though the share is .8 of it."""
 
     def receive(x, y, last, w, W=1.0, learned=1.0, bias=True, **options):
@@ -51,10 +49,10 @@ def received(client):
         config = {"model": {"name": f"{__file__}:line", "bias": bias}, "task": {"name": f"{__file__}:Half"}}
         it = prepare(settings("fedala", options=options, **config), data)
         it.fed.server.w.copy_(torch.tensor(w))
-        k = client(it)
+        client = client_of(it)
         for name, value in (("last", last), ("W", W), ("learned", learned)):
-            k.state[name].copy_(torch.tensor(value))
-        u, state = it.made.method.receive(k)
+            client.state[name].copy_(torch.tensor(value))
+        u, state = it.made.method.receive(client)
         return u.tolist(), state.W.tolist(), bool(state.learned)
 
     return receive
@@ -101,16 +99,6 @@ def test_the_same_model_teaches_nothing(received):
     assert received([2.0], 1.0, (1.0, 3.0), (1.0, 3.0), learned=0.0) == ([1, 3], [1, 1], False)
 
 
-def put(module, weights):
-    with torch.no_grad():
-        for place, value in zip(module.parameters(), weights, strict=True):
-            place.copy_(value)
-
-
-def pieces(it, flat):
-    return [segment.view(flat).clone() for segment in it.made.model.layout.segments]
-
-
 def mixed(w, mine, W, low):
     """(1) on lists of tensors, those before `low` being the body's."""
     return [p if i < low else m + (p - m) * c for i, (p, m, c) in enumerate(zip(w, mine, W, strict=True))]
@@ -118,22 +106,17 @@ def mixed(w, mine, W, low):
 
 def by_hand(it, rate, share, threshold, low):
     """The algorithm: w, and by client w_i and W."""
-    module, config, size = (
-        copy.deepcopy(it.made.net.module).train(),
-        it.made.settings,
-        it.made.settings.train.batch_size,
-    )
+    module, config, size = module_of(it).train(), it.made.settings, it.made.settings.train.batch_size
     w = pieces(it, it.w0)
     last, Ws, learned = [w] * 7, [[torch.ones_like(p) for p in w]] * 7, set()
     for t, row in enumerate(it.rows):
-        n = [len(it.made.data.train[k]) for k in row["cohort"]]
         for k in row["cohort"]:
             (x, y), W, losses, u = rows_of(it, k), Ws[k], [], w
             drawn = torch.randperm(len(x), generator=seeds.generator(config.seed, "client", k, "share", t))
             while any(not torch.equal(m, p) for m, p in zip(last[k], w, strict=True)):
                 some = max(int(share * len(x)), min(2, len(x)))
                 for rows in drawn[: some - (some > 1 and some % size == 1)].split(size):
-                    put(module, mixed(w, last[k], W, low))
+                    load_pieces(module, mixed(w, last[k], W, low))
                     loss = cross_entropy(module(x[rows]), y[rows])
                     g = gradient(module, loss)
                     W = [(c - rate * d * (p - m)).clamp(0, 1) for c, d, p, m in zip(W, g, w, last[k], strict=True)]
@@ -142,17 +125,10 @@ def by_hand(it, rate, share, threshold, low):
                 if k in learned or len(losses) == 100 or (len(losses) > 10 and np.std(losses[-10:]) < threshold):
                     learned.add(k)
                     break
-            put(module, u)
-            sgd = torch.optim.SGD(module.parameters(), config.train.lr, config.train.momentum)
-            order = torch.randperm(len(x), generator=seeds.generator(config.seed, "batches", t, k, 0))
-            for rows in order.split(size):
-                if len(rows) == size or not config.train.drop_last:
-                    sgd.zero_grad()
-                    cross_entropy(module(x[rows]), y[rows]).backward()
-                    sgd.step()
+            load_pieces(module, u)
+            train_epochs(module, (x, y), (t, k, 0), 0.1, batch_size=size, drop_last=config.train.drop_last)
             last[k], Ws[k] = [p.detach().clone() for p in module.parameters()], W
-        ends = zip(*(last[k] for k in row["cohort"]), strict=True)
-        w = [sum(c * part for c, part in zip(n, parts, strict=True)) / sum(n) for parts in ends]
+        w = weighted_mean([len(it.made.data.train[k]) for k in row["cohort"]], [last[k] for k in row["cohort"]])
     return w, last, Ws
 
 
@@ -176,28 +152,26 @@ def test_runs_against_the_loops(options, train):
         torch.testing.assert_close(it.kept(k).W, torch.cat([v.flatten() for v in W[k][low:]]), rtol=0, atol=1e-9)
     torch.testing.assert_close(pieces(it, it.w), w, rtol=0, atol=1e-11)
     assert min(v.min() for k in range(7) for v in W[k][low:]) < 0.9
-    module, tests = copy.deepcopy(it.made.net.module).eval(), it.made.data.test
-    for found in it.lines[-7:]:
-        k = found["client"]
-        module.load_state_dict(it.made.model.state_dict(it.w.clone(), it.b.clone()))
-        put(module, mixed(w, last[k], W[k], low))
-        x, y = (part[tests[k].index] for part in (tests[k].x, tests[k].y))
-        assert found["loss"] == pytest.approx(cross_entropy(module(x), y).item(), abs=1e-9)
+    module = module_of(it, it.w, it.b)
+    for line in it.lines[-7:]:
+        k = line["client"]
+        load_pieces(module, mixed(w, last[k], W[k], low))
+        assert line["loss"] == pytest.approx(loss_of(module, rows_of(it, k, "test")), abs=1e-9)
     assert it.rows[-1]["up_parameters"] == 4 * (len(it.w) + len(it.b))  # as FedAvg's
 
 
 @pytest.mark.parametrize("batch_size", [10, "full"])
-def test_the_share_is_drawn_anew_each_round(client, batch_size):
+def test_the_share_is_drawn_anew_each_round(client_of, batch_size):
     """One pass over half of the rows gives other W in each of ten rounds; batch statistics stay."""
-    it, found = prepare(settings("fedala", model=NET, options={"share": 0.5}, train={"batch_size": batch_size})), set()
+    it, Ws = prepare(settings("fedala", model=NET, options={"share": 0.5}, train={"batch_size": batch_size})), set()
     for t in range(10):
-        k = client(it, 2, t)
-        k.state.last.copy_(0.9 * it.w0)
-        k.state.learned.fill_(1)
-        _, state = it.made.method.receive(k)
-        assert torch.equal(k.b, it.b)
-        found.add(tuple(state.W.tolist()))
-    assert len(found) == 10
+        client = client_of(it, 2, t)
+        client.state.last.copy_(0.9 * it.w0)
+        client.state.learned.fill_(1)
+        _, state = it.made.method.receive(client)
+        assert torch.equal(client.b, it.b)
+        Ws.add(tuple(state.W.tolist()))
+    assert len(Ws) == 10
 
 
 def normed(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -1,11 +1,11 @@
 """Filter decomposition (2.2): virtual clients, fast and slow rounds, bytes, personal atoms, what it goes with."""
 
-import copy
 from itertools import pairwise
 
 import pytest
 import torch
-from helpers import conv_net, federated, norm_net, play, prepare, settings, small_settings
+from helpers import conv_net, federated, norm_net, play, prepare, small_settings
+from naive import module_of, rows_of, train_epochs
 from torch.nn.functional import cross_entropy
 
 from fedmpi.aggregation import rules
@@ -19,14 +19,16 @@ from fedmpi.methods.fedatom import FedAtom
 from fedmpi.methods.fedld import FedLD
 from fedmpi.models.atoms import decompose
 
-CNN = {"cohort": {"fraction": 1.0}}
+
+def config(net="mlp", method="fedatom", options=None, **changes):
+    return small_settings(method, net, options=options or {}, **{"cohort": {"fraction": 1.0}, **changes})
 
 
 def atoms(net="cnn", rounds=3, method="fedatom", **options):
-    return prepare(small_settings(method, net, rounds=rounds, options=options, **CNN))
+    return prepare(config(net, method, options, rounds=rounds))
 
 
-def pieces(it, w):
+def factors(it, w):
     """[(alpha, D)] of every decomposed layer at flat weights (d,), in float64."""
     tensors = {name: x.double() for name, x in it.made.model.layout.tensors(w).items()}
     return [(tensors[n.replace("atoms", "coef")], tensors[n]) for n in tensors if n.endswith("atoms")]
@@ -36,25 +38,19 @@ def kernels(alpha, D):
     return torch.einsum("oia,auv->oiuv", alpha, D)
 
 
-def clients_of(it):
-    """p and the clients' [(alpha, D)] of the last round, from what they uploaded."""
+def shares(it):
+    """(m,) of the last round's cohort, by samples."""
     n = torch.tensor([float(it.made.data.train_sizes[k]) for k in it.rows[-1]["cohort"]], dtype=torch.float64)
-    return n / n.sum(), [pieces(it, it.start + row) for row in it.uploads.dw]
-
-
-@pytest.fixture(scope="module")
-def one_round():
-    it = atoms(rounds=1)
-    it.start = it.w.clone()
-    it.fed.run()
-    return it
+    return n / n.sum()
 
 
 # ---- (a), (b): what averaging alpha and D apart means for W ----
-def test_the_aggregate_is_the_mean_of_all_clients_and_virtual_clients(one_round):
+def test_the_aggregate_is_the_mean_of_all_clients_and_virtual_clients():
     """(a) sum_i sum_j p_i p_j alpha_i D_j = (sum p alpha)(sum p D), which is the server's model."""
-    p, clients = clients_of(one_round)
-    for layer, (alpha, D) in enumerate(pieces(one_round, one_round.w)):
+    it = atoms(rounds=1)
+    it.fed.run()
+    p, clients = shares(it), [factors(it, it.w0 + row) for row in it.uploads.dw]
+    for layer, (alpha, D) in enumerate(factors(it, it.w)):
         virtual = sum(
             p[i] * p[j] * kernels(a[layer][0], b[layer][1])
             for i, a in enumerate(clients)
@@ -76,25 +72,20 @@ def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
 
 def decomposed(input_shape, classes):
     net = norm_net(input_shape, classes)
-    with seeds.scoped(0, "prepare"):
+    with seeds.seeded(0, "prepare"):
         return decompose(net)
 
 
 def test_coefficients_change_in_slow_rounds_alone():
     """period 5: after rounds 0 and 5, not after 1 to 4 and 6; atoms and theta_h move in every round."""
     it = atoms("mlp", rounds=7, period=5)
-    seen = [it.w.clone()]
-    sink = it.fed.reporter.sink.round
-    it.fed.reporter.sink.round = lambda row: (sink(row), seen.append(it.w.clone()))
+    models = [it.w.clone()]
+    it.fed.reporter.callbacks.round = lambda row: models.append(it.w.clone())
     it.fed.run()
-    groups = {g: it.made.model.layout.select({g}).ranges for g in (ATOM, COEF, BODY, HEAD)}
-    moved = {g: [not same(a, b, r) for a, b in pairwise(seen)] for g, r in groups.items()}
-    assert moved[COEF] == [True, False, False, False, False, True, False]
-    assert all(all(moved[g]) for g in (ATOM, BODY, HEAD))
-
-
-def same(a, b, ranges):
-    return all(torch.equal(a[x:y], b[x:y]) for x, y in ranges)
+    for group in (ATOM, COEF, BODY, HEAD):
+        part = it.made.model.layout.select({group})
+        moved = [not torch.equal(part.take(a), part.take(b)) for a, b in pairwise(models)]
+        assert moved == [group != COEF or t in (0, 5) for t in range(7)], group
 
 
 def test_bytes_of_fast_rounds_are_atoms_and_theta_h():
@@ -104,94 +95,74 @@ def test_bytes_of_fast_rounds_are_atoms_and_theta_h():
     it.fed.run()
     fast = 9 * 9 + (45 * 12 + 12) + (12 * 4 + 4)  # atoms, hidden layer, head
     full = fast + (4 * 9 + 4) + (5 * 4 + 5)  # + alpha of 1 -> 4 channels and bias, the 1x1 convolution and bias
+    up, down = [full, *[fast] * 4, full], [full, full, *[fast] * 4]
     assert it.made.messages.sizes["d"] == full
-    assert [row["received_bytes"] // 4 - 7 * 3 for row in it.rows] == [7 * full] + [7 * fast] * 4 + [7 * full]
-    down = [
-        (row["sent_bytes"] - row["received_bytes"]) // 4 - 1 for row in it.rows
-    ]  # one process: uploads pass here too
-    assert down == [full, full, fast, fast, fast, fast]
-    assert [row["up_parameters"] for row in it.rows] == [7 * full] + [7 * fast] * 4 + [7 * full]
-    assert [row["down_parameters"] for row in it.rows] == [7 * full, 7 * full, 7 * fast, 7 * fast, 7 * fast, 7 * fast]
+    assert [row["received_bytes"] // 4 - 7 * 3 for row in it.rows] == [7 * size for size in up]
+    # in one process sent bytes hold the uploads, too
+    assert [(row["sent_bytes"] - row["received_bytes"]) // 4 - 1 for row in it.rows] == down
+    assert [row["up_parameters"] for row in it.rows] == [7 * size for size in up]
+    assert [row["down_parameters"] for row in it.rows] == [7 * size for size in down]
 
 
 def test_a_client_gets_coefficients_that_it_does_not_have():
     """down_parameters by hand: all at the first visit and after each slow round, else atoms and theta_h."""
-    config = small_settings("fedatom", "mlp", rounds=9, options={"period": 4}, cohort={"fraction": 0.6})
-    it = play(config)
-    fast = it.made.messages.sizes["d"] - it.made.messages.sizes[COEF]
-    version, has = 0, {}
+    it = play(config(rounds=9, options={"period": 4}, cohort={"fraction": 0.6}))
+    full, coefficients = it.made.messages.sizes["d"], it.made.messages.sizes[COEF]
+    version, seen = 0, {}
     for row in it.rows:
-        expected = 0
-        for k in row["cohort"]:
-            expected += fast if has.get(k) == version else fast + it.made.messages.sizes[COEF]
-            has[k] = version
-        assert row["down_parameters"] == expected, row["round"]
+        current = sum(seen.get(k) == version for k in row["cohort"])
+        assert row["down_parameters"] == full * len(row["cohort"]) - coefficients * current, row["round"]
+        seen |= dict.fromkeys(row["cohort"], version)
         version += row["round"] % 4 == 0
     assert len({row["down_parameters"] for row in it.rows}) > 2
 
 
-def test_fast_rounds_discard_freeze_keep(client, trained):
+def test_fast_rounds_discard_freeze_keep(trained):
     """Where a client's alpha starts and ends: rounds 1 and 2 are fast, 3 is slow."""
-    found = {}
+    sent = {}
     for mode in ("discard", "freeze", "keep"):
-        it = atoms("mlp", period=3, alpha_fast=mode)
-        took = {}
+        it, before = atoms("mlp", period=3, alpha_fast=mode), None
         for t in (1, 2, 3):
-            k, row = trained(it, 0, t)
-            took[t] = (k.take(COEF, k.received).clone(), k.take(COEF, k.w0).clone(), k.take(COEF, k.w).clone(), row.dw)
-        found[mode] = took
-    for mode, took in found.items():
-        for t, (received, start, end, dw) in took.items():
-            moved = not torch.equal(start, end)
-            assert moved == (mode != "freeze" or t == 3), (mode, t)
-            if mode != "keep" or t == 1:
-                assert torch.equal(received, start), (mode, t)
-            else:
-                assert torch.equal(start, took[t - 1][2]), (mode, t)
-            if t == 3:
-                torch.testing.assert_close(
-                    it.made.model.layout.select({COEF}).take(dw), end - received, rtol=0, atol=1e-7
-                )
-    assert not torch.equal(found["keep"][3][3], found["discard"][3][3])
+            client, row = trained(it, 0, t)
+            received, start, end = (client.take(COEF, w).clone() for w in (client.received, client.w0, client.w))
+            assert torch.equal(start, end) == (mode == "freeze" and t < 3), (mode, t)
+            assert torch.equal(start, received if mode != "keep" or t == 1 else before), (mode, t)
+            before = end
+        sent[mode] = it.made.model.layout.select({COEF}).take(row.dw)
+        torch.testing.assert_close(sent[mode], end - received, rtol=0, atol=1e-7)
+    assert not torch.equal(sent["keep"], sent["discard"])
 
 
-def test_a_kept_alpha_does_not_outlive_a_slow_round(client, trained):
-    """It was made from coefficients that are no more: after the slow round 3 a client starts from the server's."""
+def test_a_kept_alpha_does_not_outlive_a_slow_round(client_of, trained):
+    """It was made from coefficients that are replaced: after the slow round 3 a client starts from the server's."""
     it = atoms("mlp", period=3, alpha_fast="keep")
 
     def starts_from_the_servers(k, round_):
-        one = client(it, k, round_)
-        return torch.equal(it.made.method.receive(one), one.received)
+        client = client_of(it, k, round_)
+        return torch.equal(it.made.method.receive(client), client.received)
 
     trained(it, 0, 2)
     assert not starts_from_the_servers(0, 3)
     assert starts_from_the_servers(0, 4)
-    trained(it, 0, 3)  # itself: what it sent is in the server's mean
+    trained(it, 0, 3)  # the slow round itself: the server's mean holds what it sent
     assert starts_from_the_servers(0, 4)
     assert starts_from_the_servers(1, 0)
 
 
-def test_clients_are_evaluated_with_the_servers_alpha():
+def test_clients_are_evaluated_with_the_servers_alpha(client_of):
     """alpha_k is what a client trains from, not what it uses: without personal atoms all use the global model."""
     it = play(small_settings("fedatom", "mlp", rounds=7, options={"period": 3, "alpha_fast": "keep"}))
-    for row in it.rows:
-        lines = [line for line in it.lines if line["round"] == row["round"]]
-        assert len(lines) == 7
-    used = [
-        it.made.method.weights(it.fed.states.view(k, 6, 0.1, it.fed.transport.inbox, it.fed.transport.no_download))
-        for k in range(7)
-    ]
-    assert all(torch.equal(w, it.w) for w in used)
+    assert all(sum(line["round"] == t for line in it.lines) == 7 for t in range(7))
+    for k in range(7):
+        assert torch.equal(it.made.method.weights(client_of(it, k, 6)), it.w)
 
 
 def test_freeze_trains_groups_that_the_model_declares(trained):
-    it = prepare(
-        small_settings("fedatom", model={"name": f"{__file__}:adapted"}, options={"alpha_fast": "freeze", "period": 2})
-    )
-    k, _ = trained(it, 0, 1)
+    it = prepare(config(model={"name": f"{__file__}:adapted"}, options={"alpha_fast": "freeze", "period": 2}))
+    client, _ = trained(it, 0, 1)
     assert it.made.model.layout.groups() == {ATOM, COEF, BODY, HEAD, "adapter"}
-    assert k.take("adapter", k.w - k.w0).any()
-    assert not k.take(COEF, k.w - k.w0).any()
+    assert client.take("adapter", client.w - client.w0).any()
+    assert not client.take(COEF, client.w - client.w0).any()
 
 
 def adapted(input_shape, classes):
@@ -204,14 +175,9 @@ def adapted(input_shape, classes):
 @pytest.mark.parametrize("period", [1, 4])
 def test_one_client_one_step_is_sgd_on_the_factors(period):
     """(f) dF/dalpha[o,i,a] = sum_uv dF/dW D[a], dF/dD[a] = sum_oi dF/dW alpha[o,i,a], by hand from the dense kernel."""
-    config = settings(
-        "fedatom", model={"name": "helpers:conv_net"}, options={"period": period}, rounds=2,
-        train={"batch_size": "full", "momentum": 0.0, "lr": 0.1}, cohort={"fraction": 1.0},
-    )  # fmt: skip
-    it = prepare(config, federated(clients=1))
-    module = copy.deepcopy(it.made.net.module)
-    shard = it.made.data.train[0]
-    x, y = shard.x[shard.index], shard.y[shard.index]
+    train = {"batch_size": "full", "momentum": 0.0, "lr": 0.1}
+    it = prepare(config(options={"period": period}, rounds=2, train=train), federated(clients=1))
+    module, (x, y) = module_of(it), rows_of(it)
     it.fed.run()
     for t in range(2):
         conv = module[0]
@@ -228,71 +194,60 @@ def test_one_client_one_step_is_sgd_on_the_factors(period):
                 if t % period == 0 or i > 2:  # biases and the 1x1 convolution are among the coefficients
                     p -= 0.1 * q
     expected = {n: p.detach() for n, p in module.named_parameters()}
-    for name, value in it.made.model.layout.tensors(it.w).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+    torch.testing.assert_close(dict(it.made.model.layout.tensors(it.w)), expected, rtol=1e-4, atol=1e-6)
 
 
 # ---- personal atoms, (g) ----
 @pytest.mark.parametrize("head", ["global", "local"])
-def test_the_personal_pass_changes_personal_parts_alone(trained, client, head):
+def test_the_personal_pass_changes_personal_parts_alone(trained, client_of, head):
     """(g) The upload is that without a personal pass, bit for bit; the personal model has alpha, normalisation and,
     unless it is local, theta_h as received."""
-    mine = prepare(small_settings("fedatom_personal", "norm", options={"pers_head": head}, **CNN))
-    plain = prepare(small_settings("fedatom", "norm", **CNN))
-    k, row = trained(mine)
+    mine, plain = atoms("norm", method="fedatom_personal", pers_head=head), atoms("norm")
+    client, row = trained(mine)
     _, other = trained(plain)
     assert torch.equal(row.dw, other.dw)
     assert torch.equal(row._b, other._b)
-    used = mine.made.method.weights(client(mine))
+    used = mine.made.method.weights(client_of(mine))
     for s in mine.made.model.layout.segments:
         own = s.group == ATOM or (head == "local" and s.group == HEAD)
-        assert torch.equal(s.view(used), s.view(k.received)) != own, s.name
+        assert torch.equal(s.view(used), s.view(client.received)) != own, s.name
 
 
-def test_personal_atoms_by_hand(trained, client):
+def test_personal_atoms_by_hand(trained, client_of):
     """(4): from the atoms received, SGD with momentum on the atoms alone, in the second of the client's batch orders;
     the next time from where they were."""
     it = atoms("mlp", method="fedatom_personal")
-    module, shard = copy.deepcopy(it.made.net.module), it.made.data.train[0]
-    x, y = shard.x[shard.index], shard.y[shard.index]
+    module = module_of(it).requires_grad_(False)
+    module[0].atoms.requires_grad_()
     for t in (0, 1):
         trained(it, 0, t)
-        sgd = torch.optim.SGD([module[0].atoms], 0.05, 0.9)
-        for rows in torch.randperm(len(x), generator=seeds.generator(0, "batches", t, 0, 1)).split(10):
-            sgd.zero_grad()
-            cross_entropy(module(x[rows]), y[rows]).backward()
-            sgd.step()
-        used = it.made.method.weights(client(it, 0, t + 1))
+        train_epochs(module, rows_of(it), (t, 0, 1))
+        used = it.made.method.weights(client_of(it, 0, t + 1))
         torch.testing.assert_close(it.made.model.layout.tensors(used)["0.atoms"], module[0].atoms.detach())
 
 
-def test_a_client_that_never_trained_uses_the_global_model(client):
+def test_a_client_that_never_trained_uses_the_global_model(client_of):
     it = atoms("mlp", method="fedatom_personal")
     with torch.no_grad():
         it.w.add_(1.0)  # no longer the initial model
-    k = client(it)
-    assert torch.equal(it.made.method.weights(k), k.received)
+    client = client_of(it)
+    assert torch.equal(it.made.method.weights(client), client.received)
 
 
 # ---- with other methods, with other rules ----
 def test_a_client_side_of_another_method():
     plain = play(small_settings("fedatom", "mlp"))
-    for neutral in (
-        {"name": "fedprox", "mu": 0.0},
-        {"name": "fedsol", "rho": 0.0},
-        {"name": "moon", "mu": 0.0},
-        "fedavg",
-    ):
-        assert play(small_settings("fedatom", "mlp", options={"client": neutral})).hashes == plain.hashes
-    for other in ("fedprox", "fedsol", "scaffold", "fedld", "moon", "fedcm"):
-        it = play(small_settings("fedatom", "mlp", options={"client": other}, train={"momentum": 0.0}))
+    off = [{"name": "fedprox", "mu": 0.0}, {"name": "fedsol", "rho": 0.0}, {"name": "moon", "mu": 0.0}, "fedavg"]
+    for client in off:
+        assert play(small_settings("fedatom", "mlp", options={"client": client})).hashes == plain.hashes
+    for client in ("fedprox", "fedsol", "scaffold", "fedld", "moon", "fedcm"):
+        it = play(small_settings("fedatom", "mlp", options={"client": client}, train={"momentum": 0.0}))
         assert it.reason == "finished"
-        assert it.hashes[0] != plain.hashes[0], other
-    principal = play(
-        small_settings("fedatom", "mlp", options={"client": {"name": "fedld", "margin": 0.0}, "period": 2})
-    )
+        assert it.hashes[0] != plain.hashes[0], client
+    principal = {"client": {"name": "fedld", "margin": 0.0}, "period": 2}
+    mine = play(small_settings("fedatom", "mlp", options=principal))
     rule = play(small_settings("fedatom", "mlp", options={"period": 2}, server={"rule": "principal"}))
-    assert principal.hashes == rule.hashes
+    assert mine.hashes == rule.hashes
 
 
 def test_a_method_around_it_has_its_fast_rounds():
@@ -304,87 +259,79 @@ def test_a_method_around_it_has_its_fast_rounds():
 
 
 def test_principal_directions_of_the_coefficients_alone():
-    """server.rule.groups: atoms and theta_h by the mean, coefficients by the rule; in fast rounds there are none."""
-    mean = play(small_settings("fedatom", "mlp", options={"period": 2}, rounds=2))
-    it = play(
-        small_settings(
-            "fedatom", "mlp", options={"period": 2}, rounds=2, server={"rule": {"name": "principal", "groups": [COEF]}}
-        )
+    """server.rule.groups: atoms and theta_h by the mean, coefficients by the rule."""
+    rule = {"rule": {"name": "principal", "groups": [COEF]}}
+    mean, it = (
+        play(small_settings("fedatom", "mlp", options={"period": 2}, rounds=1, server=server)) for server in ({}, rule)
     )
-    config = small_settings("fedatom", "mlp", options={"period": 2}, rounds=1)
-    one = play(config)
-    first = play(config.model_copy(update={"server": it.made.settings.server}))
     layout = it.made.model.layout
     for s in layout.segments:
-        assert torch.equal(s.view(first.w), s.view(one.w)) == (s.group != COEF), s.name
+        assert torch.equal(s.view(it.w), s.view(mean.w)) == (s.group != COEF), s.name
     coefficients = layout.select({COEF})
-    moved = coefficients.take(first.w - first.w0)
-    rows = coefficients.take(one.uploads.dw)
-    n = torch.tensor([float(one.made.data.train_sizes[k]) for k in one.rows[0]["cohort"]], dtype=torch.float64)
-    torch.testing.assert_close(
-        moved, linear.combine(rows, rules.principal_coefficients(linear.gram(rows), n / n.sum())), rtol=1e-4, atol=1e-7
-    )
-    assert it.hashes[0] != mean.hashes[0]
+    rows = coefficients.take(mean.uploads.dw)
+    expected = linear.combine(rows, rules.principal_coefficients(linear.gram(rows), shares(mean)))
+    torch.testing.assert_close(coefficients.take(it.w - it.w0), expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(("optim", "period"), [("momentum", 2), ("adam", 3)])
 def test_server_optimisers_rest_with_the_coefficients(optim, period):
     """Their memory of the coefficients is untouched by fast rounds: it is that of slow rounds alone."""
-    it = prepare(
-        small_settings("fedatom", "mlp", rounds=period, options={"period": period}, server={"optim": optim, "lr": 0.01})
-    )
+    server = {"optim": optim, "lr": 0.01}
+    it = prepare(small_settings("fedatom", "mlp", rounds=period, options={"period": period}, server=server))
     after = []
-    it.fed.reporter.sink.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
+    it.fed.reporter.callbacks.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
     it.fed.run()
     layout = it.made.model.layout
     rest, others = layout.select({COEF}), layout.select(layout.groups() - {COEF})
-    assert rest.size == it.made.messages.sizes[COEF]
+    (first_state, first_w), *later = after
     assert len(after) == period
-    for state, w in after[1:]:
-        assert torch.equal(rest.take(state), rest.take(after[0][0]))
-        assert torch.equal(rest.take(w), rest.take(after[0][1]))
-        assert not torch.equal(others.take(state), others.take(after[0][0]))
+    for state, w in later:
+        assert torch.equal(rest.take(state), rest.take(first_state))
+        assert torch.equal(rest.take(w), rest.take(first_w))
+        assert not torch.equal(others.take(state), others.take(first_state))
 
 
-REFUSED = {
-    "fedper": ({}, "shares and trains the whole model; FedPer"),
-    "fedrep": ({}, "shares and trains the whole model; FedRep"),
-    "fedatom": ({}, "leaves the architecture alone; FedAtom"),
-    "fedatom_personal": ({}, "leaves the architecture alone; FedAtomPersonal"),
-    "fedpara": ({}, "leaves the architecture alone; FedPara"),
-    "scaffold": ({"period": 5}, "period: 1"),
-    "fedcm": ({"period": 2}, "period: 1"),
-    "feddyn": ({"period": 5}, "period: 1"),
-}
-
-
-@pytest.mark.parametrize("client", REFUSED)
-def test_refused(client):
-    options, words = REFUSED[client]
-    with pytest.raises(UserError, match=words):
-        prepare(small_settings("fedatom", "mlp", options={"client": client, **options}))
+@pytest.mark.parametrize(
+    ("client", "period", "message"),
+    [
+        ("fedper", 1, "shares and trains the whole model; FedPer"),
+        ("fedrep", 1, "shares and trains the whole model; FedRep"),
+        ("fedatom", 1, "leaves the architecture alone; FedAtom"),
+        ("fedatom_personal", 1, "leaves the architecture alone; FedAtomPersonal"),
+        ("fedpara", 1, "leaves the architecture alone; FedPara"),
+        ("scaffold", 5, "period: 1"),
+        ("fedcm", 2, "period: 1"),
+        ("feddyn", 5, "period: 1"),
+    ],
+)
+def test_clients_methods_that_do_not_go_together_with_it(client, period, message):
+    with pytest.raises(UserError, match=message):
+        prepare(config(options={"client": client, "period": period}))
 
 
 @pytest.mark.parametrize("client", ["ditto", "knnper"])
 def test_one_personal_model_a_client(client):
-    prepare(small_settings("fedatom", "mlp", options={"client": client}))
+    prepare(config(options={"client": client}))
     with pytest.raises(UserError, match="fedatom_personal says what its clients use, and so does"):
-        prepare(small_settings("fedatom_personal", "mlp", options={"client": client}))
+        prepare(config(method="fedatom_personal", options={"client": client}))
 
 
 def test_the_old_keys_name_the_new_method():
     with pytest.raises(UserError, match=r"method\.personal: personal atoms are method fedatom_personal"):
-        prepare(small_settings("fedatom", "mlp", options={"personal": True}))
+        prepare(config(options={"personal": True}))
 
 
-def test_groups_that_are_not_there():
-    with pytest.raises(UserError, match=r"server.rule.groups: there is no group atoms; .* has atom, coef, head, norm"):
-        prepare(small_settings("fedatom", "norm", server={"rule": {"name": "krum", "groups": ["atoms"]}}))
-    with pytest.raises(UserError, match=r"server.rule.groups needs server.rule.name"):
-        prepare(small_settings("fedatom", "norm", server={"rule": {"groups": ["atom"]}}))
-    rule = {"rule": {"name": "median", "groups": ["coef"]}}
-    with pytest.raises(UserError, match=r"server.rule.groups: method fedatom has a server rule of its own"):
-        prepare(small_settings("fedatom", "norm", options={"client": "fednova"}, server=rule))
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        ({"name": "krum", "groups": ["atoms"]}, {}, "there is no group atoms; .* has atom, coef, head, norm"),
+        ({"groups": ["atom"]}, {}, "needs server.rule.name"),
+        ({"name": "median", "groups": ["coef"]}, {"client": "fednova"}, "method fedatom has a server rule of its own"),
+    ],
+)
+def test_groups_that_no_rule_can_have(rule, options, message):
+    with pytest.raises(UserError, match=rf"server\.rule\.groups:? {message}"):
+        prepare(config("norm", options=options, server={"rule": rule}))
 
 
 @pytest.mark.parametrize("travel", [Travel(but=("coefs",)), Travel(groups=(ATOM, "coefs"))])

@@ -1,12 +1,8 @@
 """FedBABU (4.7): the head is the initial one until fine-tuning, which is plain SGD on what `tuned` says."""
 
-import copy
-
 import torch
 from helpers import play, prepare, settings
-from torch.nn.functional import cross_entropy
-
-from fedmpi.common import seeds
+from naive import flat, module_of, rows_of, train_epochs
 
 
 def test_the_head_is_the_initial_one_until_fine_tuning():
@@ -20,34 +16,25 @@ def test_the_head_is_the_initial_one_until_fine_tuning():
     assert "ft(2)_loss" not in it.rows[0]
 
 
-def test_fine_tuning_by_hand(client):
+def test_fine_tuning_by_hand(client_of):
     """ft(2) at client 3: two epochs of SGD on cross-entropy, a fresh optimiser, the last round's rate."""
     it = prepare(settings("fedbabu", train={"schedule": "exponential", "decay": 0.5, "weight_decay": 1e-3}))
-    module = copy.deepcopy(it.made.net.module)
-    k = client(it, 3, round_=2)
-    shard = it.made.data.train[3]
-    x, y = shard.x[shard.index], shard.y[shard.index]
-    sgd = torch.optim.SGD(module.parameters(), 0.05 / 4, 0.9, weight_decay=1e-3)
-    generator = seeds.generator(0, "batches", 2, 3, 0)
-    for _ in range(2):
-        for rows in torch.randperm(len(x), generator=generator).split(10):
-            sgd.zero_grad()
-            cross_entropy(module(x[rows]), y[rows]).backward()
-            sgd.step()
-    k.fine_tune(2)
-    torch.testing.assert_close(k.w, torch.nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=1e-6)
+    module, client = module_of(it), client_of(it, 3, round_=2)
+    train_epochs(module, rows_of(it, 3), (2, 3, 0), 0.05 / 4, 2, weight_decay=1e-3)
+    client.fine_tune(2)
+    torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-6)
 
 
-def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client):
+def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client_of):
     """Dropout draws and batch statistics move, from the client's own random numbers."""
     it = prepare(settings("fedbabu", "norm"))
 
     def tuned():
-        k = client(it, 2)
+        client = client_of(it, 2)
         it.made.net.module.eval()  # as the evaluation of another client leaves it
         torch.manual_seed(torch.seed())
-        k.fine_tune(1)
-        return k.w.clone(), k.b.clone(), k.b0
+        client.fine_tune(1)
+        return client.w.clone(), client.b.clone(), client.b0
 
     (w, b, b0), (again, b_again, _) = tuned(), tuned()
     assert torch.equal(w, again)

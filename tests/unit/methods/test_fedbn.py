@@ -1,71 +1,55 @@
 """FedBN: what normalises stays at home."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import play, settings
+from naive import assert_is_fedavg, assert_own_parts, loss_of, module_of, rows_of
 from torch import nn
 
 from fedmpi.methods.fedbn import FedBN
 
 
-def kept(it):
-    """client -> (own weights, own buffers), copies"""
-    return {k: (it.kept(k)._w.clone(), it.kept(k)._b.clone()) for k in it.fed.states.rows}
+def own_parts(it, k):
+    """Client k's own weights and buffers, the initial ones before its first round."""
+    if k in it.fed.states.rows:
+        return it.kept(k)._w, it.kept(k)._b
+    return it.made.messages.personal.take(it.w0), None
 
 
 def test_without_batch_normalisation_it_is_fedavg():
     with pytest.warns(UserWarning, match="all of model mlp travels"):
-        mine = play(settings("fedbn", "mlp"))
-    assert mine.hashes == play(settings("fedavg", "mlp")).hashes
+        assert_is_fedavg("fedbn")
 
 
 def test_the_own_part_changes_when_its_client_trains_and_at_no_other_time():
-    states = [kept(play(settings("fedbn", "norm", rounds=t))) for t in (1, 2, 3)]
-    it = play(settings("fedbn", "norm", rounds=3))
-    initial = it.made.messages.personal.take(it.w0)
-    idle = trained = 0
-    for t in (1, 2):
+    runs = [play(settings("fedbn", "norm", rounds=t)) for t in (1, 2, 3)]
+    for before, it in pairwise(runs):
+        cohort = it.rows[-1]["cohort"]
+        assert 0 < len(cohort) < 7
         for k in range(7):
-            w, b = states[t].get(k, (initial, None))
-            before, b_before = states[t - 1].get(k, (initial, None))
-            if k in it.rows[t]["cohort"]:
-                trained += 1
-                assert not torch.equal(w, before)
-            else:
-                idle += 1
-                assert torch.equal(w, before)
-                assert b is None or torch.equal(b, b_before)
-    assert idle
-    assert trained
+            (w_before, b_before), (w, b) = own_parts(before, k), own_parts(it, k)
+            assert torch.equal(w, w_before) == (k not in cohort)
+            if k not in cohort and b is not None:
+                assert torch.equal(b, b_before)
 
 
-def test_clients_share_all_but_their_normalisation(client):
+def test_clients_share_all_but_their_normalisation(client_of):
     """After a round with all clients: own weights and statistics, one and the same model around them."""
     it = play(settings("fedbn", "norm", rounds=1, cohort={"fraction": 1.0}))
-    one, other = client(it, 0, 1), client(it, 1, 1)
-    for s in it.made.model.layout.segments:
-        assert torch.equal(s.view(one.w0), s.view(other.w0)) == (s.group != "norm"), s.name
-    assert not torch.equal(one.b0, other.b0)
-    assert {s.name for s in it.made.model.layout.segments if s.group == "norm"} == {"1.weight", "1.bias"}
-    moved = [s for s in it.made.model.layout.segments if s.group != "norm"]
-    assert all(not torch.equal(s.view(one.w0), s.view(it.w0)) for s in moved)
+    assert_own_parts(it, client_of, {"1.weight", "1.bias"})
+    assert not torch.equal(*(own_parts(it, k)[1] for k in (0, 1)))
 
 
-def test_clients_are_evaluated_with_their_own(client):
+def test_clients_are_evaluated_with_their_own(client_of):
     """`personal` is the model of that client: shared weights, own normalisation with own statistics."""
     it = play(settings("fedbn", "norm", rounds=2))
+    losses = {line["client"]: line["loss"] for line in it.lines if line["round"] == 1}
     for k in (0, 3):
-        one = client(it, k, 2)
-        module, shard = it.made.net.module, it.made.data.test[k]
-        it.made.model.load(one.w0, one.b0)
-        module.eval()
-        with torch.no_grad():
-            hits = (module(shard.x[shard.index]).argmax(1) == shard.y[shard.index]).double().mean()
-        found = [row["accuracy"] for row in it.lines if row["client"] == k and row["round"] == 1]
-        assert found == pytest.approx([100 * hits.item()])
-
-
-FULL = {"batch_size": "full"}  # no batch of one, which has no variance
+        client = client_of(it, k, 2)
+        loss = loss_of(module_of(it, client.w0, client.b0), rows_of(it, k, "test"))
+        assert losses[k] == pytest.approx(loss, rel=1e-5)
 
 
 class Names(nn.Module):
@@ -88,21 +72,15 @@ def names(input_shape, classes):
 
 @pytest.mark.parametrize(
     ("bn_match", "stays"),
-    [
-        ("type", {"bn1", "downsample.1"}),
-        ("any", {"bn1", "downsample.1", "norm"}),
-        ("name", {"bn1"}),
-    ],
+    [("type", {"bn1", "downsample.1"}), ("any", {"bn1", "downsample.1", "norm"}), ("name", {"bn1"})],
 )
 def test_which_layers_stay(bn_match, stays):
-    config = settings("fedbn", "norm", model={"name": f"{__file__}:names"}, options={"bn_match": bn_match}, train=FULL)
-    it = prepare(config)
+    net = {"model": {"name": f"{__file__}:names"}, "train": {"batch_size": "full"}}  # a batch of one has no variance
+    it = play(settings("fedbn", "norm", options={"bn_match": bn_match}, **net))
     for layout in (it.made.model.layout, it.made.model.buffer_layout):
         own = {s.name.rsplit(".", 1)[0] for s in layout.segments if s.group not in it.made.messages.shared_groups}
         assert own == {name for name in stays if name != "norm" or layout is it.made.model.layout}
-    it.fed.run()
-    fedavg = play(settings("fedavg", "norm", model={"name": f"{__file__}:names"}, train=FULL))
-    assert it.hashes != fedavg.hashes
+    assert it.hashes != play(settings("fedavg", "norm", **net)).hashes
 
 
 def test_a_model_without_normalisation_is_told_that_this_is_fedavg():

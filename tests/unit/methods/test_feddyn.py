@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import federated, play, settings
+from helpers import play, settings
 
 
 def states(it):
@@ -34,30 +34,25 @@ def test_h_is_the_mean_of_g_k(fraction):
     torch.testing.assert_close(h, g_k.sum(0) / 7, rtol=0, atol=1e-6)
 
 
-def test_the_mean_reported_in_place_of_w(play_quadratic, client):
+def test_the_mean_reported_in_place_of_w(play_quadratic, client_of):
     """The same rounds; the global model is sum_k p_k w_k, from which clients reckon back to the same start."""
-    mean = 0.0
     for t in (1, 2, 5):
         w, avg = (play_quadratic("feddyn", rounds=t, options={"report": name}) for name in ("w", "avg"))
-        h, g_k = states(w)
-        assert avg.w.item() == pytest.approx((w.w + h / 0.1).item(), abs=1e-12)
+        assert avg.w.item() == pytest.approx((w.w + states(w)[0] / 0.1).item(), abs=1e-12)
         assert abs(avg.w.item() - w.w.item()) > 0.01
-        for mine, other in zip(states(avg), (h, g_k), strict=True):
+        for mine, other in zip(states(avg), states(w), strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
-        mean = avg.w.item()
-    up = w.uploads.dw.mean()
     start = play_quadratic("feddyn", rounds=4).w.item()
-    assert mean == pytest.approx(start + up.item(), abs=1e-12)
-    k = client(avg, 0, 5)
-    assert avg.made.method.receive(k).item() == pytest.approx(w.w.item(), abs=1e-12)
-    assert avg.made.method.weights(k).item() == pytest.approx(mean, abs=1e-12)
+    assert avg.w.item() == pytest.approx(start + w.uploads.dw.mean().item(), abs=1e-12)
+    client = client_of(avg, 0, 5)
+    assert avg.made.method.receive(client).item() == pytest.approx(w.w.item(), abs=1e-12)
+    assert avg.made.method.weights(client).item() == pytest.approx(avg.w.item(), abs=1e-12)
 
 
 def test_weights_by_samples():
     """The mean in (4) has the cohort's weights, h's step has not."""
-    it = play(settings("feddyn", rounds=1), federated())
-    up, members = it.uploads, it.rows[0]["cohort"]
-    n = torch.tensor([float(it.made.data.train_sizes[k]) for k in members])
-    h = -0.1 / 7 * up.dw.sum(0)
-    expected = it.w0 + (n / n.sum()) @ up.dw - h / 0.1
-    torch.testing.assert_close(it.w, expected, rtol=0, atol=1e-6)
+    it = play(settings("feddyn", rounds=1))
+    dw = it.uploads.dw
+    n = torch.tensor([float(it.made.data.train_sizes[k]) for k in it.rows[0]["cohort"]])
+    h = -0.1 / 7 * dw.sum(0)
+    torch.testing.assert_close(it.w, it.w0 + (n / n.sum()) @ dw - h / 0.1, rtol=0, atol=1e-6)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import play, prepare, settings
-from naive import NET
+from naive import NET, assert_is_fedavg
 
 from fedmpi.engine import scheduler
 from fedmpi.flat.packing import Views
@@ -19,9 +19,9 @@ BOWLS = ([[1, 2], [3, 1], [2, 2], [1, 1]], [[4, 0], [-2, 1], [0, -3], [1, 5]], [
 def server_step(updates, n=None, eps=1e-15, round=0, state=None, **options):
     """(eta_g, direction, new state) of a round whose updates are local - global; n: the clients' samples."""
     seen, n = {}, torch.tensor(n or [1.0] * len(updates), dtype=torch.float64)
-    up = Uploads(range(len(n)), n, n / n.sum(), Views({"dw": torch.tensor(updates, dtype=torch.float64)}))
+    updates = Uploads(range(len(n)), n, n / n.sum(), Views({"dw": torch.tensor(updates, dtype=torch.float64)}))
     server = SimpleNamespace(round=round, state=state or State(), figures=seen.update)
-    direction, state = FedExP(eps=eps, **options).aggregate(server, up)
+    direction, state = FedExP(eps=eps, **options).aggregate(server, updates)
     return seen["server_step"].item(), direction.tolist(), state
 
 
@@ -72,7 +72,7 @@ def by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize(("eps", "fraction"), [(0.5, 1.0), (0.2, 0.5), (0.2, 0.75)])
-def test_rounds_and_what_is_reported(play_quadratic, client, weighting, eps, fraction):
+def test_rounds_and_what_is_reported(play_quadratic, client_of, weighting, eps, fraction):
     """Metrics, and what clients use, are of the mean of the last two w, at first of w_1; training goes on from w."""
     expected = by_hand(5, eps, weighting == "uniform", 3, fraction)
     assert max(step for _, step in expected) > 1.2
@@ -88,25 +88,25 @@ def test_rounds_and_what_is_reported(play_quadratic, client, weighting, eps, fra
             lines = [it.rows[t], *(line for line in it.lines if line["round"] == t)]
             assert len(lines) == 5
             assert all([line["x0"], line["x1"]] == shown for line in lines)
-        k = client(it, 1, 5)
-        assert k.received.tolist() == it.w.tolist() == shown
-        assert it.made.method.receive(k).tolist() == pytest.approx(w.tolist(), abs=1e-10)
+        client = client_of(it, 1, 5)
+        assert client.received.tolist() == it.w.tolist() == shown
+        assert it.made.method.receive(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
 
 
-@pytest.mark.parametrize("whole", [1, 20, 46])
-def test_one_step_for_the_whole_vector(trained, whole):
+@pytest.mark.parametrize("batch", [1, 20, 46])
+def test_one_step_for_the_whole_vector(trained, batch):
     """A real net in float64: one eta_g from all columns, while batch statistics are averaged.
 
-    With drop_last clients of less than `whole` samples make no step, and their zeros count; one has 46.
+    With drop_last clients of less than `batch` samples make no step, and their zeros count; one has 46.
     """
-    train = {"batch_size": whole, "drop_last": True} if whole > 1 else {}
+    train = {"batch_size": batch, "drop_last": True} if batch > 1 else {}
     cohort, options = {"fraction": 1.0}, {"eps": 1e-8}
     config = settings("fedexp", "norm", model=NET, rounds=1, options=options, cohort=cohort, train=train)
     it, again = play(config), prepare(config)
     rows = [trained(again, k)[1] for k in range(7)]
     dw, b = torch.stack([row.dw for row in rows]), torch.stack([row._b for row in rows])
     n = torch.tensor(it.made.data.train_sizes, dtype=torch.float64)
-    assert (dw.abs().sum(1) > 0).tolist() == (n >= whole).tolist()
+    assert (dw.abs().sum(1) > 0).tolist() == (n >= batch).tolist()
     p = n / n.sum()
     mean = p @ dw
     eta_g = max(1.0, ((p * dw.square().sum(1)).sum() / (2 * (mean.square().sum() + 1e-8))).item())
@@ -120,8 +120,5 @@ def test_one_step_for_the_whole_vector(trained, whole):
 @pytest.mark.parametrize("net", ["norm", "mlp"])
 def test_where_the_step_is_one_it_is_fedavg_bit_for_bit(net, changes):
     """An eps that is large beside the updates, and a cohort of one."""
-    mine = play(settings("fedexp", net, **changes))
-    theirs = play(settings("fedavg", net, **{**changes, "options": {}}))
+    mine, _ = assert_is_fedavg("fedexp", net, **changes)
     assert [row["server_step"] for row in mine.rows] == [1, 1, 1]
-    assert mine.hashes == theirs.hashes
-    assert torch.equal(mine.b, theirs.b)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import federated, play, prepare, settings
-from naive import NET
-from torch.nn.functional import cross_entropy
+from naive import NET, loss_of, module_of, rows_of
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
@@ -33,18 +32,19 @@ def bowls(quadratic):
 
 
 @pytest.fixture
-def mixed(bowls, client):
+def mixed(bowls, client_of):
     """(w, u) of a client with f = sum_j a_j (x_j - b_j)^2 / 2 that gets `others`."""
 
     def mix(a, b, own, others, before=None, **options):
         n = 1 + len(others)
         it = bowls([a] * n, [b] * n, [2] * n, own, {"models": 3, **options})
         it.fed.server.state.last[1:] = tensor(*others)
-        k = client(it)
-        k.state.base.copy_(tensor(*(before or own)))
-        w = it.made.method.receive(k)
-        assert sorted(k.down.who.tolist()) == [*[-1] * (4 - n), *range(1, n)]
-        return w.tolist(), [u for _, u in sorted(zip(k.down.who.tolist(), k.scratch.u.tolist(), strict=True))][4 - n :]
+        client = client_of(it)
+        client.state.base.copy_(tensor(*(before or own)))
+        w = it.made.method.receive(client)
+        u = dict(zip(client.down.who.tolist(), client.scratch.u.tolist(), strict=True))
+        assert sorted(client.down.who.tolist()) == [*[-1] * (4 - n), *range(1, n)]
+        return w.tolist(), [u[k] for k in range(1, n)]
 
     return mix
 
@@ -84,23 +84,20 @@ def test_a_server_rule_has_nothing_to_act_on():
         prepare(settings("fedfomo", **changes))
 
 
-def test_losses_are_those_of_evaluation(client):
+def test_losses_are_those_of_evaluation(client_of):
     """On validation rows with running statistics; looking moves neither weights, nor statistics, nor the mode."""
     it = prepare(settings("fedfomo", model=NET, options={"models": 2, "explore": 0.0}))
     last = it.fed.server.state.last
     last += 0.1 * torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    k, module, losses = client(it, 3), it.made.net.module, []
-    it.made.method.receive(k)
-    assert torch.equal(k.w, it.w)
-    assert torch.equal(k.b, it.b)
-    assert module.training
-    held = it.made.data.validation[3]
-    assert k.down.who.tolist() == [0, 1]  # P is 0
-    for theta in (it.w, last[0], last[1]):
-        module.load_state_dict(it.made.model.state_dict(theta.clone(), it.b.clone()))
-        losses.append(cross_entropy(module.eval()(held.x[held.index]), held.y[held.index]).item())
+    client = client_of(it, 3)
+    it.made.method.receive(client)
+    assert torch.equal(client.w, it.w)
+    assert torch.equal(client.b, it.b)
+    assert it.made.net.module.training
+    assert client.down.who.tolist() == [0, 1]  # P is 0
+    losses = [loss_of(module_of(it, w), rows_of(it, 3, "validation")) for w in (it.w, last[0], last[1])]
     u = [(losses[0] - losses[i + 1]) / (last[i] - it.w0).norm().item() for i in range(2)]
-    assert k.scratch.u.tolist() == pytest.approx(u, abs=1e-12)
+    assert client.scratch.u.tolist() == pytest.approx(u, abs=1e-12)
 
 
 A = np.array([(1.0, 0.5), (1.5, 1.0), (2.0, 0.25), (0.5, 3.0), (1.0, 1.0)])
@@ -145,13 +142,11 @@ def test_runs_against_the_loops(bowls, base, models, explore, fraction):
 
 
 @pytest.mark.parametrize("base", ["trained", "mixed"])
-def test_models_that_there_are_not_do_not_change_a_bit(base):
+def test_asking_for_more_models_than_there_are_does_not_change_a_bit(base):
     options = {"base": base, "explore": 0.0}
-    runs = [
-        play(settings("fedfomo", "norm", options={**options, "models": models}), federated(5)) for models in (4, 20)
-    ]
-    for name in ("P", "last"):
-        assert torch.equal(*(getattr(it.fed.server.state, name) for it in runs))
+    four, twenty = (play(settings("fedfomo", "norm", options={**options, "models": n}), federated(5)) for n in (4, 20))
+    assert torch.equal(four.fed.server.state.P, twenty.fed.server.state.P)
+    assert torch.equal(four.fed.server.state.last, twenty.fed.server.state.last)
 
 
 def test_who_makes_no_step_sends_its_mixture(bowls):

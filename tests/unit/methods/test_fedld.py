@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from helpers import CPU, play, prepare, settings
+from naive import assert_trains_along, experiment, gradient
 from naive_fedld import principal_mean as literal
 from torch.nn.functional import cross_entropy
 
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.methods.fedld import margin
-from fedmpi.runtime import build_data
 
 LOGITS = torch.tensor([[1.0, 2, 2], [0, 0, 0]], dtype=torch.float64)
 EVERYONE = {"cohort": {"fraction": 1.0}}
@@ -38,17 +38,14 @@ def test_gradient_of_the_margin():
         ({"variant": "code"}, lambda f: torch.log(1 + (f.softmax(1) ** 2).sum())),
     ],
 )
-def test_one_step_against_autograd(client, options, term):
-    it = prepare(settings("fedld", options={"margin": 0.3, **options}, train={"batch_size": "full", "momentum": 0.0}))
-    k = client(it)
-    shard = it.made.data.train[0]
-    x, y = shard.x[shard.index], shard.y[shard.index]
-    f = it.made.net.module(x)
-    parameters = list(it.made.net.module.parameters())
-    g = torch.autograd.grad(cross_entropy(f, y) + 0.3 * term(f), parameters)
-    it.made.method.train(k)
-    expected = torch.cat([piece.flatten() for piece in g])
-    torch.testing.assert_close((k.w0 - k.w) / 0.05, expected, rtol=0, atol=1e-5)
+def test_one_step_against_autograd(client_of, options, term):
+    it = experiment("fedld", {"margin": 0.3, **options})
+
+    def direction(module, received, x, y):
+        f = module(x)
+        return gradient(module, cross_entropy(f, y) + 0.3 * term(f))
+
+    assert_trains_along(it, client_of(it), direction)
 
 
 # ---- principal gradients ----
@@ -77,30 +74,23 @@ def test_a_full_round_against_the_literal_steps(variant, share, correction, weig
 def test_tensor_by_tensor_against_a_naive_loop():
     rule = {"rule": {"name": "principal", "scope": "tensor"}}
     it = play(settings("fedavg", rounds=1, server=rule, **EVERYONE))
-    G = it.uploads.dw.double()
-    n = torch.from_numpy(it.made.data.train_sizes).double()
-    at, moved = 0, (it.w.double() - it.w0.double()).numpy()
-    for parameter in it.made.net.module.parameters():
-        part = slice(at, at + parameter.numel())
-        expected = literal(G[:, part].numpy(), (n / n.sum()).numpy())
-        np.testing.assert_allclose(moved[part], expected, rtol=0, atol=1e-7)
-        at = part.stop
-    assert at == len(moved)
+    assert_moved_by_tensors(it, it.w - it.w0)
+
+
+def assert_moved_by_tensors(it, moved, **reading):
+    """The last round's move is the literal rule on each tensor by itself."""
+    G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes
+    for s in it.made.model.layout.segments:
+        expected = literal(G[:, s.start : s.stop], n / n.sum(), **reading)
+        np.testing.assert_allclose(moved[s.start : s.stop].numpy(), expected, rtol=0, atol=1e-7)
 
 
 def test_code_is_the_authors_program():
     """Round 0 is the plain mean; after it the rule is theirs, tensor by tensor."""
     options, fedavg = {"margin": 0.0, "variant": "code"}, play(settings("fedavg", rounds=1, **EVERYONE))
-    it = prepare(settings("fedld", rounds=2, options=options, **EVERYONE))
-    sink, seen = it.fed.reporter.sink.round, []
-    it.fed.reporter.sink.round = lambda row: (sink(row), seen.append((row["sha256"], it.w.double().numpy().copy())))
-    it.fed.run()
-    assert seen[0][0] == fedavg.hashes[0]
-    G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes.astype(float)
-    for s in it.made.model.layout.segments:
-        part = slice(s.start, s.stop)
-        expected = literal(G[:, part], n / n.sum(), 0.8, "sum", "axis")
-        np.testing.assert_allclose((seen[1][1] - seen[0][1])[part], expected, rtol=0, atol=1e-7)
+    it = play(settings("fedld", rounds=2, options=options, **EVERYONE))
+    assert it.hashes[0] == fedavg.hashes[0]
+    assert_moved_by_tensors(it, it.w.double() - fedavg.w.double(), share="sum", correction="axis")
 
 
 @pytest.mark.parametrize("key", ["correction", "share", "scope", "margin_on", "published"])
@@ -114,20 +104,7 @@ def test_a_share_that_would_do_nothing():
         play(settings("fedavg", server={"rule": {"name": "principal", "share": "sum"}}))
 
 
-# ---- both ----
-def test_both_halves_off_is_fedavg_on_the_digits():
-    """Bit for bit; and each half alone is something else."""
-    runs = {}
-    for name, options in (
-        ("off", {"margin": 0.0, "principal": False}),
-        ("margin", {"margin": 0.03, "principal": False}),
-        ("principal", {"margin": 0.0}),
-        ("fedavg", None),
-    ):
-        config = settings("fedavg" if options is None else "fedld", rounds=2, options=options or {})
-        runs[name] = play(config, build_data.partitioned(config)).hashes
-    assert runs["off"] == runs["fedavg"]
-    assert len({hashes[-1] for hashes in runs.values()}) == 3
+# ---- both; without either it is FedAvg: test_method_battery.py ----
 
 
 def test_divergence_names_the_client():

@@ -6,26 +6,24 @@ from helpers import federated, play, prepare, settings
 TRAIN = {"momentum": 0.9, "weight_decay": 1e-2}  # either would move weights that a careless optimiser still holds
 
 
-def test_phases_in_their_order(client):
+def test_phases_in_their_order(client_of):
     """Head first: the two phases one after the other are the method's `train`."""
     it = prepare(settings("fedrep", options={"head_epochs": 2, "body_epochs": 1}, train=TRAIN))
-    it.made.method.train(client(it))
+    it.made.method.train(client_of(it))
     whole = it.made.model.w.clone()
-    k = client(it)
-    k.fit(2, groups=("head",))
-    middle = k.w.clone()
-    k.fit(1, groups=("body",))
-    assert torch.equal(k.w, whole)
+    client = client_of(it)
+    client.fit(2, groups=("head",))
+    middle = client.w.clone()
+    client.fit(1, groups=("body",))
+    assert torch.equal(client.w, whole)
     assert not torch.equal(middle, whole)
 
 
 def test_without_a_head_phase_it_is_fedavg_with_a_frozen_head():
     """Full batches: no order enters, the head stays the initial one everywhere."""
-    config = settings(
-        "fedrep", options={"head_epochs": 0, "body_epochs": 3}, train={"batch_size": "full", **TRAIN}, rounds=3
-    )
-    mine = play(config)
-    theirs = prepare(settings("fedavg", train={"batch_size": "full", "epochs": 3, **TRAIN}, rounds=3))
+    train = {"batch_size": "full", **TRAIN}
+    mine = play(settings("fedrep", options={"head_epochs": 0, "body_epochs": 3}, train=train))
+    theirs = prepare(settings("fedavg", train={**train, "epochs": 3}))
     for parameter in theirs.made.net.head.parameters():
         parameter.requires_grad_(False)
     theirs.fed.run()

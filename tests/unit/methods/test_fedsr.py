@@ -1,10 +1,9 @@
 """FedSR (5): its objective against torch.distributions, its layers, and what stays with the client."""
 
-import copy
-
 import pytest
 import torch
 from helpers import play, prepare, settings
+from naive import flat, module_of, rows_of
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
@@ -59,14 +58,13 @@ def test_the_models_own_head_is_the_classifier():
 
 
 @pytest.mark.parametrize("options", [{}, {"l2r": 0.0, "cmi": 0.3}, {"l2r": 0.4, "cmi": 0.0}])
-def test_one_round_of_a_client_by_hand(client, options):
+def test_one_round_of_a_client_by_hand(client_of, options):
     it = prepare(settings("fedsr", options=options, train={"batch_size": "full", "epochs": 2, "weight_decay": 1e-3}))
     l2r, cmi = options.get("l2r", 0.01), options.get("cmi", 0.001)
-    k, module = client(it, 2), copy.deepcopy(it.made.net.module)
-    shard = it.made.data.train[2]
-    x, y = shard.x[shard.index], shard.y[shard.index]
+    client, module = client_of(it, 2), module_of(it)
+    x, y = rows_of(it, 2)
     sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9, weight_decay=1e-3)
-    with seeds.scoped(0, "torch", 0, 2):
+    with seeds.seeded(0, "torch", 0, 2):
         for _ in range(2):
             mu, s = module.encode(module.body(x)).chunk(2, 1)
             z = mu + softplus(s) * torch.randn_like(mu)
@@ -76,17 +74,17 @@ def test_one_round_of_a_client_by_hand(client, options):
             sgd.zero_grad()
             loss.backward()
             sgd.step()
-    with seeds.scoped(0, "torch", 0, 2):
-        it.made.method.train(k)
-    torch.testing.assert_close(k.w, nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=1e-5)
+    with seeds.seeded(0, "torch", 0, 2):
+        it.made.method.train(client)
+    torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_references_stay_with_the_client(client, share):
+def test_references_stay_with_the_client(client_of, share):
     it = play(settings("fedsr", options={"share_reference": share}, cohort={"fraction": 1.0}))
     segments = [s for s in it.made.model.layout.segments if s.group == REFERENCE]
     assert {s.name for s in segments} == {"r_mu", "r_sigma", "C"}
-    used = [it.made.method.weights(client(it, k)).clone() for k in range(7)]
+    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
     for s in segments:
         assert torch.equal(s.view(it.w), s.view(it.w0)) != share
         assert torch.equal(s.view(used[0]), s.view(used[1])) == share

@@ -21,6 +21,6 @@ def test_the_head_is_the_initial_one_everywhere(net):
 
 @pytest.mark.parametrize("net", NETS)
 def test_equals_the_federated_phase_of_fedbabu(net):
-    mine, theirs = play(settings("freeze", net, train=TRAIN)), play(settings("fedbabu", net, train=TRAIN))
+    mine, theirs = (play(settings(method, net, train=TRAIN)) for method in ("freeze", "fedbabu"))
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)

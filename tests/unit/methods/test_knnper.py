@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, settings
+from naive import assert_is_fedavg, rows_of
+from torch.nn.functional import nll_loss
 
 from fedmpi.engine.evaluate import evaluate
 from fedmpi.methods.knnper import neighbours
@@ -25,72 +27,59 @@ def test_neighbours_against_a_naive_loop(k):
     g = torch.Generator().manual_seed(k)
     z, memory = torch.randn(9, 5, generator=g), torch.randn(20, 5, generator=g)
     labels = torch.randint(4, (20,), generator=g)
-    found = neighbours(torch.cdist(z, memory).square(), labels, k, 4, 5 * 0.3)
-    for row, each in zip(found, z, strict=True):
+    p = neighbours(torch.cdist(z, memory).square(), labels, k, 4, 5 * 0.3)
+    for row, each in zip(p, z, strict=True):
         assert row.tolist() == pytest.approx(naive(each, memory, labels, k, 4, 0.3), abs=1e-6)
 
 
 @pytest.mark.parametrize(("mix", "similarity"), [("softmax", "code"), ("logits", "code"), ("softmax", "paper")])
-def test_prediction_by_hand(client, mix, similarity):
+def test_prediction_by_hand(client_of, mix, similarity):
     """(3) at the live weights, sample by sample; outputs are log p, so that cross-entropy is -log p[y]. The paper's
     kernel is exp of minus the distance, the code's of minus its square."""
     options = {"k": 3, "lam": 0.3, "scale": 0.02, "mix": mix, "similarity": similarity}
     it = prepare(settings("knnper", "norm", options=options))
-    k = client(it, 1)
-    k.fine_tune(1)
-    module, net = it.made.net.module.eval(), it.made.net
-    shard, test = it.made.data.train[1], it.made.data.global_test
+    client, net, test = client_of(it, 1), it.made.net, it.made.data.global_test
+    client.fine_tune(1)
+    net.module.eval()
+    x, labels = rows_of(it, 1)
     with torch.no_grad():
-        memory, _ = net.forward(shard.x[shard.index])
+        memory, _ = net.forward(x)
         z, f = net.forward(test.x)
-    labels = shard.y[shard.index]
-    predict = it.made.method.predict(k)
-    module.eval()
+    predict = it.made.method.predict(client)
+    net.module.eval()
     with torch.inference_mode():
-        found = predict(test.x)
+        outputs = predict(test.x)
     for i in range(len(z)):
         p_knn = torch.tensor(naive(z[i], memory, labels, 3, 4, 0.02, similarity))
-        other = f[i].softmax(0) if mix == "softmax" else f[i]
-        expected = 0.3 * p_knn + 0.7 * other
-        torch.testing.assert_close(found[i].exp() if mix == "softmax" else found[i], expected, rtol=0, atol=1e-5)
+        expected = 0.3 * p_knn + 0.7 * (f[i].softmax(0) if mix == "softmax" else f[i])
+        torch.testing.assert_close(outputs[i].exp() if mix == "softmax" else outputs[i], expected, rtol=0, atol=1e-5)
     if mix == "softmax":
-        loss = evaluate(it.fed.worker, test, 100, predict).figures["loss"]
-        picked = found.exp()[torch.arange(len(test.y)), test.y]
-        assert loss == pytest.approx(-picked.double().log().mean().item(), rel=1e-5)
+        loss = evaluate(it.fed.trainer, test, 100, predict).figures["loss"]
+        assert loss == pytest.approx(nll_loss(outputs.double(), test.y).item(), rel=1e-5)
 
 
-def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client):
+def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client_of):
     it = prepare(settings("knnper", options={"capacity": 4, "k": 1, "lam": 1.0}))
-    shard = it.made.data.train[2]
-    x = shard.x[shard.index]
+    x, _ = rows_of(it, 2)
     assert len(x) > 8
 
-    def remembered(round_):
+    def remembered(k, round_):
         """Rows that are at distance zero from their own memory: those with similarity to nothing nearer."""
-        k = client(it, 2, round_)
-        z, y = next((z, y) for z, _, y in k.passes())
-        chosen = torch.randperm(len(y), generator=k.generator("memory"))[:4]
-        found = it.made.method.predict(k)(x).argmax(1)
-        d2 = torch.cdist(z, z[chosen])
-        assert torch.equal(found, y[chosen][d2.argmin(1)])
+        client = client_of(it, k, round_)
+        z, y = next((z, y) for z, _, y in client.passes())
+        chosen = torch.randperm(len(y), generator=client.generator("memory"))[:4]
+        labels = it.made.method.predict(client)(rows_of(it, k)[0]).argmax(1)
+        assert torch.equal(labels, y[chosen][torch.cdist(z, z[chosen]).argmin(1)])
         return chosen.tolist()
 
-    assert remembered(0) == remembered(5)
-    other = client(it, 3)
-    assert torch.randperm(len(x), generator=other.generator("memory"))[:4].tolist() != remembered(0)
+    assert remembered(2, 0) == remembered(2, 5) != remembered(3, 0)
 
 
-def test_lam_zero_is_the_fine_tuned_model():
+def test_training_is_fedavgs_and_the_memory_counts_unless_lam_is_zero():
     changes = {"evaluate": {"protocol": ["global", "personal", "ft(2)"]}}
-    mine = play(settings("knnper", "norm", options={"lam": 0.0}, **changes))
-    theirs = play(settings("fedavg", "norm", **changes))
-    assert mine.lines == theirs.lines
-
-
-def test_training_is_fedavgs_and_the_memory_tells():
-    changes = {"evaluate": {"protocol": ["global", "personal", "ft(2)"]}}
-    mine, theirs = play(settings("knnper", "norm", **changes)), play(settings("fedavg", "norm", **changes))
-    assert mine.hashes == theirs.hashes
+    off, theirs = assert_is_fedavg("knnper", "norm", {"lam": 0.0}, **changes)
+    assert off.lines == theirs.lines
+    mine, _ = assert_is_fedavg("knnper", "norm", **changes)
     assert [row["loss"] for row in mine.rows] == [row["loss"] for row in theirs.rows]
     for protocol in ("personal", "ft(2)"):
         assert mine.rows[-1][f"{protocol}_loss"] != theirs.rows[-1][f"{protocol}_loss"]

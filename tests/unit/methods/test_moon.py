@@ -1,11 +1,9 @@
 """MOON: towards the received model's features, away from one's own last ones."""
 
-import copy
-
 import pytest
 import torch
 from helpers import play, settings
-from naive import assert_same, descend, experiment, features, gradient, rows_of
+from naive import assert_trains_along, experiment, features, gradient, module_of
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedmpi.methods.moon import contrastive
@@ -28,47 +26,38 @@ def test_the_first_round_is_fedavg_bit_for_bit(net):
     assert mine.hashes[3] != theirs.hashes[3]
 
 
-def test_the_last_model_is_what_was_sent():
+def test_the_last_model_is_what_was_sent(client_of):
     """Weights and batch statistics of the client's last round; the initial ones before that."""
     it = play(settings("moon", "norm", rounds=1))
-    rows, members = it.uploads, it.rows[0]["cohort"]
-    messages, start = it.made.messages, it.fed.states
-    assert 0 < len(members) < 7
+    cohort = it.rows[0]["cohort"]
+    assert 0 < len(cohort) < 7
     for k in range(7):
-        row = start.rows[k] if k in start.rows else messages.initial_state("client_state", start.w0, start.b0)
-        kept = messages.client_state.views(row)
-        if k in members:
-            i = members.index(k)
-            torch.testing.assert_close(kept.last, start.w0 + rows.dw[i], rtol=0, atol=1e-6)
-            assert torch.equal(kept.last_b, rows._b[i])
-            assert not torch.equal(kept.last_b, start.b0)
+        state = client_of(it, k).state
+        if k in cohort:
+            i = cohort.index(k)
+            torch.testing.assert_close(state.last, it.w0 + it.uploads.dw[i], rtol=0, atol=1e-6)
+            assert torch.equal(state.last_b, it.uploads._b[i])
+            assert not torch.equal(state.last_b, it.b0)
         else:
-            assert torch.equal(kept.last, start.w0)
-            assert torch.equal(kept.last_b, start.b0)
+            assert torch.equal(state.last, it.w0)
+            assert torch.equal(state.last_b, it.b0)
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 1.0)])
-def test_five_steps_against_the_formula(client, mu, tau):
+def test_five_steps_against_the_formula(client_of, mu, tau):
     """Another last model with statistics of its own; both anchors in evaluation mode."""
     it = experiment("moon", {"mu": mu, "tau": tau})
-    x, y = rows_of(it)
-    module = copy.deepcopy(it.made.net.module)
-    received = copy.deepcopy(module).eval()
-    k = client(it)
+    client = client_of(it)
     g = torch.Generator().manual_seed(0)
-    k.state.last.add_(0.1 * torch.randn(k.w.shape, generator=g, dtype=torch.float64))
-    k.state.last_b.copy_(torch.rand(k.b0.shape, generator=g, dtype=torch.float64) + 0.5)
-    last = copy.deepcopy(module)
-    last.load_state_dict(it.made.model.state_dict(k.state.last, k.state.last_b))
-    last.eval()
+    client.state.last.add_(0.1 * torch.randn(client.w.shape, generator=g, dtype=torch.float64))
+    client.state.last_b.copy_(torch.rand(client.b0.shape, generator=g, dtype=torch.float64) + 0.5)
+    last = module_of(it, client.state.last, client.state.last_b).eval()
 
-    def direction():
+    def direction(module, received, x, y):
         z, f = features(module, x)
-        near = cosine_similarity(z, features(received, x)[0].detach(), dim=1) / tau
+        near = cosine_similarity(z, features(received, x)[0], dim=1) / tau
         far = cosine_similarity(z, features(last, x)[0].detach(), dim=1) / tau
         first = torch.zeros(len(y), dtype=torch.int64)
         return gradient(module, cross_entropy(f, y) + mu * cross_entropy(torch.stack([near, far], 1), first))
 
-    descend(module, 5, direction)
-    it.made.method.train(k)
-    assert_same(it, module)
+    assert_trains_along(it, client, direction)

@@ -1,11 +1,9 @@
 """pFedMe: Moreau envelopes by hand, against the paper's loops, and what becomes of theta."""
 
-import copy
-
 import pytest
 import torch
 from helpers import play, settings
-from naive import NET, gradient, rows_of
+from naive import NET, gradient, load_pieces, module_of, pieces, rows_of, weighted_mean
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
@@ -14,15 +12,14 @@ from fedmpi.common import seeds
 # w <- w - .2 (w - theta)
 UNIT = {"a": [[1.0]], "b": [[1.0]], "copies": [1]}
 HAND = {"lam": 2.0, "personal_lr": 0.1, "steps": 2}
-BOTH = ["global", "personal"]
+SAME = {"a": [[1.0], [1.0]], "b": [[1.0], [1.0]], "copies": [1, 3]}
 
 
-def small(play_quadratic, bowls=UNIT, rounds=2, lr=0.1, epochs=2, **changes):
-    options = HAND | changes.pop("options", {})
-    train = {"lr": lr, "epochs": epochs, **changes.pop("train", {})}
-    return play_quadratic(
-        "pfedme", bowls, (0.0,), rounds=rounds, options=options, train=train, evaluate={"protocol": BOTH}, **changes
-    )
+def small(play_quadratic, bowls=UNIT, rounds=2, **changes):
+    changes["options"] = HAND | changes.get("options", {})
+    changes["train"] = {"lr": 0.1, "epochs": 2, **changes.get("train", {})}
+    changes["evaluate"] = {"protocol": ["global", "personal"]}
+    return play_quadratic("pfedme", bowls, (0.0,), rounds=rounds, **changes)
 
 
 def thetas(it, t):
@@ -69,55 +66,40 @@ def test_beta_of_the_server(play_quadratic, beta, weighting, expected):
 
 def test_many_inner_steps_are_the_proximal_map(play_quadratic):
     """theta = (1 + lam w) / (1 + lam), so w_R = 1 - (1 - lr lam / (1 + lam))^R = 1 - (13/15)^3 with lr .2."""
-    it = small(play_quadratic, rounds=1, lr=0.2, epochs=3, options={"steps": 400})
+    it = small(play_quadratic, rounds=1, train={"lr": 0.2, "epochs": 3}, options={"steps": 400})
     assert it.w.item() == pytest.approx(1 - (13 / 15) ** 3, abs=1e-14)
     assert thetas(it, 0) == pytest.approx([(1 + 2 * (1 - (13 / 15) ** 2)) / 3], abs=1e-14)
 
 
 def test_who_makes_no_step_keeps_theta(play_quadratic):
     """drop_last leaves client 0 without a batch: it sends w, its theta is the initial model; w' = (w + w_1) / 2."""
-    two = {"a": [[1.0], [1.0]], "b": [[1.0], [1.0]], "copies": [1, 3]}
-    it = small(play_quadratic, two, rounds=1, train={"batch_size": 2, "drop_last": True})
+    it = small(play_quadratic, SAME, rounds=1, train={"batch_size": 2, "drop_last": True})
     assert it.w.item() == pytest.approx(0.080172 / 2, abs=1e-14)
     assert thetas(it, 0) == pytest.approx([0, 0.26486], abs=1e-14)
 
 
 def test_who_never_took_part_uses_the_initial_model(play_quadratic):
-    two = {"a": [[1.0], [1.0]], "b": [[1.0], [1.0]], "copies": [1, 1]}
-    it = small(play_quadratic, two, rounds=1, cohort={"fraction": 0.5})
+    it = small(play_quadratic, SAME, rounds=1, cohort={"fraction": 0.5})
     (member,) = it.rows[0]["cohort"]
-    expected = [0.0, 0.0]
-    expected[member] = 0.26486
-    assert thetas(it, 0) == pytest.approx(expected, abs=1e-14)
-
-
-def pieces(it, flat):
-    return [segment.view(flat) for segment in it.made.model.layout.segments]
+    assert thetas(it, 0) == pytest.approx([0.26486 if k == member else 0 for k in (0, 1)], abs=1e-14)
 
 
 def by_hand(it, lam, personal_lr, steps, start, decay, beta):
     """Algorithm 1 on lists of tensors: (w, {client: theta})."""
-    module, config = copy.deepcopy(it.made.net.module).train(), it.made.settings
-    train = config.train
-
-    def at(weights, x, y):
-        with torch.no_grad():
-            for p, value in zip(module.parameters(), weights, strict=True):
-                p.copy_(value)
-        return gradient(module, cross_entropy(module(x), y))
-
+    module, train = module_of(it).train(), it.made.settings.train
     w, theta = pieces(it, it.w0), {}
     for row in it.rows:
-        ends, n = [], []
+        ends = []
         for k in row["cohort"]:
             x, y = rows_of(it, k)
-            generator = seeds.generator(config.seed, "batches", row["round"], k, 0)
+            generator = seeds.generator(0, "batches", row["round"], k, 0)
             mine, own = w, w
             for _ in range(train.epochs):
                 for rows in torch.randperm(len(x), generator=generator).split(train.batch_size):
                     own = mine if start == "w" else own
                     for _ in range(steps):
-                        g = at(own, x[rows], y[rows])
+                        load_pieces(module, own)
+                        g = gradient(module, cross_entropy(module(x[rows]), y[rows]))
                         own = [
                             o - personal_lr * (d + lam * (o - m) + decay * o)
                             for o, d, m in zip(own, g, mine, strict=True)
@@ -125,8 +107,7 @@ def by_hand(it, lam, personal_lr, steps, start, decay, beta):
                     mine = [m - train.lr * lam * (m - o) for m, o in zip(mine, own, strict=True)]
             theta[k] = own
             ends.append(mine)
-            n.append(len(x))
-        means = [sum(c * part for c, part in zip(n, parts, strict=True)) / sum(n) for parts in zip(*ends, strict=True)]
+        means = weighted_mean([len(it.made.data.train[k]) for k in row["cohort"]], ends)
         w = [(1 - beta) * a + beta * b for a, b in zip(w, means, strict=True)]
     return w, theta
 
@@ -140,6 +121,6 @@ def test_rounds_of_a_network_against_the_loops(start, decay):
     w, theta = by_hand(it, **options, beta=1.5)
     torch.testing.assert_close(pieces(it, it.w), w, rtol=0, atol=1e-12)
     assert 4 < len(theta) <= 7
-    for k, row in it.fed.states.rows.items():
-        kept = pieces(it, it.made.messages.client_state.views(row).theta)
-        torch.testing.assert_close(kept, theta.get(k, pieces(it, it.w0)), rtol=0, atol=1e-12)
+    for k in it.fed.states.rows:
+        expected = theta.get(k, pieces(it, it.w0))
+        torch.testing.assert_close(pieces(it, it.kept(k).theta), expected, rtol=0, atol=1e-12)

@@ -1,14 +1,13 @@
 """The protocols (algorithms: personal, personal_on_global, ft(e), global) against their definitions."""
 
-import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers import federated, images, play, settings
+from naive import loss_of, module_of, rows_of, train_epochs
 
-from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.data.federated import split
 
@@ -24,44 +23,40 @@ def accuracy(module, x, y):
     return 100 * hits / len(y)
 
 
-def used(it, client, k, round_):
+def used(it, client_of, k, round_):
     """A module that holds what client k is evaluated with, batch statistics included."""
-    view = client(it, k, round_)
-    module = copy.deepcopy(it.made.net.module)
-    module.load_state_dict(it.made.model.state_dict(it.made.method.weights(view), it.made.method.buffers(view)))
-    return module
+    client = client_of(it, k, round_)
+    return module_of(it, it.made.method.weights(client), it.made.method.buffers(client))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "local"])
-def test_personal_is_over_all_clients_sampled_or_not(client, method):
+def test_personal_is_over_all_clients_sampled_or_not(client_of, method):
     """Each its own split; the mean unweighted, the standard deviation that of the population, the worst tenth of seven
     clients the worst one."""
     data = federated(client_test="aligned")
     it = play(settings(method, "norm", **ALL), data)
     assert len(it.rows[-1]["cohort"]) < 7
     assert len(set(data.test_sizes.tolist())) > 1, "or weights would not show"
-    x, y, last = data.global_test.x, data.global_test.y, it.rows[-1]
-    own, everybody = [], []
-    for k in range(7):
-        module, mine = used(it, client, k, 2), data.test[k].index
-        own.append(accuracy(module, x[mine], y[mine]))
-        everybody.append(accuracy(module, x, y))
-    for protocol, figures in (("personal", own), ("personal_on_global", everybody)):
-        assert last[f"{protocol}_accuracy"] == pytest.approx(np.mean(figures), abs=1e-4)
-        assert last[f"{protocol}_accuracy_std"] == pytest.approx(np.std(figures), abs=1e-4)
-        assert last[f"{protocol}_accuracy_worst_decile"] == pytest.approx(min(figures), abs=1e-4)
+    everything, last = (data.global_test.x, data.global_test.y), it.rows[-1]
+    modules = [used(it, client_of, k, 2) for k in range(7)]
+    expected = {
+        "personal": [accuracy(module, *rows_of(it, k, "test")) for k, module in enumerate(modules)],
+        "personal_on_global": [accuracy(module, *everything) for module in modules],
+    }
+    for protocol, each in expected.items():
+        assert last[f"{protocol}_accuracy"] == pytest.approx(np.mean(each), abs=1e-4)
+        assert last[f"{protocol}_accuracy_std"] == pytest.approx(np.std(each), abs=1e-4)
+        assert last[f"{protocol}_accuracy_worst_decile"] == pytest.approx(min(each), abs=1e-4)
         lines = [line for line in it.lines if line["round"] == 2 and line["protocol"] == protocol]
-        assert [line["accuracy"] for line in lines] == pytest.approx(figures, abs=1e-4)
-    if not it.made.messages.shared.whole:
-        assert "accuracy" not in last, "of a model of which parts are as they began: nobody's"
-        return
-    module = copy.deepcopy(it.made.net.module)
-    module.load_state_dict(it.made.model.state_dict(it.w, it.b))
-    assert last["accuracy"] == pytest.approx(accuracy(module, x, y), abs=1e-4)
+        assert [line["accuracy"] for line in lines] == pytest.approx(each, abs=1e-4)
+    if it.made.messages.shared.whole:
+        assert last["accuracy"] == pytest.approx(accuracy(module_of(it, it.w, it.b), *everything), abs=1e-4)
+    else:
+        assert "accuracy" not in last, "a global model of which parts have their initial values"
 
 
-def test_a_model_of_which_parts_stay_with_clients_is_nobodys():
-    """What asks for it is left out beside what asks for the clients' own, and said."""
+def test_no_global_model_where_parts_stay_with_clients():
+    """`global` is left out with a warning beside protocols of the clients' own models."""
     with pytest.warns(RankWarning, match=r"global is left out: method FedPer keeps head with each client"):
         it = play(settings("fedper", evaluate={"protocol": ["global", "personal"]}), federated())
     assert "personal_accuracy" in it.rows[-1]
@@ -73,17 +68,15 @@ def test_a_model_of_which_parts_stay_with_clients_is_nobodys():
 def test_sites_are_those_of_the_data_set():
     """Whoever the clients are: the global model on each site's test rows; nothing else of the round changes."""
     data = images()
-    of = torch.arange(len(data.test_y)) % 3
-    data = replace(data, site=torch.arange(len(data.train_y)) % 2, test_site=of, site_names=("a", "b", "c"))
+    site = torch.arange(len(data.test_y)) % 3
+    data = replace(data, site=torch.arange(len(data.train_y)) % 2, test_site=site, site_names=("a", "b", "c"))
     fed = split(data, "iid", 7, seed=0)
     it = play(settings("fedper", "norm", evaluate={"protocol": ["sites", "global"]}), fed)
-    module = copy.deepcopy(it.made.net.module)
-    module.load_state_dict(it.made.model.state_dict(it.w, it.b))
-    last = it.rows[-1]
-    found = [accuracy(module, data.test_x[of == k], data.test_y[of == k]) for k in range(3)]
-    assert [last[f"accuracy@{name}"] for name in "abc"] == pytest.approx(found)
-    assert last["sites_accuracy"] == pytest.approx(np.mean(found))
-    assert last["sites_accuracy_std"] == pytest.approx(np.std(found))
+    module, last = module_of(it, it.w, it.b), it.rows[-1]
+    expected = [accuracy(module, data.test_x[site == k], data.test_y[site == k]) for k in range(3)]
+    assert [last[f"accuracy@{name}"] for name in "abc"] == pytest.approx(expected)
+    assert last["sites_accuracy"] == pytest.approx(np.mean(expected))
+    assert last["sites_accuracy_std"] == pytest.approx(np.std(expected))
     assert it.lines == []
     plain = play(settings("fedper", "norm", evaluate={"protocol": ["global"]}), fed)
     assert plain.hashes == it.hashes
@@ -95,27 +88,14 @@ def test_sites_are_those_of_the_data_set():
 def test_fine_tuning_comes_after_the_last_round_with_its_rate():
     """From the final global model, a fresh optimiser, cross-entropy, all parameters; each client on its own split."""
     train = {"schedule": "exponential", "decay": 0.5, "weight_decay": 1e-3}
-    data = federated(client_test="aligned")
-    it = play(settings("fedprox", options={"mu": 1.0}, train=train, **ALL), data)
+    it = play(settings("fedprox", options={"mu": 1.0}, train=train, **ALL), federated(client_test="aligned"))
     assert all("ft(2)_accuracy" not in row for row in it.rows[:-1])
     lines = [line for line in it.lines if line["protocol"] == "ft(2)"]
     assert [(line["round"], line["client"]) for line in lines] == [(2, k) for k in range(7)]
     losses = []
     for k in range(7):
-        module = copy.deepcopy(it.made.net.module)
-        module.load_state_dict(it.made.model.state_dict(it.w, it.b))
-        module.train()
-        shard = data.train[k]
-        x, y = shard.x[shard.index], shard.y[shard.index]
-        sgd = torch.optim.SGD(module.parameters(), 0.05 / 4, 0.9, weight_decay=1e-3)
-        generator = seeds.generator(0, "batches", 2, k, 0)
-        for _ in range(2):
-            for rows in torch.randperm(len(x), generator=generator).split(10):
-                sgd.zero_grad()
-                torch.nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
-                sgd.step()
-        test = data.test[k]
-        with torch.no_grad():
-            losses.append(torch.nn.functional.cross_entropy(module(test.x[test.index]), test.y[test.index]).item())
+        module = module_of(it, it.w, it.b).train()
+        train_epochs(module, rows_of(it, k), (2, k, 0), 0.05 / 4, 2, weight_decay=1e-3)
+        losses.append(loss_of(module, rows_of(it, k, "test")))
     assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
     assert it.rows[-1]["ft(2)_loss"] == pytest.approx(np.mean(losses), rel=1e-4)

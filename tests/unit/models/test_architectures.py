@@ -10,8 +10,10 @@ from torch import nn
 
 from fedmpi.common import options
 from fedmpi.common.errors import UserError
-from fedmpi.models import registry, shapes, sl_vit
+from fedmpi.models import parts, registry, sl_vit
+from fedmpi.models.mlp import MLP, straight
 from fedmpi.models.net import Net
+from fedmpi.models.recurrent import differentiable
 
 
 def build(name, input_shape, classes, **given):
@@ -248,5 +250,29 @@ def test_options_have_bounds(name, given):
 
 
 def test_docstring_examples():
-    for module in (shapes, import_module("fedmpi.models.net")):
+    for module in (parts, import_module("fedmpi.models.net")):
         assert doctest.testmod(module, extraglobs={"nn": nn}).failed == 0
+
+
+def test_a_chain_from_layer_to_layer_is_the_modules_own_forward_pass():
+    """Of weights that change in place; and of a layer in two places, which nn.Module.children() names once."""
+    x = torch.randn(4, 3, 4)
+    twice, relu = nn.Linear(5, 5), nn.ReLU()
+    for module in (
+        MLP(12, (), 3),
+        MLP(12, (7, 5), 3),
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 5), relu, twice, relu, twice),
+    ):
+        forward = straight(module)
+        assert torch.equal(forward(x), module(x))
+        with torch.no_grad():
+            next(module.parameters()).mul_(2)
+        assert torch.equal(forward(x), module(x))
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.LSTM(2, 2)), nn.Sequential(nn.Linear(2, 2))])
+def test_cudnn_is_off_for_modules_with_recurrent_layers_alone(module):
+    before = torch.backends.cudnn.enabled
+    with differentiable(module):
+        assert torch.backends.cudnn.enabled == (before and not isinstance(module[0], nn.LSTM))
+    assert torch.backends.cudnn.enabled == before

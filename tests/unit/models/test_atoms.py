@@ -9,8 +9,8 @@ from torch import nn
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.flat.layout import ATOM, COEF, HEAD, NORM
 from fedmpi.flat.model import FlatModel
-from fedmpi.models.alexnet import alexnet_s
 from fedmpi.models.atoms import AtomConv2d, decompose
+from fedmpi.models.cnns import alexnet_s
 from fedmpi.models.net import Net
 from fedmpi.models.resnet import resnet18
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.models.mcmahan_cnn import mcmahan_cnn
+from fedmpi.models.cnns import mcmahan_cnn
 from fedmpi.models.net import Net
 
 

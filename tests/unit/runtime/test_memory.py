@@ -10,7 +10,7 @@ from helpers import prepare, settings
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, control_groups
-from fedmpi.engine.travel.gathering import pinned
+from fedmpi.engine.transport.gather import pinned
 from fedmpi.flat import linear
 from fedmpi.runtime import memory
 from fedmpi.runtime.run import exchange_facts

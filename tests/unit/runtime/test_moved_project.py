@@ -41,21 +41,37 @@ def project(tmp_path):
     return old.rename(tmp_path / "new")
 
 
-def resumed(project, *overrides):
+def resume(project, *overrides):
+    """Train a second round; returns what the command said."""
     done = command("resume", project / "runs" / "c", "rounds=2", *overrides)
     if done.returncode == 0:
         assert len((project / "runs" / "c" / "metrics.jsonl").read_text().splitlines()) == 2
     return done
 
 
-def model_of(project):
-    return yaml.safe_load((project / "runs" / "c" / "config.yaml").read_text())["model"]
+OWN_FILE, COPY = "code/own.py", "runs/c/plugins/own.py"
 
 
-def test_code_is_found_where_it_was_moved_to(project):
-    done = resumed(project)
+@pytest.mark.parametrize(
+    ("gone", "override", "place"),
+    [
+        ([], None, OWN_FILE),  # it has moved with the project
+        ([OWN_FILE], None, COPY),
+        # An override replaces the name before anybody looks for the old file, and the options of the model stay.
+        ([OWN_FILE, COPY], "model.name={place}:net", "elsewhere/own.py"),
+        ([], "model={{name: '{place}:net', width: 8}}", "elsewhere/renamed.py"),  # its content is known
+    ],
+)
+def test_a_resumed_run_finds_its_code(project, gone, override, place):
+    for name in gone:
+        (project / name).unlink()
+    (project / "elsewhere").mkdir()
+    if override:
+        (project / place).write_text(OWN)
+    done = resume(project, *([override.format(place=project / place)] if override else []))
     assert done.returncode == 0, done.stderr
-    assert model_of(project) == {"name": f"{project}/code/own.py:net", "width": 8}
+    model = yaml.safe_load((project / "runs" / "c" / "config.yaml").read_text())["model"]
+    assert model == {"name": f"{project / place}:net", "width": 8}
 
 
 def test_the_same_config_goes_on(project):
@@ -63,43 +79,20 @@ def test_the_same_config_goes_on(project):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_copy_in_the_run_directory_stands_for_code_that_is_gone(project):
-    (project / "code" / "own.py").unlink()
-    done = resumed(project)
-    assert done.returncode == 0, done.stderr
-    assert model_of(project)["name"] == f"{project}/runs/c/plugins/own.py:net"
-
-
-def test_an_override_names_the_new_place(project, tmp_path):
-    """It replaces the name before anybody looks for the old file, and the options of the model stay."""
-    for path in (project / "code" / "own.py", project / "runs" / "c" / "plugins" / "own.py"):
-        path.unlink()
-    (tmp_path / "own.py").write_text(OWN)
-    done = resumed(project, f"model.name={tmp_path}/own.py:net")
-    assert done.returncode == 0, done.stderr
-    assert model_of(project) == {"name": f"{tmp_path}/own.py:net", "width": 8}
-
-
-def test_a_file_that_was_renamed_is_known_by_its_content(project, tmp_path):
-    (tmp_path / "renamed.py").write_text(OWN)
-    done = resumed(project, f"model={{name: '{tmp_path}/renamed.py:net', width: 8}}")
-    assert done.returncode == 0, done.stderr
-
-
 def test_another_content_is_another_experiment(project):
     """A file of that name with another content is not taken for the one that has moved, unless it is asked for."""
     (project / "code" / "own.py").write_text(OWN.replace("ReLU", "Tanh"))
-    done = resumed(project, f"model.name={project}/code/own.py:net")
+    done = resume(project, f"model.name={project}/code/own.py:net")
     assert done.returncode == 2
     assert "cannot go on as this experiment: plug-in own.py changed" in done.stderr
-    done = resumed(project)  # with the copy of then
+    done = resume(project)  # with the copy of then
     assert done.returncode == 0, done.stderr
 
 
 def test_code_that_is_nowhere(project):
     (project / "code" / "own.py").unlink()
     (project / "runs" / "c" / "plugins" / "own.py").unlink()
-    done = resumed(project)
+    done = resume(project)
     assert done.returncode == 2
     assert "plugins/own.py is missing: it is the copy of" in done.stderr
 
@@ -129,7 +122,7 @@ def test_a_sweep_that_was_moved(project):
     project = old.rename(project.parent / "after")
     asked = expand.load(project / "s.yaml", [f"output={project}/runs"])
     assert [progress.check_state(settings).what for _, settings in asked.runs()] == [progress.DONE] * 2
-    file, given = status.asked(project / "runs" / "s")
+    file, given = status.read_sweep_list(project / "runs" / "s")
     assert file == project / "s.yaml"
     assert len(list(expand.load(file, given).runs())) == 2
     (project / "code" / "own.py").write_text(OWN + "# another content\n")

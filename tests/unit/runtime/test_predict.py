@@ -8,6 +8,8 @@ import io
 import json
 import random
 import re
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,11 +62,19 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def predictions(run, file, *said, **options):
-    lines = list(said)
-    to = file.with_name("out.csv")
+def predictions(run, file, **options):
+    """The rows of the CSV file that `fedmpi predict` writes, and the lines that it prints."""
+    lines, to = [], file.with_name("out.csv")
     command.predict(run, file, lines.append, out=to, **options)
     return read(to), lines
+
+
+def percent_equal(found, wanted):
+    return pytest.approx(100 * np.mean([a == b for a, b in zip(found, wanted, strict=True)]), abs=1e-9)
+
+
+def column(rows, name):
+    return [row[name] for row in rows]
 
 
 def patients(place, n=90, gaps=False):
@@ -113,7 +123,12 @@ PREPARED = {
     "global": {"global_test": "pooled"},
     "imputed": {"missing": "impute"},
     "imputed, pooled": {"missing": "impute", "global_test": "pooled"},
+    "a word that no training row has, which is a row of zeros": {},
 }
+
+
+def of_test_part(rows):
+    return [row for row in rows if row[5] == "test"]
 
 
 @pytest.mark.parametrize("target", TABLES, ids=str)
@@ -122,28 +137,22 @@ def test_a_tables_test_rows_give_the_recorded_metrics(tmp_path, target):
     task, more, metric = TABLES[target]
     named = target if isinstance(target, str) else list(target)
     run, last = train(tmp_path, table(named, **more), task={"name": task})
-    file = write(tmp_path / "new.csv", header, [row for row in rows if row[5] == "test"])
-    found = package.load(run).predict(file)
-    assert found.metrics[metric] == last[metric]
+    truth = of_test_part(rows)
+    file = write(tmp_path / "new.csv", header, truth)
+    assert package.load(run).predict(file).metrics[metric] == last[metric]
     got, _ = predictions(run, file, ids=["id"])
-    assert [row["id"] for row in got] == [row[0] for row in rows if row[5] == "test"]
+    assert column(got, "id") == [row[0] for row in truth]
     assert [int(row["line"]) for row in got] == list(range(2, 2 + len(got)))  # the header is line 1
-    truth = [row for row in rows if row[5] == "test"]
     if task == "classification":
-        right = [row["prediction"] == cells[6] for row, cells in zip(got, truth, strict=True)]
-        assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
+        assert percent_equal(column(got, "prediction"), [cells[6] for cells in truth]) == last["accuracy"]
         sums = [float(row["probability_no"]) + float(row["probability_yes"]) for row in got]
         assert sums == pytest.approx([1] * len(got), abs=1e-6)
     elif task == "regression":
         squares = [(float(row["prediction"]) - float(cells[7])) ** 2 for row, cells in zip(got, truth, strict=True)]
         assert sum(squares) / len(squares) == pytest.approx(last["mse"], rel=1e-5)
     elif task == "multi_label":
-        right = [
-            int(row[f"prediction_{name}"]) == cells[at]
-            for row, cells in zip(got, truth, strict=True)
-            for name, at in (("a", 10), ("b", 11))
-        ]
-        assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
+        found = [int(row[f"prediction_{name}"]) for row in got for name in "ab"]
+        assert percent_equal(found, [cells[at] for cells in truth for at in (10, 11)]) == last["accuracy"]
     else:
         assert list(got[0]) == ["line", "id", "risk"]
 
@@ -151,53 +160,52 @@ def test_a_tables_test_rows_give_the_recorded_metrics(tmp_path, target):
 @pytest.mark.parametrize("how", PREPARED)
 def test_rows_are_prepared_as_the_training_did_whatever_it_fitted(tmp_path, how):
     header, rows = patients(tmp_path, gaps="missing" in PREPARED[how])
+    if "word" in how:
+        rows[0][2] = "pink"  # of the test part
+        write(tmp_path / "all.csv", header, rows)
     run, last = train(tmp_path, table("sick", **PREPARED[how]))
-    file = write(tmp_path / "new.csv", header, [row for row in rows if row[5] == "test"])
+    file = write(tmp_path / "new.csv", header, of_test_part(rows))
     assert package.load(run).predict(file).metrics["accuracy"] == last["accuracy"]
 
 
-def test_columns_may_come_in_another_order_and_without_the_label(tmp_path):
-    header, rows = patients(tmp_path)
-    run, _ = train(tmp_path, table("sick"))
-    test = [row for row in rows if row[5] == "test"]
-    whole = package.load(run).predict(write(tmp_path / "new.csv", header, test))
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A run on the table of patients: run (its directory), last (its metrics), and of the table header and test."""
+    place = tmp_path_factory.mktemp("study")
+    header, rows = patients(place)
+    run, last = train(place, table("sick", categorical={"colour": list(WORDS)}))
+    return SimpleNamespace(run=run, last=last, header=header, test=of_test_part(rows))
+
+
+def test_columns_may_come_in_another_order_and_without_the_label(study, tmp_path):
+    header, test, model = study.header, study.test, package.load(study.run)
+    whole = model.predict(write(tmp_path / "new.csv", header, test))
     order = [4, 3, 2, 1]  # site, dose, colour, age
     few = write(tmp_path / "few.csv", [header[k] for k in order], [[row[k] for k in order] for row in test])
-    found = package.load(run).predict(few)
+    found = model.predict(few)
     assert found["prediction"] == whole["prediction"]
     assert found.metrics == {}
     columns = {header[k]: [row[k] for row in test] for k in order}
-    assert package.load(run).predict(columns)["prediction"] == whole["prediction"]
-    assert (
-        package.load(run).predict([dict(zip(header, row, strict=True)) for row in test])["prediction"]
-        == whole["prediction"]
-    )
-
-
-def test_one_row_is_standardised_by_the_training_and_not_by_itself(tmp_path):
-    header, rows = patients(tmp_path)
-    run, _ = train(tmp_path, table("sick"))
-    test = [row for row in rows if row[5] == "test"]
-    whole = package.load(run).predict(write(tmp_path / "new.csv", header, test))
-    one = package.load(run).predict(write(tmp_path / "one.csv", header, test[4:5]))
+    for rows in (columns, [dict(zip(header, row, strict=True)) for row in test]):
+        assert model.predict(rows)["prediction"] == whole["prediction"]
+    one = model.predict(write(tmp_path / "one.csv", header, test[4:5]))  # standardised by the training, not by itself
     assert one["probability_yes"][0] == pytest.approx(whole["probability_yes"][4], abs=1e-6)
 
 
-def test_a_site_can_be_named_where_the_file_has_no_column_of_them(tmp_path):
-    header, rows = patients(tmp_path)
-    run, _ = train(tmp_path, table("sick"))
-    here = [row for row in rows if row[5] == "test" and row[4] == "south"]
-    whole = package.load(run).predict(write(tmp_path / "new.csv", header, here))
+def test_a_site_can_be_named_where_the_file_has_no_column_of_them(study, tmp_path):
+    header, test, model = study.header, study.test, package.load(study.run)
+    here = [row for row in test if row[4] == "south"]
+    whole = model.predict(write(tmp_path / "new.csv", header, here))
     few = write(tmp_path / "few.csv", header[1:4], [row[1:4] for row in here])
-    assert package.load(run).predict(few, site="south")["prediction"] == whole["prediction"]
+    assert model.predict(few, site="south")["prediction"] == whole["prediction"]
     with pytest.raises(UserError, match=r"column 'site', or .* --site NAME, .*sites: north, south"):
-        package.load(run).predict(few)
+        model.predict(few)
     with pytest.raises(UserError, match="no site 'west' in this run; sites: north, south"):
-        package.load(run).predict(few, site="west")
-    both = write(tmp_path / "both.csv", header, [row for row in rows if row[5] == "test"])
-    many = sum(row[5] == "test" for row in rows)
-    with pytest.warns(UserWarning, match=f"{many - len(here)} of {many} rows name another site, the first 'north' "):
-        package.load(run).predict(both, site="south")
+        model.predict(few, site="west")
+    both = write(tmp_path / "both.csv", header, test)
+    said = f"{len(test) - len(here)} of {len(test)} rows name another site, the first 'north' "
+    with pytest.warns(UserWarning, match=said):
+        model.predict(both, site="south")
 
 
 @pytest.mark.parametrize(
@@ -210,45 +218,26 @@ def test_a_site_can_be_named_where_the_file_has_no_column_of_them(tmp_path):
         ({"colour": "pink"}, r"line 2: column 'colour' holds 'pink', which is none of data.categorical.colour"),
     ],
 )
-def test_rows_that_do_not_fit_the_training_are_refused(tmp_path, change, message):
-    header, rows = patients(tmp_path)
-    run, _ = train(tmp_path, table("sick", categorical={"colour": list(WORDS)}))
-    (name, value), row = *change.items(), dict(zip(header, rows[0], strict=True))
-    row = {key: cell for key, cell in row.items() if value is not None or key != name} | (
-        {name: value} if value is not None else {}
-    )
+def test_rows_that_do_not_fit_the_training_are_refused(study, tmp_path, change, message):
+    row = {**dict(zip(study.header, study.test[0], strict=True)), **change}
+    row = {key: cell for key, cell in row.items() if cell is not None}
     with pytest.raises(UserError, match=message):
-        package.load(run).predict(write(tmp_path / "bad.csv", list(row), [list(row.values())]))
+        package.load(study.run).predict(write(tmp_path / "bad.csv", list(row), [list(row.values())]))
 
 
-def test_a_word_that_no_training_row_has_is_a_row_of_zeros_as_in_a_test_part(tmp_path):
-    header, rows = patients(tmp_path)
-    rows[0][2] = "pink"  # of the test part
-    write(tmp_path / "all.csv", header, rows)
-    run, last = train(tmp_path, table("sick"))
-    file = write(tmp_path / "new.csv", header, [row for row in rows if row[5] == "test"])
-    assert package.load(run).predict(file).metrics["accuracy"] == last["accuracy"]
-
-
-def test_unused_columns_and_labels_that_are_none_are_told(tmp_path):
-    header, rows = patients(tmp_path)
-    run, _ = train(tmp_path, table("sick"))
-    test = [[*row, "x"] for row in rows if row[5] == "test"]
+def test_unused_columns_and_labels_that_are_none_are_told(study, tmp_path):
+    test = [[*row, "x"] for row in study.test]
     test[1][6] = "perhaps"
     with pytest.warns(UserWarning, match="not used, for the model was trained without: .*, note"):
-        got, said = predictions(run, write(tmp_path / "new.csv", [*header, "note"], test))
+        got, said = predictions(study.run, write(tmp_path / "new.csv", [*study.header, "note"], test))
     assert len(got) == len(test)
-    assert "no metric: " in said[-1]
-    assert "line 3" in said[-1]
-    assert "'perhaps'" in said[-1]
+    assert re.search(r"no metric: .*line 3.*'perhaps'", said[-1])
 
 
-def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(tmp_path):
-    header, rows = patients(tmp_path)
-    run, last = train(tmp_path, table("sick"))
-    test = [[cell.replace(".", ",") for cell in map(str, row)] for row in rows if row[5] == "test"]
-    file = tmp_path / "new.csv"
-    file.write_text("\n".join(";".join(row) for row in [header, *test]) + "\n")
+def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(study, tmp_path):
+    run, last, file = study.run, study.last, tmp_path / "new.csv"
+    test = [[cell.replace(".", ",") for cell in map(str, row)] for row in study.test]
+    file.write_text("\n".join(";".join(row) for row in [study.header, *test]) + "\n")
     given = ["data.delimiter=;", "data.decimal=,"]
     _, said = predictions(run, file, given=given)
     assert f"accuracy {last['accuracy']:.2f}" in said[0]
@@ -268,7 +257,7 @@ def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(tmp_pa
 def test_a_target_that_the_task_refuses_is_named_by_its_line(tmp_path):
     header, rows = patients(tmp_path)
     run, _ = train(tmp_path, table(["event", "time"]), task={"name": "survival"})
-    test = [row for row in rows if row[5] == "test"]
+    test = of_test_part(rows)
     test[3][header.index("time")] = "-5"
     _, said = predictions(run, write(tmp_path / "new.csv", header, test))
     assert re.search(r"no metric: .*new\.csv, line 5 has the time -5; no time is below 0", said[-1])
@@ -347,8 +336,8 @@ def test_a_folder_of_images_gives_the_recorded_accuracy(tmp_path):
     run, last = train(tmp_path, {**data, "augment": ["flip"]})
     got, said = predictions(run, tmp_path / "test")
     assert f"accuracy {last['accuracy']:.2f}" in said[0]
-    right = [row["prediction"] == row["file"].split("/")[0] for row in got]
-    assert 100 * sum(right) / 15 == pytest.approx(last["accuracy"], abs=1e-9)
+    folders = [name.split("/")[0] for name in column(got, "file")]
+    assert percent_equal(column(got, "prediction"), folders) == last["accuracy"]
     alone = package.load(run).predict(tmp_path / "test" / "owl" / "3.png")
     assert alone["prediction"] == [next(row["prediction"] for row in got if row["file"] == "owl/3.png")]
     listed = package.load(run).predict([tmp_path / "test" / "owl" / "3.png", tmp_path / "test" / "cat" / "0.png"])
@@ -368,9 +357,8 @@ def test_a_csv_of_images_gives_the_recorded_accuracy(tmp_path):
     test = [row for row in rows if row[2] == "test"]
     got, said = predictions(run, write(tmp_path / "new.csv", ["picture", "kind", "part"], test), ids=["part"])
     assert f"accuracy {last['accuracy']:.2f}" in said[0]
-    right = [row["prediction"] == cells[1] for row, cells in zip(got, test, strict=True)]
-    assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
-    assert [row["file"] for row in got] == [row[0] for row in test]
+    assert percent_equal(column(got, "prediction"), [cells[1] for cells in test]) == last["accuracy"]
+    assert column(got, "file") == [row[0] for row in test]
     plain = write(tmp_path / "plain.csv", ["picture"], [row[:1] for row in test])
     assert package.load(run).predict(plain)["prediction"] == [row["prediction"] for row in got]
     (tmp_path / "elsewhere").mkdir()
@@ -406,9 +394,16 @@ def test_pages_and_depths_of_new_images_are_read_as_the_command_line_says(tmp_pa
     assert float(deep[0]["probability_cat"]) == pytest.approx(float(grey[0]["probability_cat"]), abs=0.02)
 
 
-def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(tmp_path):
-    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
-    run, _ = train(tmp_path, {"source": "image_folder", "size": 8})
+@pytest.fixture(scope="module")
+def animals(tmp_path_factory):
+    """A run on a folder of images of two classes."""
+    place = tmp_path_factory.mktemp("animals")
+    pictures(place / "train", ["cat", "dog"], 8, 0)
+    return train(place, {"source": "image_folder", "size": 8})[0]
+
+
+def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(animals, tmp_path):
+    run = animals
     files = pictures(tmp_path / "new", ["cat", "dog"], 3, 1)
     rows = [[f"new/{file.parent.name}/{file.name}", file.parent.name] for file in files]
     whole = package.load(run).predict(write(tmp_path / "new.csv", ["path", "label"], rows[1:]))
@@ -423,12 +418,10 @@ def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(tmp_pa
 
 
 @pytest.mark.parametrize("rows", [[{"path": "a.png"}], [np.zeros((8, 8, 3))], {"path": ["a.png"]}, []], ids=type)
-def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(tmp_path, rows):
-    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
-    run, _ = train(tmp_path, {"source": "image_folder", "size": 8})
+def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(animals, rows):
     takes = "give a picture, a folder of them, a CSV file that names them, or a list of files"
     with pytest.raises(UserError, match=f"rows: .* is not understood by this run; {takes}"):
-        package.load(run).predict(rows)
+        package.load(animals).predict(rows)
 
 
 def test_operations_of_data_augment_that_draw_nothing_are_done_to_new_images(tmp_path):
@@ -447,20 +440,7 @@ def test_digits_give_the_recorded_accuracy_of_pixels_from_0_to_16(tmp_path):
     assert package.load(run).predict(tmp_path / "new.npz").metrics["accuracy"] == last["accuracy"]
 
 
-def test_arrays_of_hdf5_give_the_recorded_accuracy(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    g, y = np.random.default_rng(0), np.arange(60) % 3
-    x = np.clip(g.normal(60, 50, (60, 8, 8, 3)) + 50 * y[:, None, None, None], 0, 255).astype(np.uint8)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for part, rows in (("train", slice(40)), ("test", slice(40, None))):
-            file[f"{part}/images"], file[f"{part}/labels"] = x[rows], y[rows]
-    data = {"source": "hdf5", "path": "a.h5", "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}
-    run, last = train(tmp_path, data)
-    np.savez(tmp_path / "new.npz", x=x[40:], y=y[40:])
-    assert package.load(run).predict(tmp_path / "new.npz").metrics["accuracy"] == last["accuracy"]
-
-
-@pytest.mark.parametrize("kind", ["uint8 images", "numbers"])
+@pytest.mark.parametrize("kind", ["uint8 images", "numbers", "hdf5"])
 def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
     g, y = np.random.default_rng(0), np.arange(60) % 3
     if kind == "numbers":
@@ -469,14 +449,20 @@ def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
     else:
         x = np.clip(g.normal(60, 50, (60, 8, 8, 3)) + 50 * y[:, None, None, None], 0, 255).astype(np.uint8)
         more = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}
-    np.savez(tmp_path / "a.npz", x=x[:40], y=y[:40], test_x=x[40:], test_y=y[40:])
-    run, last = train(tmp_path, {"source": "npz", "path": "a.npz", **more})
+    if kind == "hdf5":
+        with pytest.importorskip("h5py").File(tmp_path / "a.h5", "w") as file:
+            for part, rows in (("train", slice(40)), ("test", slice(40, None))):
+                file[f"{part}/images"], file[f"{part}/labels"] = x[rows], y[rows]
+        more |= {"source": "hdf5", "path": "a.h5"}
+    else:
+        np.savez(tmp_path / "a.npz", x=x[:40], y=y[:40], test_x=x[40:], test_y=y[40:])
+        more |= {"source": "npz", "path": "a.npz"}
+    run, last = train(tmp_path, more)
     np.savez(tmp_path / "new.npz", x=x[40:], y=y[40:])
     got, said = predictions(run, tmp_path / "new.npz")
     assert f"accuracy {last['accuracy']:.2f}" in said[0]
-    right = [int(row["prediction"]) == label for row, label in zip(got, y[40:], strict=True)]
-    assert 100 * sum(right) / 20 == pytest.approx(last["accuracy"], abs=1e-9)
-    assert package.load(run).predict(x[40:])["prediction"] == [row["prediction"] for row in got]
+    assert percent_equal([int(row["prediction"]) for row in got], y[40:]) == last["accuracy"]
+    assert package.load(run).predict(x[40:])["prediction"] == column(got, "prediction")
     with pytest.raises(UserError, match=r"rows of the shape \(.*\) are needed, as in training"):
         package.load(run).predict(x[40:, :4])
     other = x[40:].astype(np.float32) if x.dtype == np.uint8 else x[40:].astype(np.uint8)
@@ -537,8 +523,7 @@ def test_a_saved_data_set_gives_the_recorded_accuracy(tmp_path, kind):
     run, last = train(tmp_path, {"source": "saved_dataset", "path": "d", "input_column": "x"})
     found = package.load(run).predict(tmp_path / "d" / "test")
     assert found.metrics["accuracy"] == last["accuracy"]
-    right = [a == b for a, b in zip(found["prediction"], label[28:], strict=True)]
-    assert 100 * sum(right) / 12 == pytest.approx(last["accuracy"], abs=1e-9)
+    assert percent_equal(found["prediction"], label[28:]) == last["accuracy"]
     assert package.load(run).predict(tmp_path / "d")["prediction"] == found["prediction"]  # of several splits: test
     saved(tmp_path / "new", {"x": x[28:]})
     assert package.load(run).predict(tmp_path / "new")["prediction"] == found["prediction"]
@@ -578,12 +563,13 @@ def test_texts_give_the_recorded_accuracy(tmp_path, form):
     ]
     assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
     assert [symbols[-1] for symbols in found["symbols"]] == found["next"]
-    (tmp_path / "odd.txt").write_text("ab Z ab ab ab")
-    with pytest.raises(UserError, match="character 4 of 'odd' is 'Z', which the training did not have"):
-        package.load(run).predict(tmp_path / "odd.txt")
-    (tmp_path / "odd.txt").write_text("ab")
-    with pytest.raises(UserError, match="has 2 characters; the model was trained on windows of 10"):
-        package.load(run).predict(tmp_path / "odd.txt")
+    for text, message in [
+        ("ab Z ab ab ab", "character 4 of 'odd' is 'Z', which the training did not have"),
+        ("ab", "has 2 characters; the model was trained on windows of 10"),
+    ]:
+        (tmp_path / "odd.txt").write_text(text)
+        with pytest.raises(UserError, match=message):
+            package.load(run).predict(tmp_path / "odd.txt")
 
 
 # ---- sources of a user's own ----
@@ -628,8 +614,7 @@ def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
     np.savez(tmp_path / "new.npz", x=x[40:].numpy())
     with pytest.warns(UserWarning, match="ready inputs"):
         got, _ = predictions(run, tmp_path / "new.npz", trusted=True)
-    right = [int(row["prediction"]) == k % 2 for k, row in zip(range(40, 60), got, strict=True)]
-    assert 100 * sum(right) / 20 == pytest.approx(last["accuracy"], abs=1e-9)
+    assert percent_equal([int(row["prediction"]) for row in got], [k % 2 for k in range(40, 60)]) == last["accuracy"]
     header, rows = patients(tmp_path)
     with pytest.raises(UserError, match=r"is no \.npz file; this run takes the model's inputs, prepared as"):
         package.load(run, trust=True).predict(write(tmp_path / "a.csv", header, rows))
@@ -651,8 +636,7 @@ def test_samples_of_several_tensors_come_under_their_names(tmp_path):
     ids = np.arange(60).reshape(20, 3)[14:] % 7
     with pytest.warns(UserWarning, match="ready inputs"):
         found = package.load(run, trust=True).predict({"ids": ids, "mask": (ids > 2).astype(np.float32)})
-    right = [int(value) == k % 2 for k, value in zip(range(14, 20), found["prediction"], strict=True)]
-    assert 100 * sum(right) / 6 == pytest.approx(last["accuracy"], abs=1e-9)
+    assert percent_equal(map(int, found["prediction"]), [k % 2 for k in range(14, 20)]) == last["accuracy"]
     with pytest.raises(UserError, match="rows has no array 'mask'"):
         package.load(run, trust=True).predict({"ids": ids})
 
@@ -747,11 +731,10 @@ def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
 
 
 # ---- the file itself ----
-def test_the_preparation_is_sealed_and_a_damaged_one_is_named(tmp_path):
-    header, rows = patients(tmp_path)
-    run, _ = train(tmp_path, table("sick"))
+def test_the_preparation_is_sealed_and_a_damaged_one_is_named(study, tmp_path):
+    run = shutil.copytree(study.run, tmp_path / "run")
     assert "preprocessing.json" in json.loads((run / "seal.json").read_text())["files"]
-    file = write(tmp_path / "new.csv", header, rows)
+    file = write(tmp_path / "new.csv", study.header, study.test)
     whole = (run / "preprocessing.json").read_text()
     for damaged in (whole[:99], whole.replace('"table"', '"of wood"'), "[]", whole.replace('"columns"', '"pillars"')):
         (run / "preprocessing.json").write_text(damaged)
@@ -769,16 +752,16 @@ def test_what_is_read_from_the_file_is_what_was_written(tmp_path):
     assert to_jsonable(facts) == json.loads((run / "preprocessing.json").read_text())
 
 
-def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(tmp_path):
-    header, rows = patients(tmp_path)
-    run, _ = train(tmp_path, table("sick"))
-    file = write(tmp_path / "new.csv", header, rows)
-    with pytest.raises(UserError, match="--to: cannot write"):
-        command.predict(run, file, print, out=file / "below.csv")
+def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(study, tmp_path):
+    file = write(tmp_path / "new.csv", study.header, study.test)
+    for to, message in [
+        (file / "below.csv", "--to: cannot write"),
+        (tmp_path / "out.txt", r"a file whose name ends in \.csv is needed"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            command.predict(study.run, file, print, out=to)
     with pytest.raises(UserError, match=r"none\.csv is not there"):
-        package.load(run).predict(tmp_path / "none.csv")
-    with pytest.raises(UserError, match=r"a file whose name ends in \.csv is needed"):
-        command.predict(run, file, print, out=tmp_path / "out.txt")
+        package.load(study.run).predict(tmp_path / "none.csv")
 
 
 def test_masks_of_image_files_are_written_with_the_names_of_the_files():

@@ -12,33 +12,31 @@ from helpers import ROOT, fedmpi, images, play, prepare, settings, small_setting
 from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
+from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime.device import pick_device, why_no_gpu
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.run import exchange_facts
+from fedmpi.runtime.run import exchange_facts, unused_gpu
+from fedmpi.runtime.validate import validate_settings
 
 HERE = [{"host": "node1", "device": "cpu", "gpu": ""}]
 
 
-def told(made):
+def headlines(made):
     return "\n".join(report_text.headlines(made, detect({}), "solo", HERE))
 
 
 def test_classes_are_those_of_a_classification():
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     real = split(Dataset(x[:30], x[:30, 0], x[30:], x[30:, 0], 1), "iid", 2, 0)
-    said = told(prepare(settings(model={"name": "mlp"}, task={"name": "regression"}), real).made)
-    assert "2 clients with 15 to 15 samples; one process" in said
-    assert "class" not in said
-    assert "2 clients with 85 to 85 samples, 4 classes; one process" in told(
-        prepare(settings(), split(images(), "iid", 2, 0)).made
-    )
-
-
-def test_a_plug_in_is_called_by_its_file_and_not_its_path():
-    name = f"{ROOT}/tests/helpers.py:norm_net"
-    assert told(prepare(settings(model={"name": name})).made).startswith("run: fedavg on digits, helpers.py:norm_net ")
+    text = headlines(prepare(settings(model={"name": "mlp"}, task={"name": "regression"}), real).made)
+    assert "2 clients with 15 to 15 samples; one process" in text
+    assert "class" not in text
+    plugin = settings(model={"name": f"{ROOT}/tests/helpers.py:norm_net"})
+    text = headlines(prepare(plugin, split(images(), "iid", 2, 0)).made)
+    assert "2 clients with 85 to 85 samples, 4 classes; one process" in text
+    assert text.startswith("run: fedavg on digits, helpers.py:norm_net ")  # not its whole path
 
 
 def test_of_nothing_there_is_no_share():
@@ -72,9 +70,7 @@ def test_formats_and_what_they_cost():
     ]
 
 
-@pytest.fixture
-def combined(tmp_path):
-    """A config on top of a fragment that brings ten local epochs and a tenth of the clients."""
+def test_a_run_says_what_its_fragments_bring(tmp_path):
     path, fragment = tmp_path / "mine.yaml", tmp_path / "paper.yaml"
     fragment.write_text(
         "method: {name: fedatom_personal}\ncohort: {fraction: 0.1}\n"
@@ -86,11 +82,7 @@ def combined(tmp_path):
             {"base": base, "rounds": 4, "model": {"name": "mcmahan_cnn"}, "train": {"schedule": "step", "epochs": 1}}
         )
     )
-    return path
-
-
-def test_a_run_says_it_too(combined, tmp_path):
-    done = fedmpi("run", combined, f"output={tmp_path}", "rounds=0", "train.warmup_rounds=2", "cohort.fraction=1")
+    done = fedmpi("run", path, f"output={tmp_path}", "rounds=0", "train.warmup_rounds=2", "cohort.fraction=1")
     assert done.returncode == 0, done.stderr
     assert "0 rounds with 4 of 4 clients, 1 epoch in batches of 10; lr 0.01, step, 0.01 at last, after a" in done.stdout
     brought = "train.batch_size 10, train.lr 0.01, train.momentum 0.9"
@@ -207,3 +199,53 @@ def test_a_rank_that_trains_on_its_cpu_beside_gpus_is_named_with_the_reason(
         for text in said:
             assert f"compute.device: auto: {slow} on the CPU while others have GPUs" in text
             assert f": host node has no usable GPU ({DRIVER}). " in text
+
+
+@pytest.mark.parametrize(
+    ("size", "trains", "warns"), [(2, False, True), (8, False, True), (9, False, False), (4, True, False)]
+)
+def test_a_gpu_on_which_rank_0_trains_nobody(size, trains, warns):
+    text = unused_gpu(small_settings("fedavg", "mlp", server={"trains": trains}), size)
+    assert bool(text) == warns
+    assert not warns or text.startswith(f"rank 0 occupies one of {size} GPUs, and trains nobody on it")
+    assert not warns or "server.trains=true" in text
+
+
+# ---- what `fedmpi validate` says of sites ----
+# At north 7 are well and 3 ill, at south 3 are well and 7 ill. A fifth of each class of each site, rounded, is the
+# test part: of 7 round(1.4) = 1, of 3 round(0.6) = 1.
+ROWS = [
+    f"{site},{k}.5,{'ill' if k >= limit else 'well'},{int(k >= limit)},{k + 1},{('train', 'validation')[k % 2]}"
+    for site, limit in (("north", 7), ("south", 3))
+    for k in range(10)
+]
+
+
+def validate_sites(root, label, task="classification", **data):
+    (root / "a.csv").write_text("\n".join(["hospital,age,state,event,time,part", *ROWS]) + "\n")
+    data |= {"source": "table", "path": "a.csv", "root": root, "site_column": "hospital", "label_column": label}
+    data |= {"features": ["age"], "partition": {"scheme": "site"}}
+    sections = {"data": data, "model": {"name": "logistic"}, "method": {"name": "fedavg"}, "task": {"name": task}}
+    return dict(validate_settings(Settings.model_validate({**sections, "rounds": 1})))
+
+
+@pytest.mark.filterwarnings("ignore:data. feature 'age' alone separates")
+def test_classes_and_events_of_each_site(tmp_path):
+    rows = validate_sites(tmp_path, "state")
+    assert {name: text for name, text in rows.items() if name.startswith("site ")} == {
+        "site north": "8 training samples (ill: 2, well: 6), 2 test samples (ill: 1, well: 1)",
+        "site south": "8 training samples (ill: 6, well: 2), 2 test samples (ill: 1, well: 1)",
+    }
+    rows = validate_sites(tmp_path, ["event", "time"], "survival")
+    for site, events in (("north", 3), ("south", 7)):  # of both parts: the test part is drawn whatever the events
+        text = rows[f"site {site}"].replace("1 event)", "1 events)")
+        train, test = (int(part.split(" events")[0].rsplit("(")[-1]) for part in text.split(", "))
+        assert text == f"8 training samples ({train} events), 2 test samples ({test} events)"
+        assert train + test == events
+
+
+@pytest.mark.filterwarnings("ignore:data. feature 'age' alone separates")
+def test_an_empty_test_part_of_a_split_column_has_a_remedy(tmp_path):
+    with pytest.warns(UserWarning, match=r"the test set is empty.*no row is part: test.*data\.test_fraction"):
+        rows = validate_sites(tmp_path, "state", split_column="part")
+    assert rows["test"].startswith("0 samples;")

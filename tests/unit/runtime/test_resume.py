@@ -2,7 +2,7 @@
 
 import random
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from helpers import digest, fedmpi, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.augment.warps import Resize
+from fedmpi.data.augment.geometry import Resize
 from fedmpi.methods import registry
 from fedmpi.runtime.record.durable import CorruptFileError
 from fedmpi.runtime.resuming import checkpoints, resume
@@ -30,32 +30,43 @@ def kept_in(folder, every=1, keep=2):
     return Checkpoints(folder / "checkpoints", Rows(folder / "state"), every, keep)
 
 
-def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: False):
-    """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
-    it, kept = prepare(config, stop=stop), kept_in(folder, every, keep)
-    it.fed.reporter.sink.keep = kept.save
+def attach(it, folder, room, every=1, keep=2):
+    """Have a federation write checkpoints, with room for so many clients' rows in memory."""
+    it.kept = kept_in(folder, every, keep)
+    it.fed.reporter.callbacks.save_state = it.kept.save
     if it.made.messages.client_state.size:
-        it.fed.states.shelf, it.fed.states.room = kept.rows, room or 10**6
-    said = []
-    t = resume.go_on(it.fed, kept, 10, said.append)
-    rows = it.fed.reporter.sink.round
+        it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
+
+
+def run_until(it, cut):
+    """Run to the end, or die when round `cut` is reported."""
+    rows = it.fed.reporter.callbacks.round
 
     def on_round(row):
         if row["round"] == cut:
             raise Killed
         rows(row)
 
-    it.fed.reporter.sink.round = on_round
+    it.fed.reporter.callbacks.round = on_round
     try:
         it.reason = it.fed.run()
-    except Killed:
-        kept.wait()
-    kept._writer.shutdown()
+    finally:
+        it.kept.wait()
+        it.kept._writer.shutdown()
+
+
+def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: False):
+    """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
+    it, said = prepare(config, stop=stop), []
+    attach(it, folder, room or 10**6, every, keep)
+    t = resume.go_on(it.fed, it.kept, 10, said.append)
+    with suppress(Killed):
+        run_until(it, cut)
     return it, t, said
 
 
 def whole(it):
-    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.worker.data.clients)}  # from memory or shelf
+    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.trainer.data.clients)}  # from memory or shelf
     return record(it) | {"kept": kept, "reason": it.reason}
 
 
@@ -136,27 +147,14 @@ def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded)
 
     def start(seat):
         it = prepare(config, comm=seat)
-        it.kept = kept_in(tmp_path)
-        it.fed.reporter.sink.keep = it.kept.save
-        if it.made.messages.client_state.size:
-            it.fed.states.shelf, it.fed.states.room = it.kept.rows, 2
+        attach(it, tmp_path, 2)
         return it
 
     def play(it, cut):
         resume.go_on(it.fed, it.kept, 30, lambda text: None)
-        rows = it.fed.reporter.sink.round
-
-        def on_round(row):
-            if row["round"] == cut:
-                raise Killed
-            rows(row)
-
-        it.fed.reporter.sink.round = on_round
         try:
-            it.fed.run()
+            run_until(it, cut)
         finally:
-            it.kept.wait()
-            it.kept._writer.shutdown()
             hashes.update({row["round"]: row["sha256"] for row in it.rows})
 
     for size, cut in ((4, cuts[0]), (2, cuts[1]), (3, None)):
@@ -215,7 +213,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
     checkpoints: beside them what left memory since."""
     config_ = small_settings("scaffold", "mlp", rounds=12, cohort={"fraction": 0.3}, evaluate={"every": 100})
     it, kept = prepare(config_), kept_in(tmp_path, every, keep)
-    it.fed.states.shelf, it.fed.states.room = kept.rows, room
+    it.fed.states.store, it.fed.states.max_in_memory = kept.rows, room
     seen, before = [], set()
 
     def saved(fed, t, memory, last):
@@ -236,7 +234,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
             assert all(label > max(checkpoints, default=-1) for _, label in now - needed)
         seen.append(t)
 
-    it.fed.reporter.sink.keep = saved
+    it.fed.reporter.callbacks.save_state = saved
     it.fed.run()
     assert seen == list(range(12))
     assert not list(tmp_path.rglob(".*.tmp"))
@@ -376,16 +374,9 @@ def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatc
     stored, and the options of what is done to them."""
     g = np.random.default_rng(0)
     np.savez(tmp_path / "pictures.npz", x=g.integers(0, 256, (80, 1, 8, 8), dtype=np.uint8), y=np.arange(80) % 4)
-    words = [
-        *(
-            "configs/quickstart.yaml",
-            "data.source=npz",
-            f"data.root={tmp_path}",
-            "data.path=pictures.npz",
-            "model.name=logistic",
-        ),
-        *("data.partition.clients=4", "data.augment=[{resize: 10}]", "checkpoint.every=1", f"output={tmp_path}"),
-    ]
+    data = ("data.source=npz", f"data.root={tmp_path}", "data.path=pictures.npz", "data.partition.clients=4")
+    words = ["configs/quickstart.yaml", *data, "data.augment=[{resize: 10}]", "model.name=logistic"]
+    words += ["checkpoint.every=1", f"output={tmp_path}"]
     assert fedmpi("run", *words, "name=run", "rounds=1").returncode == 0
     resize = Resize.__call__
     monkeypatch.setattr(Resize, "__call__", lambda self, x, u: resize(self, x, u) * (1 + 1e-7))

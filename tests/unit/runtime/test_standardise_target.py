@@ -28,7 +28,9 @@ train: {lr: 0.1, batch_size: 8, epochs: 5}
 compute: {threads: 1}
 evaluate: {protocol: [global]}
 """
+NO_SITES = "path: all.csv, drop: [town], partition: {scheme: iid, clients: 2}"
 POOL = "path: all.csv, standardise: pooled, site_column: town, partition: {scheme: site}"
+ONE_SITE = POOL.replace("site}", "site, only: [a]}").replace("pooled", "site")
 
 
 @pytest.fixture
@@ -70,30 +72,25 @@ def test_the_scale_is_mean_and_deviation_of_the_targets_that_count():
     assert TargetScale.from_facts(json.loads(json.dumps({"mean": scale.mean, "deviation": scale.deviation}))) == scale
 
 
-def test_one_scale_for_all_sites_or_one_for_each(folder):
-    for how in ("pooled", "site"):
-        plain, data = (build_data.partitioned(load(folder, each)) for each in ("false", how))
-        for k in range(2):
-            y, new = (targets_of([each.train[k]]) for each in (plain, data))
-            assert torch.equal(new[:, 0], y)
-            fitted = targets_of(plain.train.values()) if how == "pooled" else y
-            for column, value in ((1, fitted.double().mean()), (2, fitted.double().std(correction=0))):
-                assert new[:, column].tolist() == pytest.approx([value.item()] * len(y), rel=1e-6)
-        site = torch.tensor([[data.target_scales[name].mean[0] for name in "ab"]]) if how == "site" else None
-        if site is not None:  # rows of the global test set by their own site
-            assert set(data.global_test.y[:, 1].tolist()) == set(site.flatten().tolist())
-
-
-def test_silos_pool_by_their_sums_or_keep_what_is_theirs(folder):
+@pytest.mark.parametrize("how", ["pooled", "site"])
+def test_one_scale_for_all_sites_or_one_for_each_in_one_table_and_in_silos(folder, how):
+    plain, data = (build_data.partitioned(load(folder, each)) for each in ("false", how))
+    for k in range(2):
+        y, new = (targets_of([each.train[k]]) for each in (plain, data))
+        assert torch.equal(new[:, 0], y)
+        fitted = targets_of(plain.train.values()) if how == "pooled" else y
+        for column, value in ((1, fitted.double().mean()), (2, fitted.double().std(correction=0))):
+            assert new[:, column].tolist() == pytest.approx([value.item()] * len(y), rel=1e-6)
+    if how == "site":  # rows of the global test set by their own site
+        means = torch.tensor([data.target_scales[name].mean[0] for name in "ab"])
+        assert set(data.global_test.y[:, 1].tolist()) == set(means.tolist())
     silos = "silos: [a, b], path: '{site}.csv', drop: [town]"
-    for how in ("pooled", "site"):
-        whole = build_data.partitioned(load(folder, how))
-        apart = build_data.siloed(load(folder, how, silos), Solo(torch.device("cpu")))
-        assert apart.target_shape == whole.target_shape == (3,)
-        for k in range(2):
-            for part in ("train", "test"):
-                found, expected = (targets_of([getattr(each, part)[k]]) for each in (apart, whole))
-                assert torch.allclose(found, expected, rtol=1e-6)
+    by_silo = build_data.siloed(load(folder, how, silos), Solo(torch.device("cpu")))
+    assert by_silo.target_shape == data.target_shape == (3,)
+    for k in range(2):
+        for part in ("train", "test"):
+            found, expected = (targets_of([getattr(each, part)[k]]) for each in (by_silo, data))
+            assert torch.allclose(found, expected, rtol=1e-6)
 
 
 # ---- the task ----
@@ -126,19 +123,30 @@ def test_ignored_targets_are_left_out_as_without_it(ignore):
 
 
 # ---- a run ----
+def words_of(folder, how):
+    load(folder, how)
+    return [folder / "run.yaml", f"output={folder}/runs", f"data.standardise_target={how}"]
+
+
+def succeed(*words):
+    done = fedmpi(*words)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def rows_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.parametrize("how", ["pooled", "site"])
 def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder, how):
-    load(folder, how)
-    words = [folder / "run.yaml", f"output={folder}/runs", "name=r", f"data.standardise_target={how}"]
-    done = fedmpi("run", *words)
-    assert done.returncode == 0, done.stderr
     run = folder / "runs/r"
-    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    succeed("run", *words_of(folder, how), "name=r")
+    row = rows_of(run)[-1]
     assert row["rmse"] < 10_000  # the noise-free plane is found; targets have a deviation of 98,000
     assert row["mse"] == pytest.approx(row["rmse"] ** 2)
     assert row["r2"] > 0.99
-    done = fedmpi("predict", run, folder / "all.csv", "--to", folder / "out.csv")
-    assert done.returncode == 0, done.stderr
+    succeed("predict", run, folder / "all.csv", "--to", folder / "out.csv")
     with (folder / "all.csv").open() as given, (folder / "out.csv").open() as file:
         wanted = np.array([float(each["price"]) for each in csv.DictReader(given)])
         found = np.array([float(each["prediction"]) for each in csv.DictReader(file)])
@@ -148,8 +156,7 @@ def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder,
         module = package.load(run)
     assert "the model's outputs are standardised targets" in str(told[0].message)
     assert module.predict(folder / "all.csv")["prediction"] == pytest.approx(found, rel=1e-5)
-    exported = fedmpi("export", run, "--to", "torchscript", "--out", folder / "m.pt")
-    assert exported.returncode == 0, exported.stderr
+    exported = succeed("export", run, "--to", "torchscript", "--out", folder / "m.pt")
     data = build_data.partitioned(load(folder, how))
     x, y = data.global_test.x, data.global_test.y
     with torch.no_grad():
@@ -162,32 +169,25 @@ def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder,
 
 
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(folder):
-    load(folder, "pooled")
-    words = [folder / "run.yaml", f"output={folder}/runs", "data.standardise_target=pooled", "checkpoint.every=1"]
-    assert fedmpi("run", *words, "name=whole").returncode == 0
-    assert fedmpi("run", *words, "name=half", "rounds=2").returncode == 0
-    done = fedmpi("resume", folder / "runs/half", "rounds=4")
-    assert done.returncode == 0, done.stderr
-    rows = [
-        [json.loads(line) for line in (folder / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "half")
-    ]
+    words = [*words_of(folder, "pooled"), "checkpoint.every=1"]
+    succeed("run", *words, "name=whole")
+    succeed("run", *words, "name=half", "rounds=2")
+    succeed("resume", folder / "runs/half", "rounds=4")
+    rows = [rows_of(folder / "runs" / name) for name in ("whole", "half")]
     assert [row["sha256"] for row in rows[0]] == [row["sha256"] for row in rows[1]]
     assert rows[0][-1]["rmse"] == rows[1][-1]["rmse"] < 10_000
 
 
 def test_rows_of_an_unknown_site_need_its_name(folder):
-    load(folder, "site")
-    words = [folder / "run.yaml", f"output={folder}/runs", "name=r", "data.standardise_target=site", "rounds=1"]
-    assert fedmpi("run", *words).returncode == 0
+    succeed("run", *words_of(folder, "site"), "name=r", "rounds=1")
     (folder / "new.csv").write_text("big,x,z\n0,0,0\n")
-    done = fedmpi("predict", folder / "runs/r", folder / "new.csv", "--to", folder / "o.csv")
+    predict = ("predict", folder / "runs/r", folder / "new.csv", "--to", folder / "o.csv")
+    done = fedmpi(*predict)
     assert done.returncode == 2
     assert "--site NAME" in done.stderr
     levels = []
     for site in "ab":
-        done = fedmpi("predict", folder / "runs/r", folder / "new.csv", "--to", folder / "o.csv", "--site", site)
-        assert done.returncode == 0, done.stderr
+        succeed(*predict, "--site", site)
         levels.append(float((folder / "o.csv").read_text().splitlines()[1].split(",")[1]))
     assert levels[1] - levels[0] > 100_000
 
@@ -196,18 +196,8 @@ def test_rows_of_an_unknown_site_need_its_name(folder):
     ("how", "where", "more", "says"),
     [
         ("pooled", POOL, ["task.name=classification", "task.metrics=null"], "goes with task.name: regression"),
-        (
-            "pooled",
-            POOL.replace("site}", "site, only: [a]}").replace("pooled", "site"),
-            [],
-            "say data.standardise_target: site",
-        ),
-        (
-            "site",
-            "path: all.csv, drop: [town], partition: {scheme: iid, clients: 2}",
-            [],
-            "say data.standardise_target: pooled",
-        ),
+        ("pooled", ONE_SITE, [], "say data.standardise_target: site"),
+        ("site", NO_SITES, [], "say data.standardise_target: pooled"),
     ],
 )
 def test_settings_that_cannot_standardise_targets_are_refused(folder, how, where, more, says):

@@ -9,7 +9,7 @@ import pytest
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import trust
-from fedmpi.runtime.record.tracking import adapters, dispatch
+from fedmpi.runtime.record import tracking
 from fedmpi.runtime.run import execute
 from fedmpi.runtime.validate import validate_settings
 
@@ -195,5 +195,5 @@ def test_what_they_are_told(made, tmp_path, monkeypatch, name):
 
 def test_numbers():
     row = {"round": 3, "loss": 0.5, "ok": True, "none": None, "cohort": [1, 2], "bytes": {"up": 3, "by": {"x": 1.5}}}
-    assert adapters.numbers(row) == {"loss": 0.5, "bytes.up": 3, "bytes.by.x": 1.5}
-    assert dispatch.HOOKS == ("begin", "round", "end")
+    assert tracking.numbers(row) == {"loss": 0.5, "bytes.up": 3, "bytes.by.x": 1.5}
+    assert tracking.HOOKS == ("begin", "round", "end")

@@ -63,7 +63,7 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     (tmp_path / "moved").mkdir()
     (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
-    file, given = status.asked(Path("moved/t"))
+    file, given = status.read_sweep_list(Path("moved/t"))
     again = expand.load(file, given)
     assert again.path == asked.path
     (_, settings), *_ = again.runs()
@@ -73,13 +73,13 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     assert "abc" not in secret
     (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
     with pytest.raises(UserError, match="a secret is left out"):
-        status.asked(tmp_path / "moved" / "t")
+        status.read_sweep_list(tmp_path / "moved" / "t")
     asked.path.unlink()
     asked.write_list(tmp_path / "moved" / "t", ["a"])
     with pytest.raises(UserError, match="is not there any more"):
-        status.asked(tmp_path / "moved" / "t")
+        status.read_sweep_list(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
-        status.asked(tmp_path)
+        status.read_sweep_list(tmp_path)
 
 
 @pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
@@ -97,7 +97,7 @@ def test_a_figure_goes_by_the_name_of_what_is_shown(asked, without):
     for given in (None, "accuracy"):
         cells = table.collect(base, given, None)
         assert table.caption(cells).startswith("personal accuracy, after the last round")
-        assert cells.found["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
+        assert cells.values["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
         assert table_formats.as_csv(cells).startswith("method,train.lr,personal_accuracy,std,")
         said = "B_2: no accuracy of a global model; personal_accuracy, which all runs have, is compared"
         assert (said in table.gaps(cells)) == (without == {"B_2"})
@@ -297,7 +297,7 @@ def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
     }
     asked = made(tmp_path / "t.yaml", text, lambda labels: figures[labels["m"]][int(labels["seed"])])
     cells = table.collect(asked, None, None)
-    assert cells.found == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
+    assert cells.values == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
     lines = table.text(cells)
     assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
     assert lines[5].split() == ["C", "nan"]
@@ -330,11 +330,11 @@ def test_what_analysis_has_measured(asked):
 
     measured(asked, change)
     cells = table.collect(asked, "losses.shift", None)
-    assert cells.found["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
-    assert cells.found["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
+    assert cells.values["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
+    assert cells.values["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
     lines = table.text(cells)
     assert lines[0].startswith("losses.shift, after the last round")
-    assert table.collect(asked, "losses.shift", "mean_last_10").found["A", "0.5"]["0"] == 4.75
+    assert table.collect(asked, "losses.shift", "mean_last_10").values["A", "0.5"]["0"] == 4.75
     for scatter, told in ((0.1, "higher"), (1.0, ""), (0.0, "")):  # whether higher is better, nobody has said
 
         def higher(labels, row, scatter=scatter):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedmpi.common.text import brief, count
+from fedmpi.common.text import count, shorten
 from fedmpi.data.dataset import Dataset
 
 NOBODY = -1  # the site of test rows whose client has no training rows
@@ -58,7 +58,7 @@ def with_sites(
             (np.setdiff1d(trained, tested), "without a test row"),
         ):
             if len(some):
-                who = brief(", ".join(names[k] for k in some))
+                who = shorten(", ".join(names[k] for k in some))
                 warnings.warn(f"data: {count(len(some), 'client')} {what}: {who}", stacklevel=4)
     return replace(
         data,

@@ -22,7 +22,7 @@ from fedmpi.data.sources.federated import leaf_text
 from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.federated.leaf_json import REMEDY, read_users
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
-from fedmpi.data.sources.pictures.held_out import Files, parted
+from fedmpi.data.sources.pictures.image_dataset import Files, dataset_of_parts
 
 Kind = Literal["numbers", "characters", "texts", "image files"]
 
@@ -118,7 +118,9 @@ def leaf(
             data = Dataset(x, y, test_x, test_y, outputs)
         else:
             files = _files(train, users, y, folder), _files(test, users, test_y, folder)
-            data = parted(*files, [str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
+            data = dataset_of_parts(
+                *files, [str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,))
+            )
     return with_sites(data, users, train.owner(users), test.owner(users))
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.texts.preparation import TextPreparation
-from fedmpi.data.sources.texts.windows import UNKNOWN, check_alphabet
+from fedmpi.data.sources.texts.windows import UNKNOWN, TextPreparation, check_alphabet
 
 WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF, models/utils/language_utils.py
 END, OTHER, FIRST = 0, 1, 2  # numbers of words in a sequence

@@ -46,8 +46,7 @@ class ImagePreparation(Preparation):
 
     def normalised(self, images: np.ndarray | Stream) -> Pictures:
         """What a model sees of decoded images (n, C, H, W): uint8, or float32 in 0..1."""
-        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-        return of_bytes(stored, self.decoding.mean, self.decoding.std, self.channels)
+        return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: Request) -> NewRows:
         ids, files, labels, where = self._files(request)

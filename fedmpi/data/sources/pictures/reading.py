@@ -211,8 +211,8 @@ def _warn(reads: Sequence[_Read]) -> None:
         warnings.warn(f"data: all pixels of {said} have one value; is the file what it should be?", stacklevel=3)
 
 
-def _by_threads(do: Callable[[int], None], many: int) -> None:
-    """do(0), ..., do(many - 1); raises the first error, by number."""
+def _by_threads(do: Callable[[int], None], many: int, size: int = 0) -> None:
+    """Call do(0), ..., do(many - 1) by several threads, `size` calls at a time (0: BLOCK); raises the first error."""
 
     def block(begin: int, end: int) -> None:
         for k in range(begin, end):
@@ -220,10 +220,10 @@ def _by_threads(do: Callable[[int], None], many: int) -> None:
 
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads, thread_name_prefix="pictures") as pool:
-        blocks = [*range(0, many, BLOCK), many]
+        blocks = [*range(0, many, size or BLOCK), many]
         tasks = [pool.submit(block, begin, end) for begin, end in pairwise(blocks)]
         try:
-            for task in tasks:  # in their order, so that the first mistake is the one told
+            for task in tasks:  # in their order, so that the first mistake is the one that is reported
                 task.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -280,15 +280,10 @@ class DecodedFiles(Source):
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
 
-        def put(begin: int, end: int) -> None:
-            for k in range(begin, end):
-                out[k] = self.decode(int(rows[k]))
+        def put(k: int) -> None:
+            out[k] = self.decode(int(rows[k]))
 
-        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), max(len(rows), 1))
-        cuts = np.linspace(0, len(rows), threads + 1).astype(int).tolist()
-        with ThreadPoolExecutor(threads, thread_name_prefix="decoding") as pool:
-            for task in [pool.submit(put, begin, end) for begin, end in pairwise(cuts)]:
-                task.result()
+        _by_threads(put, len(rows), -(-len(rows) // MOST_THREADS))
         return out
 
     def look(self, rows: np.ndarray) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fedmpi.common.text import brief, count, enumerated, twins
+from fedmpi.common.text import count, enumerated, near_duplicates, shorten
 from fedmpi.data.leaks import CHANCE
 from fedmpi.data.sources.tables.files import FEW, Table, names_rows
 from fedmpi.data.sources.tables.preparation import TablePreparation
@@ -105,7 +105,7 @@ def warn_of_words(rows: Table, name: str, values: Sequence[str], owner: np.ndarr
         return
     words = rows.words(name, "categorical")
     remedy = "correct the file, and name the values, so that another one is refused: data.categorical: "
-    twice = twins(values)
+    twice = near_duplicates(values)
     if twice:
         places = [rows.at(int(np.flatnonzero(words == word)[0])) for word in twice]
         both = f"{twice[0]!r} ({places[0]}) and {twice[1]!r} ({places[1]})"
@@ -114,7 +114,7 @@ def warn_of_words(rows: Table, name: str, values: Sequence[str], owner: np.ndarr
         )
     lonely = [word for word in values if _at_one_site(owner[train & (words == word)], owner[train])]
     if lonely:
-        occur = f"{brief(', '.join(map(repr, lonely)), 100)} {'occur' if len(lonely) > 1 else 'occurs'}"
+        occur = f"{shorten(', '.join(map(repr, lonely)), 100)} {'occur' if len(lonely) > 1 else 'occurs'}"
         warnings.warn(
             f"{column}: {occur} at one site only; if a site spells values in its own way, {remedy}{{{name}: [...]}}",
             stacklevel=4,

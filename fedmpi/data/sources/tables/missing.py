@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, count
+from fedmpi.common.text import count, shorten
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.sources.tables import numerals
 from fedmpi.data.sources.tables.files import Table, ordered
@@ -130,6 +130,6 @@ def _check_sites_left(rows: Table, left: Table, column: str, gaps: Mapping[str, 
         own = rows.words(column, "site_column") == lost[0]
         worst = max(gaps, key=lambda name: gaps[name][own].sum())
         raise UserError(
-            f"{rows.path}: data.missing: drop leaves no row of site {brief(', '.join(map(repr, lost)))}, most gaps are "
-            f"in column {worst!r}; put it into data.drop, or say data.small_sites: drop"
+            f"{rows.path}: data.missing: drop leaves no row of site {shorten(', '.join(map(repr, lost)))}, most gaps "
+            f"are in column {worst!r}; put it into data.drop, or say data.small_sites: drop"
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, count, nearest
+from fedmpi.common.text import count, nearest, shorten
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import gaps_allowed
@@ -149,7 +149,7 @@ class TablePreparation(Preparation):
         rows = self._table(request)
         lost = [c.name for c in self.columns if c.name not in rows.columns]
         if lost:
-            more = f" (nor {brief(', '.join(map(repr, lost[1:])))})" if lost[1:] else ""
+            more = f" (nor {shorten(', '.join(map(repr, lost[1:])))})" if lost[1:] else ""
             trained = f"column {lost[0]!r}, which the model was trained with"
             raise UserError(f"{rows.path} has no {trained}{more}; {nearest(lost[0], rows.columns)}")
         for name in request.ids:
@@ -157,7 +157,7 @@ class TablePreparation(Preparation):
         known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids, *rows.index}
         unused = [name for name in rows.columns if name not in known]
         if unused:
-            names = brief(", ".join(unused), 200)
+            names = shorten(", ".join(unused), 200)
             warnings.warn(f"{rows.path}: not used, for the model was trained without: {names}", stacklevel=2)
         rows = self._without_gaps(rows)
         owner, pooled = self._owners(rows, request.site)
@@ -196,7 +196,7 @@ class TablePreparation(Preparation):
     def _owners(self, rows: Table, site: str | None) -> tuple[np.ndarray, bool]:
         """(n,) the place of each row's site in `sites`, and whether rows are standardised as the global test set is."""
         names, column = list(self.sites), self.site_column
-        allowed = f"sites: {brief(', '.join(names), 200)}"
+        allowed = f"sites: {shorten(', '.join(names), 200)}"
         if site is not None and site not in names:
             raise UserError(f"there is no site {site!r} in this run; {allowed}")
         if site is not None or len(names) == 1:

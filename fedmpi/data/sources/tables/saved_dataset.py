@@ -18,10 +18,10 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures
+from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, check_sample, file_of
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
-from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout, normalised
+from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
@@ -249,7 +249,7 @@ def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[byt
 def _images(splits: Sequence[Split], folder: Path, column: str, options: DecodeOptions) -> Pictures:
     files, at = _files(splits, folder, column)
     reading.warn_of_depths(files, options, at)
-    return normalised(reading.read(files, options, at), options.mean, options.std)
+    return of_bytes(reading.read(files, options, at), options.mean, options.std)
 
 
 def _numbers(splits: list[Split], folder: Path, symbols: bool, options: ArrayOptions) -> Tensor | Pictures:

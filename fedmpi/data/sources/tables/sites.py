@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, twins
+from fedmpi.common.text import count, near_duplicates
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.tables.files import Table, ordered
 from fedmpi.data.sources.tables.targets import Target
@@ -25,7 +25,7 @@ def row_owners(rows: Table, site_column: str | None, site: str | None) -> tuple[
         return np.zeros(len(rows), dtype=np.int64), [site] if site else []
     words = rows.words(site_column, "site_column")
     names = ordered(list(words))
-    twice = twins(dict.fromkeys(words))
+    twice = near_duplicates(dict.fromkeys(words))
     if twice:
         first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
         warnings.warn(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, twins
+from fedmpi.common.text import near_duplicates, shorten
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.files import Table, ordered
 from fedmpi.data.sources.tables.numerals import is_number, is_written_number, spelling
@@ -62,7 +62,7 @@ def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[st
     odd = next((row for row, word in enumerate(words) if word not in number), None)
     if odd is not None:
         problem = f"column {label[0]!r} holds the label {words[odd]!r}, which is none of data.class_names"
-        raise UserError(f"{rows.at(odd)}: {problem}: {brief(', '.join(names), 200)}")
+        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(names), 200)}")
     return Target(torch.tensor([number[word] for word in words]), tuple(names))
 
 
@@ -84,7 +84,7 @@ def with_events(rows: Table, column: str, events: Mapping[str, int]) -> Table:
     odd = next((row for row, word in enumerate(words) if word and word not in events), None)
     if odd is not None:
         problem = f"column {column!r} holds the event {words[odd]!r}, which is none of data.event_words"
-        raise UserError(f"{rows.at(odd)}: {problem}: {brief(', '.join(events), 200)}")
+        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(events), 200)}")
     numbers = np.array([events[word] if word else np.nan for word in words], dtype=np.float64)
     return replace(rows, columns={**rows.columns, column: numbers})
 
@@ -122,7 +122,7 @@ def _check_labels(rows: Table, label: str, words: np.ndarray, names: Sequence[st
     if len(names) == 1:
         problem = f"column {label!r} holds one label alone, {names[0]!r}"
         raise UserError(f"{rows.path}: {problem}; two are needed, or those that there are in data.class_names")
-    twice = twins(dict.fromkeys(words))
+    twice = near_duplicates(dict.fromkeys(words))
     if twice:
         first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
         problem = f"{last}: column {label!r} holds the label {twice[1]!r}, and in {first} {twice[0]!r}"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, nearest, show, twins
+from fedmpi.common.text import near_duplicates, nearest, shorten, show
 from fedmpi.data.csv_file import text_of
-from fedmpi.data.sources.federated.hdf5_layout import open_file
+from fedmpi.data.sources.federated.hdf5 import open_file
 from fedmpi.data.sources.tables.files import read
 
 
@@ -56,11 +56,11 @@ def _files(folder: Path) -> list[Path]:
     files = [entry for entry in entries if entry.suffix.lower() == ".txt"]
     left = [entry.name for entry in entries if entry not in files]
     if not files:
-        there = f", but {brief(', '.join(left))}" if left else ""
+        there = f", but {shorten(', '.join(left))}" if left else ""
         raise UserError(f"{folder} holds no file *.txt{there}; all that an author wrote is expected in one AUTHOR.txt")
     if left:
-        warnings.warn(f"data: {folder}: not read, being no *.txt: {brief(', '.join(left))}", stacklevel=3)
-    twice = twins(file.stem for file in files)
+        warnings.warn(f"data: {folder}: not read, being no *.txt: {shorten(', '.join(left))}", stacklevel=3)
+    twice = near_duplicates(file.stem for file in files)
     if twice:
         warnings.warn(f"data: {folder}: {twice[0]!r} and {twice[1]!r} are two authors", stacklevel=3)
     return files
@@ -82,7 +82,7 @@ def _joined(rows: list[tuple[str, str, str]]) -> dict[str, Text]:
     for who, said, place in rows:
         pieces.setdefault(who, []).append(said)
         first.setdefault(who, place)
-    twice = twins(pieces)
+    twice = near_duplicates(pieces)
     if twice:
         who = " and ".join(f"{name!r} ({first[name]})" for name in twice)
         warnings.warn(f"data: {who} are two authors; are they one?", stacklevel=3)

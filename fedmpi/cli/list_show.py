@@ -1,0 +1,158 @@
+"""The commands that explain config keys and what a config may name (list, show), and that manage data sets (data)."""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmpi.cli.runs import app
+from fedmpi.cli.shared import table
+from fedmpi.common.errors import UserError
+from fedmpi.config.reference import Key, keys
+from fedmpi.runtime.introspection import KINDS, Description, described, description, entries, registry
+
+OPEN = {  # section that takes the options of what it names: the kind of that
+    "method": "methods",
+    "model": "models",
+    "data": "datasets",
+    "data.partition": "partitions",
+    "task": "tasks",
+    "server.rule": "rules",
+}
+
+
+@app.command("list", short_help="Show what a config may name.")
+def list_(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KINDS)}; or what one of them shows."),
+    ] = None,
+) -> None:
+    """Show the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name; of one of
+    them what it does, and its options."""
+    if name is None or name in KINDS:
+        for kind in [name] if name else KINDS:
+            typer.echo(f"{kind}:")
+            table([(f"  {entry.name}", entry.line) for entry in entries(kind)])
+        return
+    descriptions = described(name)
+    if not descriptions:
+        known = [*KINDS, *(each for kind in KINDS for each in registry(kind))]
+        raise UserError(
+            f"list: unknown kind or name '{name}'; {_close(name, known)}allowed: {', '.join(KINDS)}, or a name "
+            "that one of these shows"
+        )
+    for position, each in enumerate(descriptions):
+        typer.echo("\n" * bool(position) + f"{each.kind}: {each.name}\n\n{each.text}\n")
+        _options(each)
+
+
+@app.command("show", short_help="Explain a key of a config.")
+def show_(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Such as train.schedule; of a section: train.")],
+) -> None:
+    """Explain a key: type and bounds, default, meaning; of a section its keys. All: docs/configuration.md."""
+    known = {each.name: each for each in keys()}
+    if key in known:
+        return _explain(known[key], [each for name, each in known.items() if name.rpartition(".")[0] == key])
+    section, _, option = key.rpartition(".")
+    having = (
+        [
+            (each, one)
+            for each in (description(OPEN[section], name) for name in registry(OPEN[section]))
+            for one in each.options
+            if one.name == option
+        ]
+        if section in OPEN
+        else []
+    )
+    if not having:
+        raise UserError(f"show: there is no key '{key}'; {_close(key, known)}`fedmpi show train` shows a section's")
+    typer.echo(f"{key}: an option of some {OPEN[section]} (`fedmpi list NAME` shows all of one)")
+    table([(f"  {each.name}", f"{one.type}; default {one.default}; {one.meaning}") for each, one in having])
+
+
+def _explain(key: Key, inside: list[Key]) -> None:
+    typer.echo(f"{key.name}: {key.meaning}")
+    if key.section is None:
+        return table([("  type", key.kind), ("  default", key.default)])
+    table([(f"  {each.name}", f"{_brief(each)}{each.meaning}") for each in inside])
+    if key.name in OPEN:
+        typer.echo(f"and the options of what it names: `fedmpi list {OPEN[key.name]}`, `fedmpi list NAME`")
+
+
+def _brief(key: Key) -> str:
+    return "" if key.section else f"{key.kind} (default {key.default}): " if key.default != "required" else "required: "
+
+
+def _options(of: Description) -> None:
+    typer.echo("options:" if of.options else "no options")
+    table([(f"  {each.name}", f"{each.type} (default {each.default}): {each.meaning}") for each in of.options])
+
+
+def _close(word: str, known: list[str] | dict[str, Key]) -> str:
+    close = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=3, cutoff=0.7)
+    close += [name for name in known if name.rpartition(".")[2] == word.rpartition(".")[2] and name not in close][:3]
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+
+
+data = typer.Typer(help="List, check and fetch data sets.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set of `fedmpi data list`.")]
+Root = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="data.root; default: $FEDMPI_DATA, else `data` in this directory.")
+]
+
+
+@data.callback(invoke_without_command=True)
+def about(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@data.command("list", short_help="Show the data sets.")
+def list_sets() -> None:
+    """Show the data sets that fedmpi knows, how many samples each has and how it is come by."""
+    from fedmpi.data.fetching.getting import SETS
+
+    shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
+    table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])
+    typer.echo("MedMNIST's sets are there with 64, 128 and 224 pixels, too: pathmnist_64")
+
+
+@data.command(short_help="Show what is missing of a data set.")
+def check(name: Name, root: Root = None) -> None:
+    """Show where the files of data set NAME go, and what is missing; exit code 1 if something is."""
+    from fedmpi.data.fetching import getting
+
+    listing, where = getting.find(name), _root(root)
+    files = getting.check(name, where)
+    table([(place, wrong or "ok") for place, wrong in files])
+    typer.echo(
+        f"samples: {listing.samples}\nhome: {listing.home}\nlicence: {listing.licence}\nreference: {listing.reference}"
+    )
+    typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
+    if any(wrong for _, wrong in files):
+        typer.echo(f"to do: {listing.by_hand or f'fedmpi data fetch {name} --root {where}'}")
+        raise typer.Exit(1)
+
+
+@data.command(short_help="Fetch a data set.")
+def fetch(name: Name, root: Root = None) -> None:
+    """Fetch what is missing of data set NAME. What was broken off is gone on with; checksums are compared."""
+    from fedmpi.data.fetching import getting
+
+    where = _root(root)
+    getting.find(name)
+    with getting.one_at_a_time(where), getting.progress() as shown:
+        new = getting.fetch(name, where, shown)
+    typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
+
+
+def _root(given: Path | None) -> Path:
+    root = given or Path(os.environ.get("FEDMPI_DATA") or "data")
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--root: {root} is not a folder")
+    return root.resolve()

@@ -1,0 +1,205 @@
+"""Report errors in hooks, models, tasks and other plug-ins with their place in the user's file."""
+
+from __future__ import annotations
+
+import inspect
+import site
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+
+PACKAGE = str(Path(__file__).parents[1])
+_INSTALLED = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(path for path in (site.getusersitepackages(),) if isinstance(path, str)),
+)
+
+
+OUT_OF_MEMORY = (
+    (
+        "out of memory",
+        "can't allocate memory",
+        "not enough memory",
+        "ALLOC_FAILED",  # of cuBLAS, cuDNN and cuSOLVER
+        "ALLOCATION_FAILED",  # of cuDNN 9
+        "NVML_SUCCESS ==",  # torch's allocator found no memory, and then failed to ask how much there was
+    ),
+    "out of memory",
+    "lower train.batch_size or evaluate.batch_size, take a smaller model, or start fewer ranks on a host",
+)
+# (what a RuntimeError of torch says, what that means, what a user can do about it). cudaGetErrorString has the words.
+DEVICE_ERRORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    OUT_OF_MEMORY,
+    (
+        ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"),
+        "cuDNN or cuBLAS cannot start, mostly since no GPU memory is left for it",
+        "lower train.batch_size, or start fewer ranks on a GPU; where nvidia-smi shows free memory, install PyTorch "
+        "with its own CUDA libraries anew",
+    ),
+    (
+        ("busy or unavailable",),
+        "another process has the GPU for itself, or the GPU has failed",
+        "see nvidia-smi for its processes and its compute mode; start one rank a GPU, or have its mode set to Default",
+    ),
+    (
+        ("no kernel image is available", "device kernel image is invalid"),
+        "this PyTorch was not built for this GPU",
+        "compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability(), and install a wheel for this GPU "
+        "(https://pytorch.org/get-started/locally), or use compute.device=cpu",
+    ),
+    (
+        ("device-side assert triggered",),
+        "a value on the GPU is out of range, mostly a label or a symbol that the model has no output for",
+        "run it with compute.device=cpu, where the error names the operation",
+    ),
+    (
+        ("an illegal memory access was encountered", "misaligned address", "unspecified launch failure"),
+        "an operation on the GPU has left its memory: a defect of an extension, of PyTorch, the driver or the GPU",
+        "set CUDA_LAUNCH_BLOCKING=1 in the environment, under which the error names the operation; try another GPU and "
+        "another PyTorch",
+    ),
+    (
+        ("uncorrectable ECC error", "uncorrectable NVLink error"),
+        "the GPU reports a fault of its hardware",
+        "have the GPU reset or replaced (nvidia-smi -q -d ECC); fedmpi resume goes on with another one",
+    ),
+    (
+        (
+            "NVIDIA driver on your system is too old",
+            "driver version is insufficient",
+            "PTX was compiled with an unsupported toolchain",
+        ),
+        "the NVIDIA driver of this host is too old for this PyTorch",
+        "install a PyTorch for the CUDA version that nvidia-smi shows (https://pytorch.org/get-started/locally), or "
+        "have the driver updated",
+    ),
+    (
+        (
+            "Driver/library version mismatch",
+            "unsupported display driver / cuda driver combination",
+            "forward compatibility was attempted on non supported HW",
+        ),
+        "the NVIDIA driver's kernel module and its libraries are of different versions",
+        "have the host restarted, which an update of the driver needs; in a container take the host's libraries "
+        "(apptainer exec --nv)",
+    ),
+)
+
+
+@contextmanager
+def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
+    """Put `where` ("round 3, client 4") in front of errors, and name the user's file that raised them.
+
+    Errors from a user's file and those with a known fix become a UserError. Any other one is a defect of fedmpi and
+    becomes a RuntimeError.
+
+    Args:
+        where: the place in the run.
+        passing: types of errors that are raised unchanged.
+    """
+    try:
+        yield
+    except passing:
+        raise
+    except UserError as error:
+        if getattr(error, "placed", False):
+            raise
+        text, place = str(error), None if getattr(error, "located", False) else in_user_code(error)
+        kind = where.partition(" ")[0]  # "round 0: method Mine, ..." is not put behind "round 0" once more
+        text = text if text.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {text}"
+        raise _placed(f"{text} ({place})" if place else text) from error
+    except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
+        place, known = in_user_code(error), known_fix(error)
+        text = known or (f"{type(error).__name__}: {error}" if place else "")
+        if not text:
+            raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
+        raise _placed(": ".join(each for each in (where, place, text) if each)) from error
+
+
+def known_fix(error: BaseException) -> str | None:
+    """Return what a user can do about an error of torch or Python, such as a lack of memory; None if unknown."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    known = None
+    if isinstance(error, RuntimeError):
+        known = next((row for row in DEVICE_ERRORS if any(pattern in text for pattern in row[0])), None)
+    if isinstance(error, MemoryError):
+        known = OUT_OF_MEMORY
+    if known is not None:
+        return f"{known[1]} ({text or type(error).__name__}); {known[2]}"
+    if isinstance(error, ValueError) and text.startswith("Expected more than 1 value per channel"):
+        return f"a batch of one sample gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
+    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in text:
+        return (
+            f"compute.deterministic: {text.split(', but you set')[0]}; take another layer or loss, or set it to false"
+        )
+    if isinstance(error, RuntimeError) and "because it uses CuBLAS" in text:
+        return (
+            "compute.deterministic: cuBLAS was used in this process before it was asked for, or is told otherwise; set "
+            "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python begins"
+        )
+    return None
+
+
+def one_line(error: BaseException, where: str) -> str:
+    """Return an error on one line with its place: `round 3, client 4: ... (at file.py:12)`."""
+    while error.__cause__ is not None and not isinstance(error, UserError):
+        error = error.__cause__
+    text = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
+    text = text or f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f"{last[0].filename}:{last[0].lineno}" if last else ""
+    text = text if text.startswith(where) else f"{where}: {text}"
+    return text if not place or place in text else f"{text} (at {place})"
+
+
+def _placed(text: str) -> UserError:
+    error = UserError(text)
+    error.placed = True  # type: ignore[attr-defined]  # an outer `attribute_errors` has nothing to add
+    return error
+
+
+ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
+
+
+def located_error(text: str, *made_by: Any) -> UserError:
+    """Return a UserError with the place of the first of `made_by` that is a user's code; no other is added later."""
+    place = next((location for each in made_by if (location := source_location(each))), "")
+    error = UserError(f"{text} ({place})" if place else text)
+    error.located = True  # type: ignore[attr-defined]
+    return error
+
+
+def source_location(what: Any) -> str:
+    """Return `Bounded.loss at mine.py:12` for a user's function, class or object; "" for anything else."""
+    what = inspect.unwrap(getattr(what, "func", what))  # of a partial
+    what = getattr(what, "__func__", what)
+    what = what if inspect.isfunction(what) or inspect.isclass(what) else type(what)
+    try:
+        file, line = inspect.getsourcefile(what), inspect.getsourcelines(what)[1]
+    except (OSError, TypeError):  # typed in, or built in
+        return ""
+    return f"{what.__qualname__} at {file}:{line}" if file and is_users_file(file) else ""
+
+
+def in_user_code(error: BaseException) -> str | None:
+    """Return the innermost line in a user's file, `Bounded.loss at mine.py:12`; None if there is none."""
+    frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
+    if not frames:
+        return None
+    frame, line = frames[-1]
+    # The innermost method, where there is one, says more than a function that it calls.
+    method = next((each for each, _ in reversed(frames) if "self" in each.f_locals), None)
+    name = f"{type(method.f_locals['self']).__name__}.{method.f_code.co_name}" if method else frame.f_code.co_name
+    return f"{name} at {frame.f_code.co_filename}:{line}"
+
+
+def is_users_file(file: str) -> bool:
+    """Return whether a file belongs neither to fedmpi nor to Python or an installed package."""
+    return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))

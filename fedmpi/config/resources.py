@@ -1,0 +1,69 @@
+"""Check that this machine can do what the settings ask for, without importing a library.
+
+Loading does not check this, since the config.yaml of a run directory may be read on another machine.
+"""
+
+import os
+import platform
+import shutil
+import sys
+from importlib.util import find_spec
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import usable_cores
+from fedmpi.common.text import shorten
+from fedmpi.config.schema import Settings
+
+
+def check(settings: Settings, writes: bool = True) -> None:
+    """Check threads and the output directory.
+
+    Args:
+        writes: whether this process is the one that writes the run directory.
+
+    Raises:
+        UserError: more threads than cores; an output that is a file or that cannot be written to.
+    """
+    threads = settings.compute.threads
+    if threads > (most := usable_cores()):
+        raise UserError(
+            f"{_at(settings, 'compute.threads')}: {threads} is not allowed; this process may use {most} core(s): "
+            "lower it, or give each rank more (mpirun --bind-to none, srun --cpus-per-task)"
+        )
+    if writes:
+        _check_output(settings)
+
+
+def compiler(gpu: bool) -> None:
+    """Raise UserError if torch.compile would find no compiler: for C++ on a CPU, for C and with Triton on a GPU."""
+    needs, host = "compute.compile: true needs", f"host {platform.node()}"
+    if gpu and find_spec("triton") is None:
+        raise UserError(
+            f"{needs} Triton on a GPU, and {host} has none; pip install triton, or set compute.compile: false"
+        )
+    variable, language = ("CC", "C") if gpu else ("CXX", "C++")
+    usual = ("gcc", "clang") if gpu else ("clang++" if sys.platform == "darwin" else "g++",)
+    names = (os.environ[variable],) if variable in os.environ else usual
+    if not any(map(shutil.which, names)):
+        raise UserError(
+            f"{needs} a {language} compiler, and {host} has no {names[0]}; install it, name another one in the "
+            f"environment variable {variable}, or set compute.compile: false"
+        )
+
+
+def _check_output(settings: Settings) -> None:
+    where, output = _at(settings, "output"), settings.output
+    above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # `/` if nothing else
+    if not os.path.isdir(above):
+        raise UserError(f"{where}: {above} is a file; it must be a directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{where}: {above} cannot be written to; choose another output")
+    if max(map(len, map(os.fsencode, output.parts)), default=0) > os.pathconf(above, "PC_NAME_MAX"):
+        raise UserError(
+            f"{where}: {shorten(str(output), 200)} has a part that is too long for a name; choose another output"
+        )
+
+
+def _at(settings: Settings, key: str) -> str:
+    origin = settings.origin(key)
+    return f"{origin}: {key}" if origin else key

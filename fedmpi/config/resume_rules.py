@@ -1,0 +1,66 @@
+"""Which settings may change when a run is resumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedmpi.config.schema import Settings
+
+# These change no bits of any round.
+MAY_CHANGE = (
+    "rounds",
+    "name",
+    "checkpoint.",
+    "evaluate.best.patience",
+    "faults.on_lost_rank",
+    "state.",
+    "comm.backend",
+    "comm.start_timeout_s",
+    "comm.round_timeout_s",
+    "cohort.placement",
+    "timeline",
+    "record.",
+    "report",
+    "track",
+    "callbacks",
+    "server.placement",
+    "server.trains",
+    "compute.device",
+)
+IN_GROUPS = ("state.memory", "cohort.placement", "server.trains")  # these decide which clients are trained together
+
+
+def depends_on_rounds(settings: Settings) -> str:
+    """Return why another number of rounds would have changed the rounds that are done; "" if it would not."""
+    if settings.train.schedule in ("cosine", "step"):
+        return f"train.schedule: {settings.train.schedule} has its course over all rounds"
+    return "method ccvr ends with the last round" if settings.method.name == "ccvr" else ""
+
+
+def may_change(key: str, settings: Settings) -> bool:
+    """Return whether a setting may change; with compute.pack not one that decides which clients train together."""
+    if key == "rounds" and depends_on_rounds(settings):
+        return False
+    return key.startswith(MAY_CHANGE) and not (settings.compute.pack != 1 and key in IN_GROUPS)
+
+
+PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in identity.json
+
+
+def comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `Settings.identity` in the form in which two starts of a run are compared.
+
+    Absolute paths of files are reduced to their names, since projects are moved; contents of files are compared by
+    digests of their own.
+
+    >>> comparable({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
+    {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}
+    """
+    items = {}
+    for key, text in identity.items():
+        place = PLACE.fullmatch(text) if isinstance(text, str) else None
+        of_data = key.startswith("data.") or key.endswith(".replay")
+        items[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
+    return items

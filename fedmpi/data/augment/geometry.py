@@ -1,0 +1,233 @@
+"""Operations that move, blank or interpolate pixels; those that interpolate none take bytes as they take floats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
+
+from fedmpi.common.options import option
+from fedmpi.data.augment.operation import Operation, Shape, between, whole, windows
+from fedmpi.data.layout import stored_channels_last
+
+LARGEST = 4096  # pixels
+
+
+@dataclass(frozen=True)
+class Crop(Operation):
+    """A window anywhere in the picture with a border around it: RandomCrop(size, padding) of torchvision."""
+
+    short = "padding"
+    columns = 2
+    padding: int = option(4, "pixels on each side", ge=0, le=LARGEST)
+    mode: str = option(
+        "zero", "what the border holds: black (zero), or the picture mirrored", choices=("zero", "reflect")
+    )
+    size: int | None = option(None, "height and width of the window; null: those of the picture", ge=1, le=LARGEST)
+
+    def out(self, shape: Shape) -> Shape:
+        c, height, width = shape
+        h, w = self.size or height, self.size or width
+        if h > height + 2 * self.padding or w > width + 2 * self.padding:
+            raise ValueError(f"size {self.size} is beyond {height} x {width} pixels and a border of {self.padding}")
+        if self.mode == "reflect" and self.padding >= min(height, width):
+            most = min(height, width) - 1
+            raise ValueError(f"a border of {self.padding} cannot mirror {height} x {width} pixels; at most {most}")
+        return c, h, w
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        _, h, w = self.out(tuple(x.shape[1:]))
+        x = mirrored(x, self.padding) if self.mode == "reflect" else bordered(x, self.padding)
+        top, left = whole(u[:, 0], x.shape[2] - h + 1), whole(u[:, 1], x.shape[3] - w + 1)
+        return windows(x, top, left, h, w)
+
+
+def bordered(x: Tensor, p: int) -> Tensor:
+    """x with a border of zeros, in the layout of x."""
+    if stored_channels_last(x):
+        return pad(x.permute(0, 2, 3, 1), (0, 0, p, p, p, p)).permute(0, 3, 1, 2)
+    return pad(x, (p, p, p, p))
+
+
+def mirrored(x: Tensor, p: int) -> Tensor:
+    """x with a border that mirrors it at its outermost pixels, which stand once: 2 1 0 1 2."""
+    blocks = stored_channels_last(x)
+    x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if blocks else (x, (2, 3))
+    for dim in sides:
+        n = x.shape[dim]
+        at = torch.arange(-p, n + p, device=x.device).abs()
+        x = x.index_select(dim, n - 1 - (n - 1 - at).abs())
+    return x.permute(0, 3, 1, 2) if blocks else x
+
+
+@dataclass(frozen=True)
+class Flip(Operation):
+    """Left and right exchanged, in a share of the pictures."""
+
+    short = "p"
+    columns = 1
+    p: float = option(0.5, "share of the pictures", ge=0, le=1)
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        blocks = stored_channels_last(x)
+        x, across = (x.permute(0, 2, 3, 1), 2) if blocks else (x, 3)
+        n = torch.arange(len(x), device=x.device)
+        found = torch.cat([x, x.flip(across)]).index_select(0, n + len(x) * (u[:, 0] < self.p))
+        return found.permute(0, 3, 1, 2) if blocks else found
+
+
+@dataclass(frozen=True)
+class Cutout(Operation):
+    """A square of zeros, its centre any pixel, cut off at the borders, after normalisation (DeVries & Taylor 2017)."""
+
+    short = "size"
+    columns = 2
+    on = "normal"
+    moves_pixels = False
+    size: int = option(16, "height and width of the square", ge=1, le=LARGEST)
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        rows, columns = (self._within(u[:, i], x.shape[2 + i]) for i in (0, 1))
+        if stored_channels_last(x):
+            columns = columns.repeat_interleave(x.shape[1], 1)  # as rows lie in memory
+            lines = x.permute(0, 2, 3, 1).view(*rows.shape, -1)
+        else:
+            rows, lines = rows[:, None], x
+            columns = columns[:, None]
+        lines.mul_((~(rows[..., None] & columns[..., None, :])).to(x.dtype))
+        return x
+
+    def _within(self, u: Tensor, n: int) -> Tensor:
+        """(B, n): which of n pixels lie within the square: from c - size // 2 on, for the centre c."""
+        first = whole(u, n) - self.size // 2
+        at = torch.arange(n, device=u.device) - first[:, None]
+        return (at >= 0) & (at < self.size)
+
+
+@dataclass(frozen=True)
+class CentreCrop(Operation):
+    """The middle of the picture, at tests too: CenterCrop(size) of torchvision."""
+
+    short = "size"
+    size: int = option(224, "height and width", ge=1, le=LARGEST)
+
+    def out(self, shape: Shape) -> Shape:
+        if self.size > min(shape[1:]):
+            raise ValueError(f"size {self.size} is beyond the {shape[1]} x {shape[2]} pixels of the picture")
+        return shape[0], self.size, self.size
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        top, left = (round((n - self.size) / 2) for n in x.shape[2:])
+        return x[:, :, top : top + self.size, left : left + self.size]
+
+
+Positive = Annotated[float, Field(gt=0, le=100)]
+TRIES = 10  # crops drawn at most, until one fits
+
+
+@dataclass(frozen=True)
+class Rotate(Operation):
+    """Turned about the centre by -degrees to degrees, black beyond the borders: RandomRotation(degrees)."""
+
+    short = "degrees"
+    columns = 1
+    on = "floats"
+    degrees: float = option(10.0, "the largest angle", ge=0, le=360)
+    interpolation: str = option("nearest", "between pixels", choices=("nearest", "bilinear"))
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        n, _, h, w = x.shape
+        angle = between(u[:, 0], -self.degrees, self.degrees) * (math.pi / 180)
+        cos, sin = angle.cos(), angle.sin()
+        zero = torch.zeros_like(cos)
+        # Of a pixel of the result, in units of half a side: where it was.
+        rows = (torch.stack([cos, -sin * (h / w), zero], 1), torch.stack([sin * (w / h), cos, zero], 1))
+        grid = affine_grid(torch.stack(rows, 1), [n, 1, h, w], align_corners=False)
+        return grid_sample(x, grid, mode=self.interpolation, padding_mode="zeros", align_corners=False)
+
+
+@dataclass(frozen=True)
+class ResizedCrop(Operation):
+    """A part of the picture of random area and proportions, scaled to size x size: RandomResizedCrop of torchvision.
+
+    An area beyond the picture's own is drawn anew, ten times at most; then it is the largest part in the middle.
+    """
+
+    short = "size"
+    columns = 2 * TRIES + 2
+    on = "floats"
+    size: int | None = option(None, "height and width; null: those of the picture", ge=1, le=4096)
+    scale: tuple[Positive, Positive] = option((0.08, 1.0), "least and largest share of the picture's area")
+    ratio: tuple[Positive, Positive] = option((3 / 4, 4 / 3), "least and largest ratio of width to height")
+
+    def out(self, shape: Shape) -> Shape:
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if low > high:
+                raise ValueError(f"{name} [{low:g}, {high:g}] is not in ascending order")
+        return shape[0], self.size or shape[1], self.size or shape[2]
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        _, h, w = self.out(tuple(x.shape[1:]))
+        top, left, height, width = self.boxes(u, *x.shape[2:])
+        return scaled(x, weights(top, height, x.shape[2], h), weights(left, width, x.shape[3], w))
+
+    def boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(B,) int64 each: top, left, height, width of the part of a picture (h, w)."""
+        area = h * w * between(u[:, :TRIES], *self.scale)
+        proportion = between(u[:, TRIES : 2 * TRIES], *(math.log(r) for r in self.ratio)).exp()
+        widths, heights = (area * proportion).sqrt().round().long(), (area / proportion).sqrt().round().long()
+        fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
+        first = fits.int().argmax(1, keepdim=True)  # the first that fits, if one does
+        found, (low, high) = fits.any(1), self.ratio
+        own = w / h
+        whole_w = w if own <= high else round(h * high)
+        whole_h = h if own >= low else round(w / low)
+        width = torch.where(found, widths.gather(1, first)[:, 0], min(whole_w, w))
+        height = torch.where(found, heights.gather(1, first)[:, 0], min(whole_h, h))
+        top = torch.where(found, whole(u[:, -2], h - height + 1), (h - height) // 2)
+        left = torch.where(found, whole(u[:, -1], w - width + 1), (w - width) // 2)
+        return top, left, height, width
+
+
+def weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
+    """(B, size, n): row i are the shares that the pixels start .. start + length - 1 of n have in pixel i of `size`.
+
+    A triangle around the place of i, as wide as a pixel of the result, or of the picture where that is wider: bilinear
+    interpolation, without aliasing where pictures become smaller.
+    """
+    step = (length / size)[:, None, None]
+    centre = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * step
+    j = torch.arange(n, device=start.device)
+    share = (1 - (j + 0.5 - centre).abs() / step.clamp_min(1)).clamp_min_(0)
+    inside = (j >= start[:, None, None]) & (j < (start + length)[:, None, None])
+    share = share * inside
+    return share / share.sum(2, keepdim=True)
+
+
+def scaled(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """rows x columns^T for each channel.  (B, C, H, W), (B, h, H), (B, w, W) -> (B, C, h, w)"""
+    return rows[:, None] @ (x @ columns[:, None].transpose(2, 3))
+
+
+@dataclass(frozen=True)
+class Resize(Operation):
+    """The shorter side scaled to size pixels, at tests too: Resize(size) of torchvision."""
+
+    short = "size"
+    on = "floats"
+    size: int = option(256, "the shorter side", ge=1, le=4096)
+
+    def out(self, shape: Shape) -> Shape:
+        c, h, w = shape
+        return c, self.size * h // min(h, w), self.size * w // min(h, w)
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        size = self.out(tuple(x.shape[1:]))[1:]
+        if size == tuple(x.shape[2:]):
+            return x
+        return interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)

@@ -1,0 +1,119 @@
+"""The parts with which a rank trains its clients: one model, frozen copies of it, the data, the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.common import seeds
+from fedmpi.data.federated import Federated
+from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
+from fedmpi.engine.local.mlp_backward import MLPBackward
+from fedmpi.engine.messages import Messages
+from fedmpi.engine.readonly import FrozenTensorGuard
+from fedmpi.flat.model import FlatModel
+from fedmpi.flat.packing import Views
+from fedmpi.method.base import Method, overrides
+from fedmpi.models.mlp import straight
+from fedmpi.models.net import Net
+from fedmpi.tasks.classification import Classification
+from fedmpi.tasks.regression import Regression
+
+HOOKS = ("receive", "train", "loss", "regularizer", "gradient", "step", "upload")  # that are called while clients train
+
+
+class ClientTrainer:
+    """Trains the clients of one rank, one after another in the same model."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        net: Net,
+        task: Any,
+        method: Method,
+        data: Federated,
+        messages: Messages,
+        local_training: LocalTrainingConfig,
+        seed: int,
+        *,
+        bf16: bool = False,
+        drops_bad_updates: bool = False,
+        drops_failed_clients: bool = False,
+        pack: int = 1,
+        strict: bool = True,
+        graphs: bool | str = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Args:
+        drops_bad_updates: leave it to the server to refuse updates that are not finite, rather than end the run.
+        drops_failed_clients: leave a client out of the round if its code raises an error.
+        pack: how many clients are trained at once.
+        strict: end the run if they cannot be trained together; else they are trained one by one.
+        graphs: whether passes are captured as CUDA graphs; auto: where their code is known.
+        """
+        self.model, self.net, self.task, self.method = model, net, task, method
+        self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
+        self.bf16, self.stop = bf16, stop
+        self.drops_bad_updates, self.drops_failed_clients = drops_bad_updates, drops_failed_clients
+        self.pack, self.strict = pack, strict
+        captures = graphs is True or (graphs == "auto" and consists_of_known_parts(model.module, task))
+        self.graphs = PassGraphs(strict=graphs is True) if captures else None
+        self._twins: list[tuple[FlatModel, Net]] = []
+        self.nothing = model.w.new_empty(0)
+        self.a0 = nan if local_training.not_plain_sgd_reason() else 0.0  # what a client's `a` begins with
+        self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest
+        self.frozen_guard = FrozenTensorGuard(model)
+        self.direct = None if overrides(method, "loss") or bf16 else _direct(model.module, task)
+        # Whether code may draw from the global generators.
+        self.draws = self.direct is None or any(overrides(method, hook) for hook in HOOKS)
+        vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
+        self.mlp_backward = MLPBackward.of(model.module, task, vectors) if self.direct else None
+        self.sizes = data.train_sizes  # of each client, training samples
+        self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
+        # Tells a task that weighs classes the label counts: once all of them, or where they are the sites' own each
+        # client's, when its turn comes.
+        self.weigh: Callable[[Tensor], object] = getattr(task, "weigh", lambda counts: None)
+        if data.counts_shared:
+            self.weigh(self.label_counts.sum(0))
+
+    def generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
+        """Of a client's `fit` number `fit` of round t: what draws the order of its samples; and their augmentation, if
+        there is one."""
+        augment = seeds.generator(self.seed, "augment", t, client, fit) if self.data.train[client].draws else None
+        return seeds.generator(self.seed, "batches", t, client, fit), augment
+
+    def wait(self) -> None:
+        """Until a GPU has done what it was told to: only then it is known how long that has taken."""
+        if self.model.w.is_cuda:
+            torch.cuda.current_stream(self.model.w.device).synchronize()
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
+        return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def unpack_broadcast(self, announcement: Tensor) -> Views:
+        """Return the fields of an announcement: the same tensors for all clients, by which packed ones know it."""
+        if self._broadcast[0] is not announcement:
+            self._broadcast = announcement, self.messages.announcement().packing.views(announcement)
+        return self._broadcast[1]
+
+    def twin(self, number: int) -> tuple[FlatModel, Net]:
+        """One of the frozen models of the same layout; made on first use."""
+        while len(self._twins) <= number:
+            model = self.model.twin()
+            self._twins.append((model, Net(model.module, self.data.input_shape, self.data.x_dtype)))
+        return self._twins[number]
+
+
+def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
+    """FedAvg's hook `loss` where no code but fedmpi's runs in it, none that draws or keeps anything; else None."""
+    forward = straight(module)
+    if forward is None or type(task).loss not in (Classification.loss, Regression.loss):
+        return None
+    return lambda k, x, y: task.loss(forward, x, y)

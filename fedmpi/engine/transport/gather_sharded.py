@@ -1,0 +1,229 @@
+"""Uploads of which every rank holds the same columns of all rows: m d / W entries a rank instead of m d on one.
+
+Clients send each holder its columns; small slots go to rank 0, which alone runs the method's `aggregate`. Where that
+asks for a sum, a Gram matrix, products or order statistics of a large slot, rank 0 asks the holders for their columns'
+part of it, and puts the parts together in the order of their blocks: the bits are those of rows in one place. A rule
+that reads a slot itself is given all of it, at the price of its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from fedmpi.comm.base import Lost, Message
+from fedmpi.engine.transport.gather import (
+    UNSENT,
+    GatherContext,
+    GatheredUploads,
+    SendBuffer,
+    UploadGather,
+    close_up,
+    scale,
+)
+from fedmpi.engine.transport.shard import COMBINE, END, FETCH, GRAM, NORMS, ONLY, PRODUCTS, SCALE, TRIMMED, Shard
+from fedmpi.flat import linear
+from fedmpi.flat.packing import Views
+from fedmpi.method.context import Span, Uploads
+
+
+class ShardedGather(UploadGather):
+    """Every rank that lives is a holder, rank 0 and those that do not train too."""
+
+    def __init__(self, context: GatherContext) -> None:
+        super().__init__(context)
+        self.shard, comm, chunks = Shard(context), context.comm, context.chunks
+        self.order = {client: i for i, client in enumerate(context.members)}
+        # Where messages begin only with `finish`, waiting for an earlier row would never end: all rows are buffered.
+        self.send_buffer = SendBuffer(context, UNSENT // 8 if comm.begins else None)
+        self.coming = {}
+        if comm.rank == 0:
+            self.heads = context.buffers.rows("heads", len(context.members), chunks.small.size)
+        for i, client in enumerate(context.members):
+            peer = context.where[client]
+            if peer != comm.rank:
+                heads = self.shard.small_places(self.heads, i) if comm.rank == 0 else []
+                self.coming[i] = comm.post([], [(peer, x) for x in heads + self.shard.places(i)])
+
+    def row(self, client: int) -> Tensor:
+        return self.send_buffer.row(client)
+
+    def done(self, client: int) -> None:
+        row, chunks, shard, rank = self.send_buffer.of(client), self.chunks, self.shard, self.comm.rank
+        i, messages, own = self.order[client], list[Message](), 0
+        small = shard.small_parts(row)
+        if rank == 0:
+            own = sum(x.nbytes for x in small)
+            for source, place in zip(chunks.small_parts(row), chunks.places(self.heads[i]), strict=True):
+                place.copy_(source)
+        else:
+            messages += [(0, x) for x in small]
+        for name in shard.names:
+            for number, part in enumerate(shard.parts(row, name)):
+                if shard.holders[number] != rank:
+                    messages += [(shard.holders[number], part)] if len(part) else []
+                    continue
+                own += part.nbytes
+                shard.rows[name][i].copy_(chunks.part(row, name, *chunks.share(name, number, len(shard.holders))))
+        self.comm.count_own(own)
+        self.send_buffer.send(client, messages)
+
+    def _finish(self) -> GatheredUploads | None:
+        for i, posted in self.coming.items():
+            self.comm.finish(posted)
+            self.shard.arrived(i)
+            if self.comm.rank == 0:
+                self.shard.small_arrived(self.heads, i)
+        self.send_buffer.wait()
+        if self.comm.rank == 0:
+            return GatheredShards(self.context, self.shard, self.heads)
+        while self._serve():
+            pass
+        return None
+
+    def _serve(self) -> bool:
+        """Receive one request of rank 0 and answer it; return False if it was the last one."""
+        comm, shard = self.comm, self.shard
+        request = torch.empty(5, dtype=torch.int64, device=comm.device)
+        comm.exchange([], [(0, request)])
+        what, which, a, b, count = request.tolist()
+        numbers = shard.numbers(what, count)
+        if count:
+            comm.exchange([], [(0, numbers)])
+        if what == SCALE:
+            place, factor = numbers.tolist()
+            shard.scale(int(place), factor)
+        elif what == ONLY:
+            shard.only([int(place) for place in numbers.tolist()])
+        elif what != END:
+            answer = shard.answer(what, shard.names[which], (a, b), numbers).to(comm.device)
+            if answer.numel():
+                comm.exchange([(0, answer.flatten())], [])
+        return bool(what != END)
+
+
+class GatheredShards(GatheredUploads):
+    """A round's uploads at rank 0: small slots of all rows, and large ones by requests to the ranks that hold them."""
+
+    def __init__(self, context: GatherContext, shard: Shard, heads: Tensor) -> None:
+        self.context, self.shard, self.heads, self.comm = context, shard, heads, context.comm
+        self.small = context.chunks.small.views(heads)
+
+    def query(self, what: int, name: str, numbers: Callable[[Span], Tensor], span: Span | None = None) -> list[Tensor]:
+        """Return the answer of each holder, in their order. numbers: those that go with a holder's part of the span."""
+        shard, comm = self.shard, self.comm
+        span = span or (0, self.context.chunks.large[name][1])
+        answers = [shard.place(what, holder, name, span) for holder in range(len(shard.holders))]
+        each = [numbers(shard.within(holder, name, span)) for holder in range(len(shard.holders))]
+        others = [(rank, x) for rank, x in zip(shard.holders, answers, strict=True) if rank != comm.rank and x.numel()]
+        requests = self._requests(what, shard.names.index(name), span, each)
+        if not comm.begins:  # there a group that sends and receives would have to be one on the other side, too
+            comm.exchange(requests, [])
+            requests = []
+        posted = comm.post(requests, [(r, x.view(-1)) for r, x in others])
+        answers[shard.me].copy_(shard.answer(what, name, span, each[shard.me]))
+        comm.finish(posted)
+        return answers
+
+    def _requests(self, what: int, which: int, span: Span, numbers: Sequence[Tensor]) -> list[Message]:
+        """Return a message to each other holder: request, slot, columns a to b, and how many numbers follow."""
+        messages: list[Message] = []
+        for rank, x in zip(self.shard.holders, numbers, strict=True):
+            if rank == self.comm.rank:
+                continue
+            request = torch.tensor([what, which, *span, len(x)], device=self.comm.device)
+            messages += [(rank, request)] + ([(rank, x.to(self.comm.device).contiguous())] if len(x) else [])
+        return messages
+
+    def _command_all(self, what: int, numbers: Sequence[float] = ()) -> None:
+        """Let every other holder do the same."""
+        values = torch.tensor(numbers, dtype=torch.float64)
+        self.comm.exchange(self._requests(what, 0, (0, 0), [values] * len(self.shard.holders)), [])
+
+    def norms(self) -> Tensor:
+        if "dw" in self.shard.names:
+            return self._norms("dw")
+        return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
+
+    def _norms(self, name: str) -> Tensor:
+        return linear.row_norms(torch.cat(self.query(NORMS, name, _nothing)))
+
+    def finite(self) -> list[bool]:
+        found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.shard.names)
+        return found.isfinite().tolist()
+
+    def scale(self, place: int, factor: float) -> None:
+        if "dw" in self.shard.names:
+            self._command_all(SCALE, [place, factor])
+            self.shard.scale(place, factor)
+        else:
+            scale(self.small.dw[place].view(-1), factor)
+
+    def only(self, places: Sequence[int]) -> None:
+        self.heads = close_up(self.heads, places)
+        self.small = self.context.chunks.small.views(self.heads)
+        self._command_all(ONLY, places)
+        self.shard.only(places)
+
+    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
+        return ShardedUploads(clients, n, p, self)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"updates": self.heads}
+
+    def release(self) -> None:
+        with suppress(Lost):  # the round is over all the same; the next message meets the loss
+            self._command_all(END)
+
+
+class ShardedUploads(Uploads):
+    """The parts of large slots come from their holders, small ones lie here."""
+
+    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
+        super().__init__(clients, n, p, Views({}, tuple(gathered.context.chunks.packing.shapes), self._slot))
+        self.gathered = gathered
+
+    def _slot(self, name: str) -> Tensor:
+        gathered, large = self.gathered, self.gathered.context.chunks.large
+        if name not in large:
+            return getattr(gathered.small, name)
+        rows = [torch.cat(gathered.query(FETCH, name, _just(i))) for i in range(len(self))]
+        return torch.stack(rows).view(len(self), *gathered.context.chunks.packing.shapes[name])
+
+    def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        if slot not in self.gathered.context.chunks.large:
+            return super().combine(coefficients, slot, span)
+        c = coefficients.double()
+        found = torch.cat(self.gathered.query(COMBINE, slot, lambda _: c, span))
+        return found if span else found.view(self.gathered.context.chunks.packing.shapes[slot])
+
+    def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
+        if slot not in self.gathered.context.chunks.large:
+            return super().gram(slot, span)
+        return self._sum(GRAM, slot, _nothing, span)
+
+    def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        if slot not in self.gathered.context.chunks.large:
+            return super().products(v, slot, span)
+        flat, first = v.flatten().to(self.gathered.heads.dtype), span[0] if span else 0
+        return self._sum(PRODUCTS, slot, lambda part: flat[part[0] - first : part[1] - first], span)
+
+    def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
+        if slot not in self.gathered.context.chunks.large:
+            return super().trimmed(trim, slot)
+        found = torch.cat(self.gathered.query(TRIMMED, slot, _just(trim)))
+        return found.view(self.gathered.context.chunks.packing.shapes[slot])
+
+    def _sum(self, what: int, slot: str, numbers: Callable[[Span], Tensor], span: Span | None) -> Tensor:
+        return linear.total(torch.cat(self.gathered.query(what, slot, numbers, span))).cpu()
+
+
+def _just(number: float) -> Callable[[Span], Tensor]:
+    return lambda _: torch.tensor([number], dtype=torch.float64)
+
+
+def _nothing(_: Span) -> Tensor:
+    return torch.empty(0, dtype=torch.float64)

@@ -1,0 +1,298 @@
+"""The messages of a round on one rank: the broadcast to all, downloads of single clients, uploads.
+
+Every rank keeps the full broadcast. If only some layout groups of the model have changed, the message holds these
+alone, and each rank writes them into the broadcast that it keeps.
+
+With comm.wire.down the model is sent in a format, and the kept broadcast holds it as it arrives, at rank 0, too. With a
+format for changes (int8, topk) the message is the difference between the model and what the ranks have, so that what
+is left out of one message comes with a later one. The first message of a job, and the first after a rank failure, is
+the kept broadcast itself, number by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedmpi.comm import Communicator
+from fedmpi.common.errors import UserError
+from fedmpi.engine.checks import check_finite
+from fedmpi.engine.messages import COMMAND, ENGINE_DOWN, ENGINE_UP, Announcement, Messages
+from fedmpi.engine.server import FederationServer
+from fedmpi.engine.transport.gather import BufferPool, GatherContext, UploadGather
+from fedmpi.engine.transport.gather_reduce import ReducingGather
+from fedmpi.engine.transport.gather_rows import RowGather
+from fedmpi.engine.transport.gather_sharded import ShardedGather
+from fedmpi.engine.transport.gather_streaming import StreamingGather
+from fedmpi.flat.coding import Coding
+from fedmpi.method.base import means_of
+
+Placement = Mapping[int, int]  # client -> rank
+ALIGNED = 64  # bytes: as torch allocates
+
+
+class RoundTransport:
+    """Sends and receives, on one rank, all messages of a round: the broadcast, single downloads, and uploads.
+
+    Attributes:
+        message: the whole broadcast (model and declared server state), on the communicator's device.
+        inbox: the same, on the device on which clients train.
+        changed: the groups of the model that the server has changed since the last broadcast, which the next contains.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        messages: Messages,
+        model: Tensor,
+        sharded: bool = False,
+        *,
+        sums: bool = False,
+        reduce: bool = False,
+        acknowledge: bool = False,
+    ) -> None:
+        """Args:
+        model: any tensor of the clients' model.
+        sharded: all ranks hold columns of the uploads' large slots.
+        sums: rank 0 need not hold rows if the method reads means alone.
+        reduce: if it does, each rank adds up the uploads of its own clients.
+        acknowledge: ranks without clients in a round confirm to rank 0 that they have received its broadcast, so
+            that none is more than one round behind.
+        """
+        self.comm, self.messages = comm, messages
+        self.sharded, self.sums, self.reduce, self.acknowledge = sharded, sums, reduce, acknowledge
+        self.full = messages.announcement()
+        pins = model.is_cuda and comm.device.type == "cpu"
+        # Rank 0 evaluates the model in its message. Kernels round differently for weights that begin within a cache
+        # line, and the weights of an ordinary tensor begin at one: so do those of the message.
+        most, (before, _) = ALIGNED // model.dtype.itemsize, self.full.packing.spans["_w"]
+        place = torch.zeros(self.full.packing.size + most, dtype=model.dtype, device=comm.device, pin_memory=pins)
+        first = -(before + place.data_ptr() // model.dtype.itemsize) % most
+        self.message = place[first:][: self.full.packing.size]
+        self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
+        form = messages.wire.down
+        # The model as the other ranks have it, where the next message is a difference to it; else None.
+        self.last_sent = self.message if form is not None and form.changes_only else None
+        self.no_download = self.message.new_zeros(messages.per_client.size)  # the row of a client that is sent nothing
+        self.changed = messages.shared_groups
+        self.resync = (
+            True  # whether other ranks may lack `last_sent`: then the next broadcast is that, number by number
+        )
+        self.broadcast_round: int | None = None  # rank 0's: the latest round for which `last_sent` was updated
+        self.traffic = TrafficCounter(messages)
+        self.buffers = BufferPool(self.message, pins)
+
+    def model_storage(self) -> tuple[Tensor, Tensor]:
+        """Return memory for the global w and b at rank 0: in the broadcast, if it holds all of them, else beside it."""
+        fields, messages = self.full.packing.views(self.message), self.messages
+        coded = self.full.coding is not None
+        w = fields._w if messages.shared.whole and not coded else self.message.new_empty(messages.sizes["d"])
+        b = fields._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
+        return w, b
+
+    # ---- down ----
+    def broadcast(self, command: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
+        """Broadcast rank 0's command, and the parts of model and state that have changed; return the command.
+
+        Args:
+            command: any number at the other ranks.
+            server: rank 0's, None elsewhere.
+            t: the round that begins.
+            moves: whether the model is sent; else the ranks keep the one that they have.
+        """
+        messages, news = self.messages, self.messages.announcement(self.changed)
+        if server is not None:  # all but the model, if `model_storage` is in the message
+            coded = () if self.full.coding is None else self.full.coding.formats
+            values = {n: getattr(server.state, n) for n in messages.method.receives if n not in coded}
+            if not messages.shared.whole and "_w" not in coded:
+                values["_w"] = messages.shared.take(server.w)
+            if not messages.shared_b.whole:
+                values["_b"] = messages.shared_b.take(server.b)
+            self.full.packing.write(self.message, {**values, COMMAND: command})
+        if self.full.coding is not None:
+            begins, moves, self.broadcast_round = (
+                self.broadcast_round is None,
+                moves and t != self.broadcast_round,
+                t,
+            )  # before a loss can cut it
+            self._broadcast_coded(news, server, begins, moves)
+        elif news is self.full:
+            self.comm.broadcast(self.message)
+        elif server is not None:
+            self.comm.broadcast(self._pack(news))
+        else:
+            incoming = self.message.new_empty(news.packing.size)
+            self.comm.broadcast(incoming)
+            self._unpack(news, incoming)
+        if self.inbox is not self.message:
+            self.inbox.copy_(self.message)
+        return float(self.full.packing.views(self.message)._command)
+
+    def exact(self, server: FederationServer | None) -> tuple[Tensor, Tensor] | None:
+        """Return the global w and b on every rank; None where broadcasts are exact, and all ranks have them."""
+        if self.full.coding is None:
+            return None
+        sizes = self.messages.sizes["d"], self.messages.sizes["b"]
+        both = self.message.new_empty(sum(sizes)) if server is None else torch.cat([server.w, server.b])
+        self.comm.broadcast(both)
+        w, b = both.split(sizes)
+        return w, b
+
+    def _broadcast_coded(self, news: Announcement, server: FederationServer | None, begins: bool, moves: bool) -> None:
+        """Broadcast in a format.
+
+        moves: whether rank 0 updates `last_sent` towards the model; begins: whether it starts as the model itself.
+        """
+        coding, form = news.coding, self.messages.wire.down
+        assert coding is not None
+        assert form is not None
+        packed = torch.empty(coding.nbytes, dtype=torch.uint8, device=self.message.device)
+        if server is not None:
+            kept_row = self.message if news is self.full else self._pack(news)
+            now = kept_row.clone()
+            if moves or not form.changes_only:
+                news.packing.write(now, self._current(news, server))
+            if form.changes_only and begins:
+                kept_row.copy_(now)
+            coding.pack_news(now, kept_row, packed)
+            if form.name == "fp16" and not bool(kept_row.isfinite().all()):
+                raise UserError("comm.wire.down: fp16 ends at 65,504, and the model does not; use bf16")
+            if kept_row is not self.message:
+                self._unpack(news, kept_row)
+        if form.changes_only and self.resync:
+            self.comm.broadcast(self.message)
+        else:
+            self.comm.broadcast(packed)
+            if server is None:
+                kept_row = self.message if news is self.full else self._pack(news)
+                coding.unpack_news(packed, kept_row)
+                if kept_row is not self.message:
+                    self._unpack(news, kept_row)
+        self.resync = False
+
+    def _current(self, news: Announcement, server: FederationServer) -> dict[str, Tensor]:
+        """Return the server's values of the slots that are sent in a format."""
+        assert news.coding is not None
+        w = news.w.take(self.messages.shared.take(server.w))
+        return {name: w if name == "_w" else getattr(server.state, name) for name in news.coding.formats}
+
+    def _pack(self, news: Announcement) -> Tensor:
+        """Return the part of the full broadcast that has changed."""
+        full, row = self.full.packing.views(self.message), self.message.new_empty(news.packing.size)
+        values = {name: getattr(full, name) for name in full}
+        news.packing.write(row, values | {"_w": news.w.take(full._w), "_b": news.b.take(full._b)})
+        return row
+
+    def _unpack(self, news: Announcement, row: Tensor) -> None:
+        """Write the changed parts into the full broadcast of this rank; the others stay."""
+        full, changed = self.full.packing.views(self.message), news.packing.views(row)
+        self.full.packing.write(
+            self.message, {name: getattr(changed, name) for name in changed if name not in ("_w", "_b")}
+        )
+        news.w.put(changed._w, full._w)
+        news.b.put(changed._b, full._b)
+
+    def send_downloads(
+        self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
+    ) -> dict[int, Tensor]:
+        """Send the downloads of single clients in round t; return those of this rank's clients."""
+        packing, rank, coding = self.messages.per_client, self.comm.rank, self.messages.personal_coding
+        mine = [k for k in clients if server is not None or where[k] == rank]
+        if not packing.size:
+            return dict.fromkeys(mine, self.no_download)
+        rows = {k: self.no_download.clone() for k in mine}
+        if server is None:
+            messages = {k: receive_buffer(row, coding) for k, row in rows.items()}
+            self.comm.exchange([], [(0, message) for message in messages.values()])
+            for k, message in messages.items():
+                decode(message, rows[k], coding)
+            return rows
+        for k, row in rows.items():
+            packing.write(row, server.download(t, k))
+            if coding is not None:
+                coding.settle(row, {})
+            check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
+        # Rank 0's own clients' rows pass the communicator, too, as their uploads do.
+        sent = {k: encode(row, coding) for k, row in rows.items()}
+        own = [(0, message) for k, message in sent.items() if where[k] == 0]
+        self.comm.exchange([(where[k], message) for k, message in sent.items()], own)
+        return rows
+
+    # ---- up ----
+    def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
+        """Return this rank's part in the gather of round t's uploads. p: (m,) the cohort's weights."""
+        upload, comm = self.messages.upload(t), self.comm
+        context = GatherContext(comm, t, upload, members, where, self.buffers)
+        chunks = context.chunks
+        adds = (self.sums or self.reduce) and chunks.large and members
+        means = means_of(self.messages.method) if adds else None
+        gather: UploadGather
+        if self.sharded and chunks.large and len(comm.alive) > 1:
+            gather = ShardedGather(context)
+        elif means is not None and set(chunks.large) <= {*means, "_b"}:
+            gather = ReducingGather(context, means, p) if self.reduce else StreamingGather(context, means, p)
+        else:
+            gather = RowGather(context)
+        if self.acknowledge:
+            gather.acknowledge()
+        return gather
+
+
+def encode(row: Tensor, coding: Coding | None) -> Tensor:
+    """Return the message for a row: the row itself, or its bytes in the format of `coding`."""
+    return row if coding is None else coding.pack(row)
+
+
+def receive_buffer(row: Tensor, coding: Coding | None) -> Tensor:
+    """Return the memory into which the message that carries `row` is received."""
+    return row if coding is None else torch.empty(coding.nbytes, dtype=torch.uint8, device=row.device)
+
+
+def decode(message: Tensor, row: Tensor, coding: Coding | None) -> None:
+    """Decode a message that has been received into `row`; without a format it lies there already."""
+    if coding is not None:
+        coding.unpack(message, row)
+
+
+class TrafficCounter:
+    """Counts the numbers that clients send and are sent, from the version of the model that each client has.
+
+    The count is by client, as in papers, whichever rank trains it: a client is not sent again what it has. The engine's
+    own numbers do not count. With comm.wire the count is bytes, in numbers of the model's type; a difference is of use
+    only to clients that have the version before. A group's version is the number of rounds that have changed it.
+    """
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+        self.current = dict.fromkeys(messages.shared_groups, 0)  # group -> rounds in which it was stepped, so far
+        self._latest: tuple[int, dict[str, int]] = -1, {}  # the round counted last, and its numbers
+        self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has; none where it never took part
+
+    def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
+        """Return up_parameters and down_parameters of round t, whose cohort has the current versions from now on.
+
+        A round that is repeated after a rank failure is counted once.
+        """
+        if self._latest[0] == t:
+            return self._latest[1]
+        messages, form = self.messages, self.messages.wire.down
+        personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
+        down, sizes = len(members) * (personal - ENGINE_DOWN), dict[int, int]()
+        for k in members:
+            known = self.known.get(k, {})
+            key = id(self.known.get(k))  # clients of an earlier round share their versions
+            if key not in sizes:
+                missing = frozenset(group for group, version in self.current.items() if known.get(group) != version)
+                news = messages.announcement(missing)
+                changes_only = form is not None and form.changes_only
+                outdated = any(known.get(group) != self.current[group] - 1 for group in missing)
+                sizes[key] = news.packing.size if changes_only and outdated else news.size
+            down += sizes[key]
+        now = dict(self.current)
+        self.known |= dict.fromkeys(members, now)
+        self.current |= {group: self.current[group] + 1 for group in messages.groups(t)}
+        up = len(members) * (messages.upload(t).size - ENGINE_UP)
+        self._latest = t, {"up_parameters": up, "down_parameters": down}
+        return self._latest[1]

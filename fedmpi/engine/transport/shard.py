@@ -1,0 +1,157 @@
+"""One holder's columns of all rows, what rank 0 may ask of them, and what it may have done to them.
+
+Where uploads travel in formats (comm.wire) a holder is sent its columns in theirs; of topk, whose entries may lie
+anywhere, all that is sent of a slot. The numbers are those that the client has settled, wherever they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedmpi.engine.transport.gather import GatherContext, close_up, scale
+from fedmpi.flat import linear
+from fedmpi.flat.coding import Coding
+from fedmpi.method.context import Span
+
+# What rank 0 may say: END, the round is over; SCALE and ONLY, what becomes of the rows; the others are questions.
+END, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH, SCALE, ONLY = range(9)
+
+
+class Part(NamedTuple):
+    """What a holder has of the columns that a question is about."""
+
+    rows: Tensor  # (m, b - a)
+    a: int
+    width: int  # columns of the whole slot
+
+
+class Question(NamedTuple):
+    """What a holder makes of its part and of the numbers that come with the question."""
+
+    answer: Callable[[Part, Tensor], Tensor]
+    by_block: int = 0  # 0: a number for each column, in the rows' type; 1, 2: (m,), (m, m) for each block, in float64
+    entries: bool = False  # the numbers are entries of a vector, in the rows' type; else float64
+
+
+QUESTIONS = {
+    COMBINE: Question(lambda part, c: linear.combine(part.rows, c, part.a, part.width)),
+    GRAM: Question(lambda part, _: linear.gram_blocks(part.rows, part.a, part.width), by_block=2),
+    PRODUCTS: Question(lambda part, v: linear.product_parts(part.rows, v, part.a), by_block=1, entries=True),
+    TRIMMED: Question(lambda part, trim: linear.trimmed_mean(part.rows, float(trim))),
+    NORMS: Question(lambda part, _: linear.block_norms(part.rows), by_block=1),
+    FETCH: Question(lambda part, i: part.rows[int(i)]),
+}
+
+
+class Shard:
+    """One holder's columns of the large slots, and what it can tell of them."""
+
+    def __init__(self, context: GatherContext) -> None:
+        self.context, self.chunks, self.holders = context, context.chunks, context.comm.alive
+        self.me, self.m = self.holders.index(context.comm.rank), len(context.members)
+        self.names = list(self.chunks.large)
+        self.rows = {}
+        for name in self.names:
+            a, b = self.chunks.share(name, self.me, len(self.holders))
+            self.rows[name] = context.buffers.rows(f"shard {name}", self.m, b - a)
+        coding, memory = context.upload.coding, context.buffers
+        formats = coding.formats if coding else {}
+        self.forms = {name: formats[name] for name in self.names if name in formats}
+        small = {name: form for name, form in formats.items() if name not in self.forms}
+        self.small = Coding(self.chunks.small, small, memory.like.dtype) if small else None
+        self.packed = {name: self._bytes(name, self._size(name, self.me)) for name in self.forms}
+        if self.small is not None and context.comm.rank == 0:
+            self.packed[""] = self._bytes("", self.small.nbytes)
+
+    def _bytes(self, name: str, count: int) -> Tensor:
+        """(m, count) uint8, where rows in a format come."""
+        memory = self.context.buffers
+        return memory.rows(f"packed {name}", self.m, count // memory.like.element_size()).view(torch.uint8)
+
+    def _size(self, name: str, holder: int) -> int:
+        """Bytes of a slot in its format on the way to one holder."""
+        n, span = self.chunks.large[name][1], self.chunks.share(name, holder, len(self.holders))
+        a, b = self.forms[name].needed(n, span)
+        return self.forms[name].size(b - a, self.context.buffers.like.element_size()) if span[0] < span[1] else 0
+
+    # ---- how rows come ----
+    def small_parts(self, row: Tensor) -> list[Tensor]:
+        """What goes to rank 0."""
+        parts = self.chunks.small_parts(row)
+        return parts if self.small is None else [self.small.pack(torch.cat(parts))]
+
+    def parts(self, row: Tensor, name: str) -> list[Tensor]:
+        """What goes to each holder of a large slot; of the rows, or in its format, which was encoded for it."""
+        n, form, found = self.chunks.large[name][1], self.forms.get(name), dict[Span, Tensor]()
+        parts = []
+        for holder in range(len(self.holders)):
+            span = self.chunks.share(name, holder, len(self.holders))
+            if form is not None and span[0] < span[1]:
+                a, b = needed = form.needed(n, span)
+                if needed not in found:
+                    found[needed] = row.new_empty(self._size(name, holder), dtype=torch.uint8)
+                    form.encode(self.chunks.part(row, name, a, b), found[needed])
+                parts.append(found[needed])
+            else:
+                parts.append(self.chunks.part(row, name, *span))
+        return parts
+
+    def small_places(self, heads: Tensor, i: int) -> list[Tensor]:
+        """Where the small parts of row i come."""
+        return self.chunks.places(heads[i]) if self.small is None else [self.packed[""][i]]
+
+    def places(self, i: int) -> list[Tensor]:
+        """Where this holder's columns of row i come."""
+        return [self.packed.get(name, rows)[i] for name, rows in self.rows.items() if rows.shape[1]]
+
+    def small_arrived(self, heads: Tensor, i: int) -> None:
+        if self.small is not None:
+            self.small.unpack(self.packed[""][i], heads[i])
+
+    def arrived(self, i: int) -> None:
+        for name, form in self.forms.items():
+            n, (a, b) = self.chunks.large[name][1], self.chunks.share(name, self.me, len(self.holders))
+            if a < b:
+                form.decode_part(self.packed[name][i], n, a, self.rows[name][i])
+
+    # ---- what is asked of them ----
+    def within(self, holder: int, name: str, span: Span) -> Span:
+        """The part of a span of columns that a holder has."""
+        a, b = self.chunks.share(name, holder, len(self.holders))
+        return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
+
+    def answer(self, what: int, name: str, span: Span, numbers: Tensor) -> Tensor:
+        """This holder's part of the answer. numbers: for its part of the span."""
+        a, b = self.within(self.me, name, span)
+        first = self.chunks.share(name, self.me, len(self.holders))[0]
+        rows, width = self.rows[name][:, a - first : b - first], self.chunks.large[name][1]
+        return QUESTIONS[what].answer(Part(rows, a, width), numbers)
+
+    def place(self, what: int, holder: int, name: str, span: Span) -> Tensor:
+        """Where that holder's part of the answer comes, on the communicator's device."""
+        (a, b), block, by_block = self.within(holder, name, span), self.chunks.block, QUESTIONS[what].by_block
+        like, device = self.context.buffers.like.dtype, self.context.comm.device
+        if not by_block:
+            return torch.empty(b - a, dtype=like, device=device)
+        blocks = -(-b // block) - a // block if a < b else 0
+        return torch.empty((blocks, *[self.m] * by_block), dtype=torch.float64, device=device)
+
+    def numbers(self, what: int, count: int) -> Tensor:
+        """Where the numbers come that are said with it."""
+        entries = what in QUESTIONS and QUESTIONS[what].entries
+        kind = self.context.buffers.like.dtype if entries else torch.float64
+        return torch.empty(count, dtype=kind, device=self.context.comm.device)
+
+    # ---- what becomes of them ----
+    def scale(self, place: int, factor: float) -> None:
+        """dw <- factor dw, for one row."""
+        scale(self.rows["dw"][place], factor)
+
+    def only(self, places: Sequence[int]) -> None:
+        """From now on these rows are all there are."""
+        self.m = len(places)
+        self.rows = {name: close_up(rows, places) for name, rows in self.rows.items()}

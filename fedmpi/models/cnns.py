@@ -1,0 +1,155 @@
+"""Plain convolutional networks, each of one federated paper.
+
+mcmahan_cnn  McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
+             Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629
+lenet5       Li, Diao, Chen, He: Federated Learning on Non-IID Data Silos, ICDE 2022, section V (NIID-Bench, and
+             Flower's baselines after it), https://arxiv.org/abs/2102.02079, after LeCun, Bottou, Bengio, Haffner:
+             Gradient-Based Learning Applied to Document Recognition, 1998, with ReLU and max pools, and no padding
+alexnet_s    Chen, Qiu: Extra Clients at No Extra Cost, 2025, https://arxiv.org/abs/2503.08652, section 6.1, after
+             Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012.
+             The paper says three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and 128;
+             kernels and pooling are ours
+small_cnn    Son, Kim, Chung, Huang, Liu: FedUV, CVPR 2024, https://arxiv.org/abs/2402.18372, supplement, Table 1;
+             without biases and padding in its convolutions, and four times as wide as the base of 16, 32, 64 filters,
+             as in the authors' code
+vgg11        Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015,
+             configuration A, https://arxiv.org/abs/1409.1556, with hidden layers of 512 and without dropout and batch
+             normalisation, as FedSOL trains it
+
+A 2x2 max pool comes before its ReLU: the same to the bit, gradients included, over a quarter of the entries.
+"""
+
+import math
+from collections import OrderedDict
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from fedmpi.models.parts import WIDTH, image, projection
+
+
+def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """CNN of the FedAvg paper (McMahan 2017): two 5x5 convolutions, one hidden layer of 512; images from 4 x 4 pixels.
+
+    1 x 28 x 28 images of 10 classes: 1,663,370 parameters. The paper's ReLU comes before the pool: the same to the bit,
+    gradients included, over four times the entries.
+    """
+    channels, height, width = image("mcmahan_cnn", input_shape, least=4)
+    body = nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 512),
+        nn.ReLU(),
+    )
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(512, classes)))
+
+
+def lenet5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max pools, the `simple-cnn` of NIID-Bench (Li 2022); images from 16 x 16 pixels.
+
+    1 x 28 x 28 images of 10 classes: 44,426 parameters; 3 x 32 x 32: 62,006. The paper has ReLU before the pool: the
+    same to the bit, gradients included, over four times the entries.
+    """
+    channels, height, width = image("lenet5", input_shape, least=16)
+    height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+    body = nn.Sequential(
+        nn.Conv2d(channels, 6, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(6, 16, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * height * width, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+    )
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(84, classes)))
+
+
+def alexnet_s(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Small AlexNet of the filter decomposition paper: three 3x3 convolutions, two hidden layers; images from 8 x 8.
+
+    3 x 32 x 32 images of 10 classes: 1,822,602 parameters.
+    """
+    channels, height, width = image("alexnet_s", input_shape, least=8)
+    layers: list[nn.Module] = []
+    for filters in (64, 256, 256):
+        layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+        channels = filters
+    flat = channels * (height // 8) * (width // 8)
+    layers += [nn.Flatten(), nn.Linear(flat, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, classes)]
+    return nn.Sequential(*layers)
+
+
+# of each block: kernel, stride, multiple of the width
+BLOCKS = ((3, 1, 1), (1, 1, 1), (3, 2, 2), (3, 1, 2), (1, 1, 2), (3, 2, 4), (3, 1, 4), (1, 1, 4))
+LEAST = 21  # pixels: less leaves nothing for the last 3x3
+Width = Annotated[int, Field(gt=0)]
+
+
+def small_cnn(input_shape: tuple[int, ...], classes: int, width: Width = 64) -> nn.Module:
+    """CNN of FedUV (2024): eight convolutions with batch normalisation, two hidden layers of 256; from 21 x 21 pixels.
+
+    Each convolution is followed by batch normalisation and ReLU, then come the mean over the picture, and the
+    projection. width: filters of the first two blocks; the others have two and four times as many. 3 x 32 x 32 images
+    of 10 classes: 1,331,402 parameters.
+    """
+    channels, _, _ = image("small_cnn", input_shape, least=LEAST)
+    layers: list[nn.Module] = []
+    for kernel, stride, times in BLOCKS:
+        filters = width * times
+        layers += [nn.Conv2d(channels, filters, kernel, stride, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
+        channels = filters
+    body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), projection(channels))
+    return nn.Sequential(OrderedDict(body=body, head=nn.Linear(WIDTH, classes)))
+
+
+CONFIGURATION_A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # filters; 0: 2x2 max pool
+SIDE = 32  # pixels: the five pools leave one
+
+
+class VGG11(nn.Module):
+    """Eight 3x3 convolutions, five max pools; linear 512, 512, `classes`. Other images are resized to 32 x 32."""
+
+    def __init__(self, channels: int, resize: bool, classes: int) -> None:
+        super().__init__()
+        self.resize = resize
+        layers: list[nn.Module] = []
+        for filters in CONFIGURATION_A:
+            if filters:
+                layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
+            else:
+                layers.insert(-1, nn.MaxPool2d(2))
+            channels = filters or channels
+        self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
+        self.head = nn.Linear(512, classes)
+        for layer in self.body:
+            if isinstance(layer, nn.Conv2d):
+                fan_out = math.prod(layer.kernel_size) * layer.out_channels
+                nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def features(self, x: Tensor) -> Tensor:
+        x = interpolate(x, (SIDE, SIDE), mode="bilinear", align_corners=False) if self.resize else x
+        return self.body(x)  # (B, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))  # (B, C)
+
+
+def vgg11(input_shape: tuple[int, ...], classes: int) -> VGG11:
+    """VGG-11 with hidden layers of 512, no normalisation (FedSOL 2024); any picture is resized to 32 x 32.
+
+    3 x 32 x 32 images of 10 classes: 9,750,922 parameters.
+    """
+    channels, height, width = image("vgg11", input_shape)
+    return VGG11(channels, (height, width) != (SIDE, SIDE), classes)

@@ -1,0 +1,114 @@
+"""What a user can do about errors of torch."""
+
+import pytest
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import attribute_errors, known_fix
+
+
+def test_a_kernel_that_has_no_deterministic_form():
+    said = (
+        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+    )
+    expected = (
+        "compute.deterministic: adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation; "
+        "take another layer or loss, or set it to false"
+    )
+    assert known_fix(RuntimeError(said)) == expected
+    with (
+        pytest.raises(UserError, match=r"^round 0, client 2: .*: compute\.deterministic: adaptive"),
+        attribute_errors("round 0, client 2"),
+    ):
+        raise RuntimeError(said)
+    assert known_fix(UserError(f"round 0, client 2: {expected}")) is None  # it has been said
+
+
+def test_products_of_matrices_that_were_told_too_late():
+    """Torch looks for the variable at a process's first product on a GPU, which may be its user's own."""
+    said = (
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+        "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses "
+        "CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment "
+        "variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
+    )
+    with (
+        pytest.raises(UserError, match=r"^round 0, client 2: .*compute\.deterministic: .*; set CUBLAS_WORKSPACE_CONF"),
+        attribute_errors("round 0, client 2"),
+    ):
+        raise RuntimeError(said)
+
+
+HELP = """
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence", "advice"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...", "out of memory", "train.batch_size"),
+        ("CUDA error: out of memory", "out of memory", "train.batch_size"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory", "fewer ranks"),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "out of memory", "fewer ranks"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "out of memory", "fewer ranks"),
+        (
+            'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
+            'CUDACachingAllocator.cpp":1131, please report a bug to PyTorch.',
+            "out of memory",
+            "train.batch_size",
+        ),
+        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "no GPU memory is left", "fewer ranks"),
+        (
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+            "cannot start",
+            "fewer ranks",
+        ),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "for itself", "compute mode"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "for itself", "compute mode"),
+        (
+            "CUDA error: no kernel image is available for execution on the device",
+            "not built for this GPU",
+            "get_arch_list",
+        ),
+        ("CUDA error: device-side assert triggered", "out of range, mostly a label", "compute.device=cpu"),
+        ("CUDA error: an illegal memory access was encountered", "has left its memory", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA error: unspecified launch failure", "has left its memory", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA error: uncorrectable ECC error encountered", "fault of its hardware", "fedmpi resume"),
+        (
+            "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver by "
+            "downloading and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx ...",
+            "driver of this host is too old",
+            "nvidia-smi shows",
+        ),
+        ("CUDA error: CUDA driver version is insufficient for CUDA runtime version", "is too old", "nvidia-smi shows"),
+        ("CUDA error: the provided PTX was compiled with an unsupported toolchain.", "is too old", "nvidia-smi shows"),
+        ("Failed to initialize NVML: Driver/library version mismatch", "different versions", "restarted"),
+        (
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+            "NumCudaDevices() that might have already set an error? Error 803: system has unsupported display driver / "
+            "cuda driver combination",
+            "different versions",
+            "restarted",
+        ),
+    ],
+)
+def test_errors_of_a_gpu_are_said_in_one_line_with_what_to_do(said, sentence, advice):
+    """The words are those of torch 2.13 and of CUDA's cudaGetErrorString."""
+    with pytest.raises(UserError) as raised, attribute_errors("round 3, client 2"):
+        raise torch.AcceleratorError(said + HELP) if said.startswith("CUDA error") else RuntimeError(said)
+    text = str(raised.value)
+    assert text.startswith("round 3, client 2: ")
+    assert "\n" not in text
+    assert said in text
+    before, _, after = text.partition(f"({said}); ")
+    assert sentence in before
+    assert advice in after
+
+
+def test_other_errors_are_a_defect():
+    assert known_fix(RuntimeError("CUDA error: an unknown one")) is None
+    assert known_fix(ValueError("CUDA error: device-side assert triggered")) is None
