@@ -43,19 +43,19 @@ def tcga_brca(root: Path) -> Dataset:
             raise UserError(f"{table.at(row)}: E is {event:g} and T {days:g}; 0 or 1, and days >= 0, are needed")
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
     owners = site[first], site[last], REGIONS
-    made = TablePreparation(tuple(map(Column, names)), {"": Fit((None,) * len(names), None)}, AIMS)
-    return Dataset(x[first], y[first], x[last], y[last], 1, *owners, preparation=made)
+    preparation = TablePreparation(tuple(map(Column, names)), {"": Fit((None,) * len(names), None)}, AIMS)
+    return Dataset(x[first], y[first], x[last], y[last], 1, *owners, preparation=preparation)
 
 
 def _folds(folds: Table) -> dict[str, tuple[str, int]]:
-    """patient -> (train or test, region)"""
-    found = {}
+    """Return by patient the part, train or test, and the region's number."""
+    folds_by_patient = {}
     for row, (pid, fold) in enumerate(zip(folds.words("pid", "source"), folds.words("fold2", "source"), strict=True)):
         part, _, number = fold.partition("_")
         if part not in ("train", "test") or number not in map(str, range(len(REGIONS))):
             raise UserError(f"{folds.at(row)}: fold2 is {fold!r}; train_0 to test_{len(REGIONS) - 1} are allowed")
-        found[pid] = part, int(number)
-    return found
+        folds_by_patient[pid] = part, int(number)
+    return folds_by_patient
 
 
 def _numbers(table: Table, names: tuple[str, ...] | list[str]) -> torch.Tensor:
