@@ -47,9 +47,9 @@ def main():
             if t % 2 == 0:
                 kept.save(fed, t, memory, last)
             else:  # that round's rows are nobody's
-                fed.states.shelved_to = t
+                fed.states.stored_up_to = t
 
-        fed.reporter.sink.keep = keep
+        fed.reporter.callbacks.save_state = keep
         fed.run()
         kept.wait()
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))

@@ -17,7 +17,7 @@ import torch
 
 from fedmpi import config
 from fedmpi.comm.base import Solo
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.record.summary import summary
 
@@ -62,7 +62,7 @@ def run(name, alpha, clients, weighting, seed, reading, root):
     settings = config.load("configs/quickstart.yaml", overrides)
     made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     rows = []
-    build.federation(made, Solo(torch.device("cpu")), lambda: False, Sink(rows.append)).run()
+    build.federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
     found = summary(rows, ["accuracy"], "finished")
     return found["mean_last_10"]["accuracy"], found["last"]["accuracy"]
 

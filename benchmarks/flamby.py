@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedmpi.comm.base import Solo
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import build, build_data
 from fedmpi.sweeps import expand
 from fedmpi.tasks.survival import Survival
@@ -80,7 +80,7 @@ def run(name, method, start, seed, root):
         settings = asked.settings({"method": method, "seed": str(seed)})
         made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     rows = []
-    build.federation(made, Solo(torch.device("cpu")), lambda: False, Sink(rows.append)).run()
+    build.federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(rows.append)).run()
     return [rows[-1][each.metric] for each in asked.published]
 
 

@@ -23,7 +23,7 @@ from fedmpi.comm.base import Solo
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.method import PLAIN_SGD, VALIDATION
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.device import keep_freed_memory
@@ -72,7 +72,7 @@ def run(name, rounds):
     settings = config.load("configs/quickstart.yaml", chosen)
     made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     comm, lines = Solo(torch.device("cpu")), []
-    fed = build.federation(made, comm, lambda: False, Sink(lines.append))
+    fed = build.federation(made, comm, lambda: False, RunCallbacks(lines.append))
     began = time.perf_counter()
     fed.run()
     seconds = time.perf_counter() - began
@@ -108,8 +108,8 @@ def processor_seconds(name, samples):
     )
     made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     marks = []
-    sink = Sink(lambda line: marks.append(time.thread_time()))
-    build.federation(made, Solo(torch.device("cpu")), lambda: False, sink).run()
+    callbacks = RunCallbacks(lambda line: marks.append(time.thread_time()))
+    build.federation(made, Solo(torch.device("cpu")), lambda: False, callbacks).run()
     return [marks[2] - marks[1], marks[3] - marks[2]]
 
 

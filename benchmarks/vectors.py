@@ -87,7 +87,7 @@ def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epoc
 def one_round(fed, t):
     """Round t on this rank, from its announcement to the server's step."""
     fed.control.first_round = fed.reporter.reported_in = t  # the round before is neither hashed nor evaluated
-    fed.reporter.line = None
+    fed.reporter.metrics_row = None
     fed.run_round(t)
 
 

@@ -91,7 +91,7 @@ def cost(name):
     messages = made.messages
     fed.transport.broadcast(TRAIN, fed.server)
     # round 1: methods that warm up in round 0 are past it
-    client = fed.states.view(0, 1, fed.plan.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
+    client = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
     up = messages.upload(1).packing.size
     client.run_round(torch.zeros(up))
     plain = build.make_module(settings, made.data.input_shape, made.data.classes)

@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'fedmpi' has no attribute {name!r}")
     module, _, attribute = _PLACES[name].partition(":")
-    found = import_module(module)
-    return getattr(found, attribute) if attribute else found
+    imported = import_module(module)
+    return getattr(imported, attribute) if attribute else imported

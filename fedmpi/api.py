@@ -1,4 +1,4 @@
-"""fedmpi from Python: in a notebook, in a script, or on the ranks of a job."""
+"""fedmpi for Python programs: in a notebook, in a script, or on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Summary(dict[str, Any]):
 
 
 def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -> Summary:
-    """Run one experiment; the ranks are found as on the command line (without a launcher: one process).
+    """Run one experiment, on the ranks of the launcher, or without one in this process.
 
     Args:
         settings: a YAML file, or settings made by `fedmpi.config.load`.
@@ -44,8 +44,8 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     elif isinstance(settings, (str, Path)):
         settings = config.load(settings, overrides)
     else:
-        made = type(settings).__name__
-        raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
+        kind = type(settings).__name__
+        raise UserError(f"fedmpi.run: settings is {kind}; a YAML file, or what fedmpi.config.load makes, is needed")
     return Summary(execute(settings, after=after_run)[0])
 
 
@@ -75,7 +75,7 @@ def load(
 
     Raises:
         UserError: no run directory, its run has not ended yet, damaged files; code of others without `trust`; a client
-            that there is not, or whose state is not in this directory.
+            that does not exist, or whose state is not in this directory.
     """
     run_dir, name = Path(path), BEST if best else MODEL
     settings = run_settings(run_dir, trust, overrides)
@@ -84,8 +84,8 @@ def load(
         return with_predict(module, run_dir, settings, name, client, overrides)
     with guard(trust):
         module = rebuild_model(run_dir, settings, name)
-    if said := personal_notice(facts_of(run_dir / name)):
-        warnings.warn(said, stacklevel=2)
+    if notice := personal_notice(facts_of(run_dir / name)):
+        warnings.warn(notice, stacklevel=2)
     if settings.data.standardise_target:
         warnings.warn(
             "the model's outputs are standardised targets (data.standardise_target); its function predict gives them "

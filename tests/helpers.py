@@ -32,7 +32,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.validation import hold_out
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import PLAIN_SGD, VALIDATION
 from fedmpi.methods import registry
@@ -207,9 +207,9 @@ def prepare(
     w0, b0 = made.model.w.detach().clone(), made.model.b.clone()
     rows: list[dict[str, Any]] = []
     files: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    sink = Sink()
-    sink.round, sink.append = rows.append, lambda file, *more: files[file].extend(more)
-    fed = build.federation(made, comm or Solo(device), stop, sink)
+    callbacks = RunCallbacks()
+    callbacks.round, callbacks.append = rows.append, lambda file, *more: files[file].extend(more)
+    fed = build.federation(made, comm or Solo(device), stop, callbacks)
     return FinishedRun(fed, made, rows, files, "", w0, b0)
 
 
@@ -236,7 +236,7 @@ def record(it: FinishedRun) -> dict[str, Any]:
         "w": it.made.model.layout.sha256(it.fed.server.w) if it.fed.server else None,
         "b": digest(it.fed.server.b) if it.fed.server else None,
         "server": digest(it.fed.server.state_row) if it.fed.server else None,
-        "best": [digest(x) for x in best.lasting.values()] if best else [],
+        "best": [digest(x) for x in best.state_tensors.values()] if best else [],
     }
 
 

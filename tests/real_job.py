@@ -59,6 +59,18 @@ def rows(run, name="metrics.jsonl"):
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def hashes(run):
+    """The SHA-256 of the global model after each round."""
+    return [row["sha256"] for row in rows(run)]
+
+
+def succeed(*words, **how):
+    """Run `fedmpi words`, which must succeed."""
+    done = fedmpi(*words, **how)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
 def assert_same(a, b):
     """Rounds, bits and figures of two runs; each round once."""
     times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")

@@ -20,7 +20,7 @@ import torch
 from torch.distributed import DistNetworkError, DistStoreError
 
 from fedmpi.comm.backends.torch_dist import Gloo
-from fedmpi.comm.base import Gone
+from fedmpi.comm.base import ConnectionLostError
 from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
@@ -384,9 +384,9 @@ class SimulatedRank:
         group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
         membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
-        self.comm.at_end = self.error_reporter.hush
+        self.comm.at_end = self.error_reporter.close
         self.error_reporter.subscribe(
-            lambda line, opened: timeout_tracing.answer(line, self.number, self.comm.awaits, opened)
+            lambda line, opened: timeout_tracing.answer(line, self.number, self.comm.waiting_for, opened)
         )
         return self.comm
 
@@ -403,7 +403,7 @@ class SimulatedRank:
     def fail(self, error: Exception, code: int = 1) -> NoReturn:
         """End the job for an error, as the command does."""
         error = timeout_tracing.root_cause(self.error_reporter, error)
-        self.error_reporter.fail(f"error: {error}", code, reacts=isinstance(error, Gone))
+        self.error_reporter.fail(f"error: {error}", code, reacts=isinstance(error, ConnectionLostError))
 
 
 class SimulatedJob:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted
+from fedmpi.comm.base import Communicator, ConnectionLostError, Lost, Message, Posted
 
 LIMIT_S = 60.0
 FOR_EVER = AssertionError("a rank waits for ever")
@@ -60,7 +60,7 @@ class Seat(Communicator):
                 hall.changed.notify_all()
             raise Dead
         if hall.generation > self.generation:
-            raise Gone("the group is broken")
+            raise ConnectionLostError("the group is broken")
 
     def _broadcast(self, x: torch.Tensor) -> None:
         if self.rank == 0:
@@ -74,7 +74,7 @@ class Seat(Communicator):
         with hall.changed:
             for peer, x in outgoing:
                 if peer in hall.dead:
-                    raise Gone(f"rank {peer} is dead")
+                    raise ConnectionLostError(f"rank {peer} is dead")
                 hall.boxes[mine, self.rank, peer].append(x.clone())
             hall.changed.notify_all()
         return [(mine, peer, x) for peer, x in incoming]
@@ -90,7 +90,7 @@ class Seat(Communicator):
                     self.silent([peer]),
                 )
                 if not box:
-                    raise Gone(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")
+                    raise ConnectionLostError(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")
                 x.copy_(box.popleft())
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
@@ -104,7 +104,7 @@ class Seat(Communicator):
             broken = lambda: bool(hall.dead & set(self.alive)) or hall.generation > mine  # noqa: E731
             hall.wait(lambda: len(texts) == len(self.alive) or broken())
             if len(texts) < len(self.alive):
-                raise Gone("the group is broken")
+                raise ConnectionLostError("the group is broken")
             return [texts[rank] for rank in self.alive]
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
@@ -129,9 +129,9 @@ class Seat(Communicator):
                 self.gathers = 0
             return {rank: votes[rank] for rank in self.alive}
 
-    def _meet(self) -> None: ...
+    def _barrier(self) -> None: ...
 
-    def _part(self) -> None: ...
+    def _shutdown(self) -> None: ...
 
 
 def play_in_threads(

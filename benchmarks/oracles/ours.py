@@ -15,7 +15,7 @@ from fedmpi.config import Settings
 from fedmpi.data import batches
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import build
 
 SIZES, CLASSES, FEATURES, WIDTH, ROUNDS = (35, 18, 38, 12, 16), 5, 12, 16, 3
@@ -93,7 +93,7 @@ def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, 
     try:
         made = build.experiment(asked, data, torch.device("cpu"))
         lines: list[dict[str, Any]] = []
-        fed = build.federation(made, Solo(torch.device("cpu")), lambda: False, Sink(lines.append))
+        fed = build.federation(made, Solo(torch.device("cpu")), lambda: False, RunCallbacks(lines.append))
         w0, w, trained, weights, step = fed.server.w.clone(), [], [], [], fed.server.step
 
         def stepping(t: int, lr: float, up: Any, *rest: Any) -> Any:

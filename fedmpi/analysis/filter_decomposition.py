@@ -45,13 +45,14 @@ from fedmpi.analysis.local_models import LocalModels, experiment, local_models, 
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import redacted, to_one_line
+from fedmpi.common.redaction import redacted
 from fedmpi.common.text import format_metric
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.engine import scheduler
 from fedmpi.engine.evaluate import evaluate
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF, Segment
 from fedmpi.models.atoms import GEOMETRY, AtomConv2d
@@ -186,7 +187,7 @@ def measure_variance(
         final[:] = [line["sha256"]]
         at(line["round"] + 1)  # called when the global model is the one that the next round starts from
 
-    fed = build.federation(made, Solo(made.model.w.device), lambda: False, Sink(on_round))
+    fed = build.federation(made, Solo(made.model.w.device), lambda: False, RunCallbacks(on_round))
     at(0)
     fed.run()
     return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final[0], "rounds": rows}
@@ -196,9 +197,9 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
     """Round t, made `replicates` times from the global model of `fed`."""
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
-        seed = seeds.derive(fed.plan.seed, "replicate", number)
+        seed = seeds.derive(fed.config.seed, "replicate", number)
         members = scheduler.draw_cohort(
-            seed, t, fed.trainer.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+            seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.members
         )
         local = local_models(fed, worker_with_seed(made, seed), members, t)
         factors, p = [layer.factors(local.w) for layer in layers], local.p.to(local.w.device)
@@ -214,7 +215,7 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse virtual`; settings: those of the run."""
     to, module = report.folder(to), rebuild_model(run, settings)
-    options = f" {to_one_line(redacted(settings.data.options))}" if settings.data.options else ""
+    options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())

@@ -94,7 +94,7 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
         return counted[-1]
 
     trainer = build.make_trainer(made, lambda: False)
-    trainer.by_hand = None  # its passes back are not autograd's; the operations are the same
+    trainer.mlp_backward = None  # its passes back are not autograd's; the operations are the same
     local_models(fed, trainer, [client], 0)  # frozen models are made, which runs them once
     with counter:
         local_models(fed, trainer, [client], 0, watch)

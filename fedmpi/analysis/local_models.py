@@ -71,7 +71,7 @@ def local_models(
         inbox, {**server_state, "_b": messages.shared_b.take(server.b), "_w": messages.shared.take(server.w)}
     )
     row = inbox.new_empty(messages.upload(t).packing.size)
-    lr = fed.plan.learning_rate(min(t, max(fed.plan.rounds - 1, 0)))
+    lr = fed.config.learning_rate(min(t, max(fed.config.rounds - 1, 0)))
     w, b = [], []
     for client in members:
         download = inbox.new_zeros(messages.per_client.size)

@@ -1,4 +1,4 @@
-"""The commands that analyse: numbers and pictures, in one process."""
+"""The commands `fedmpi analyse ...`, which compute numbers and pictures of runs in one process."""
 
 from pathlib import Path
 from typing import Annotated

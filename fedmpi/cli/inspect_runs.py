@@ -1,4 +1,4 @@
-"""The commands that look at runs: their state, how they differ, pages, and what is done with one that has ended."""
+"""The commands on existing runs: status, compare, report, verify, export, predict, reproduce."""
 
 import json
 import shutil
@@ -43,12 +43,12 @@ def status(
     """Show how far a run is, by its files alone: round, time left, ranks, the slowest client, figures, bytes, faults,
     checkpoint; of a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
     and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
-    facts, alive, code, said = _look(where)
+    facts, alive, code, lines = _look(where)
     if watch:
         signal.signal(signal.SIGINT, lambda *_: _leave())
     last = ""
     while True:
-        text = json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(said)
+        text = json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(lines)
         if watch and sys.stdout.isatty() and not as_json:
             sys.stdout.write(CLEAR)
             typer.echo(text)
@@ -59,7 +59,7 @@ def status(
         if not (watch and alive):
             raise typer.Exit(code)
         time.sleep(EVERY_S)
-        facts, alive, code, said = _look(where)
+        facts, alive, code, lines = _look(where)
 
 
 def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
@@ -68,16 +68,16 @@ def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
     from fedmpi.sweeps import status as sweep_status
 
     if where.is_file() and where.suffix in (".yaml", ".yml"):
-        if not expand.is_one(where):
+        if not expand.is_sweep(where):
             raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
-        facts = sweep_status.of_file(expand.load(where))
-    elif files.is_run(files.folder(where)) or not (sweep_status.recorded(where) or files.runs_in(where)):
+        facts = sweep_status.status_of_file(expand.load(where))
+    elif files.is_run(files.folder(where)) or not (sweep_status.listed_runs(where) or files.runs_in(where)):
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
             raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = reading.status(where)
         return facts, facts["state"] == reading.RUNNING, reading.code(facts), reading.lines(facts)
     else:
-        facts = sweep_status.of_folder(where)
+        facts = sweep_status.status_of_directory(where)
     return facts, facts["counts"][reading.RUNNING] > 0, sweep_status.code(facts), sweep_status.lines(facts)
 
 
@@ -99,13 +99,13 @@ def compare(
     """Show which settings, data, code, versions and machines of two runs differ, and from which round on their results
     do; of two sweeps run by run. Exit code: 0 the same results, 1 they differ, or one has more rounds."""
     many = [not files.is_run(files.folder(each)) and bool(files.runs_in(each)) for each in (a, b)]
-    found = comparing.sweeps(a, b) if all(many) else comparing.compare(a, b)
+    differences = comparing.sweeps(a, b) if all(many) else comparing.compare(a, b)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(differences, indent=2))
     else:
-        for line in comparing.lines(found, shutil.get_terminal_size().columns):
+        for line in comparing.lines(differences, shutil.get_terminal_size().columns):
             typer.echo(line)
-    raise typer.Exit(0 if found["same"] else 1)
+    raise typer.Exit(0 if differences["same"] else 1)
 
 
 Directories = Annotated[

@@ -1,4 +1,4 @@
-"""What a config may hold: its keys, the things that it may name and their options; and the data sets that there are."""
+"""The commands that explain config keys and what a config may name (list, show), and that manage data sets (data)."""
 
 import difflib
 import os
@@ -37,14 +37,14 @@ def list_(
             typer.echo(f"{kind}:")
             table([(f"  {entry.name}", entry.line) for entry in entries(kind)])
         return
-    found = described(name)
-    if not found:
+    descriptions = described(name)
+    if not descriptions:
         known = [*KINDS, *(each for kind in KINDS for each in registry(kind))]
         raise UserError(
             f"list: unknown kind or name '{name}'; {_close(name, known)}allowed: {', '.join(KINDS)}, or a name "
             "that one of these shows"
         )
-    for position, each in enumerate(found):
+    for position, each in enumerate(descriptions):
         typer.echo("\n" * bool(position) + f"{each.kind}: {each.name}\n\n{each.text}\n")
         _options(each)
 
@@ -128,13 +128,13 @@ def check(name: Name, root: Root = None) -> None:
     from fedmpi.data.fetching import getting
 
     listing, where = getting.find(name), _root(root)
-    found = getting.check(name, where)
-    table([(place, wrong or "ok") for place, wrong in found])
+    files = getting.check(name, where)
+    table([(place, wrong or "ok") for place, wrong in files])
     typer.echo(
         f"samples: {listing.samples}\nhome: {listing.home}\nlicence: {listing.licence}\nreference: {listing.reference}"
     )
     typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
-    if any(wrong for _, wrong in found):
+    if any(wrong for _, wrong in files):
         typer.echo(f"to do: {listing.by_hand or f'fedmpi data fetch {name} --root {where}'}")
         raise typer.Exit(1)
 

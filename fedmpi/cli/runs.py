@@ -1,4 +1,4 @@
-"""The commands that train, check and list."""
+"""The commands that start runs (run, resume, replay) or check what a run would need (validate, plan, doctor)."""
 
 import json
 from collections.abc import Sequence
@@ -83,18 +83,19 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
             remedy="To go on, start the ranks of this host as before, with checkpoint.resume=must: "
             "`fedmpi run CONFIG checkpoint.resume=must ...`; `fedmpi resume` is for the host of rank 0.",
         )
-    _stays(directory, overrides or ())
+    _refuse_other_place(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # of what it started from
     given = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
     _train(resumed_settings(here, [*given, *(overrides or ()), *place]), context.obj)
 
 
-def _stays(directory: Path, overrides: Sequence[str]) -> None:
-    """Raises UserError where settings say another place, or another start, than RUN_DIR does."""
-    said = next((each for each in overrides if each.partition("=")[0] in ("name", "output", "checkpoint.resume")), None)
-    if said is not None:
-        raise UserError(f"{said}: has no effect here, for {directory} says where the run is; leave it out")
+def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
+    """Raise UserError where an override would move the run to another directory, or start it anew."""
+    fixed = ("name", "output", "checkpoint.resume")
+    override = next((each for each in overrides if each.partition("=")[0] in fixed), None)
+    if override is not None:
+        raise UserError(f"{override}: has no effect here, for {directory} says where the run is; leave it out")
 
 
 @app.command(short_help="Check that a run can be repeated.")
@@ -108,7 +109,7 @@ def replay(
     each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
     from fedmpi.runtime.trust import replay_settings
 
-    _stays(directory, overrides or ())
+    _refuse_other_place(directory, overrides or ())
     settings = replay_settings(directory.resolve(), trust, overrides or ())
     apply_machine_settings(settings)
     with fast_import():
@@ -123,7 +124,7 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     settings, and data, models and methods of so many that each of its values occurs."""
     from fedmpi.sweeps import expand
 
-    if expand.is_one(config):
+    if expand.is_sweep(config):
         asked = expand.load(config, overrides or ())
         apply_machine_settings(asked.settings(asked.labels[0]))
         with fast_import():
@@ -150,7 +151,7 @@ def plan(
     are made, nothing is trained."""
     from fedmpi.sweeps import expand
 
-    if expand.is_one(config):
+    if expand.is_sweep(config):
         raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
     if hosts > ranks:
         raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")

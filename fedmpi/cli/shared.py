@@ -1,4 +1,4 @@
-"""What the commands share: their arguments, threads, lines on the console, and how they end."""
+"""Shared parts of the commands: arguments, threads, console lines, and exit codes."""
 
 import gc
 import os

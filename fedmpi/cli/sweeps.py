@@ -1,4 +1,4 @@
-"""The commands that deal with many runs at once."""
+"""The commands on sweeps: sweep and table."""
 
 import shlex
 from pathlib import Path
@@ -49,16 +49,16 @@ def sweep(
     asked = expand.load(file, overrides or ())
     place = asked.settings(asked.first()[0]).output
     if is_run(place):
-        said = f"{place} is the directory of a run, in which no runs of a sweep can lie"
-        raise UserError(f"{file}: name: {said}; choose another name")
+        problem = f"{place} is the directory of a run, in which no runs of a sweep can lie"
+        raise UserError(f"{file}: name: {problem}; choose another name")
     if run is not None:
         raise typer.Exit(_one(asked, run, context.obj))
     if resume and not place.is_dir():
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
-    given = slurm.Asked(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
+    given = slurm.ArrayOptions(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
     if sbatch:
         raise typer.Exit(slurm.submit(asked, given, dry_run, typer.echo))
-    if dry_run or given != slurm.Asked():
+    if dry_run or given != slurm.ArrayOptions():
         raise UserError(
             "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
         )
@@ -83,10 +83,10 @@ def sweep(
 
 
 def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
-    """A run of a sweep, on this rank of any launcher's; where it is done, nothing."""
+    """Train one run of a sweep on this rank, under any launcher; do nothing if it is done."""
     from fedmpi.sweeps import progress, slurm
 
-    settings = progress.resuming(slurm.named(asked, name))
+    settings = progress.resuming(slurm.find_run(asked, name))
     if progress.check_state(settings).what == progress.DONE:
         return 0
     apply_machine_settings(settings)
@@ -120,7 +120,7 @@ def table(
 
     given = list(overrides or ())
     if file.is_dir():
-        file, before = status.asked(file)
+        file, before = status.read_sweep_list(file)
         given = [*before, *given]
     asked = expand.load(file, given)
     table_formats.analyse(asked, metric, of, rows, to, typer.echo)

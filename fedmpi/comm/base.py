@@ -61,7 +61,7 @@ def absent_error(
     return Lost(f"silent for {seconds:.0f} s: {ranks(absent, hosts)} of {size}{remedy}")
 
 
-class Silent(Lost):
+class RankTimeoutError(Lost):
     """No message from or to `peers` for so long. They may wait for others themselves (failures/timeout_tracing.py)."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Silent(Lost):
         )
 
 
-class Gone(Lost):
+class ConnectionLostError(Lost):
     """The connection to a rank has ended. That rank knows why, if it still could say so."""
 
 
@@ -86,7 +86,7 @@ class Communicator:
     """
 
     begins = True  # whether what is posted is under way before `finish`
-    piece = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
+    max_elements = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
     can_regroup = "this way of starting ranks cannot do without one"  # why not; "" where it can
 
     def __init__(self, device: torch.device, rank: int = 0, size: int = 1, patience_s: float = math.inf) -> None:
@@ -97,7 +97,7 @@ class Communicator:
         self.round_timeout_s = patience_s  # comm.round_timeout_s
         self.patience_s = patience_s  # seconds for one message, including the training before it
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
-        self.awaits: Iterable[int] = ()  # the ranks for whose messages this one waits, or waited in vain
+        self.waiting_for: Iterable[int] = ()  # the ranks for whose messages this one waits, or waited in vain
         self.sent_bytes = 0
         self.received_bytes = 0
         self.audit: Audit | None = None  # told of all that leaves this rank
@@ -169,10 +169,10 @@ class Communicator:
         finally:
             self.sent_bytes, self.received_bytes = counted
 
-    def silent(self, peers: Iterable[int]) -> Silent:
+    def silent(self, peers: Iterable[int]) -> RankTimeoutError:
         """What to raise where patience has ended."""
         setting = " (comm.round_timeout_s)" * (self.patience_s == self.round_timeout_s)
-        return Silent(peers, self.patience_s, setting, self.hosts)
+        return RankTimeoutError(peers, self.patience_s, setting, self.hosts)
 
     def count_own(self, nbytes: int) -> None:
         """Count a message to oneself that needs no copy."""
@@ -204,16 +204,16 @@ class Communicator:
     def close(self) -> None:
         """Leave the job in good order; every rank calls this once, after its last message. Raises Lost as others do."""
         if self.size > 1:
-            self._meet()
+            self._barrier()
         self.at_end()
         if self.size > 1:
-            self._part()
+            self._shutdown()
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         """Wait until all ranks are here."""
         raise NotImplementedError
 
-    def _part(self) -> None:
+    def _shutdown(self) -> None:
         """Close what connects this rank to the others."""
         raise NotImplementedError
 
@@ -243,7 +243,7 @@ class Communicator:
             raise ValueError(f"peer {peer} is not a rank: there are {self.size}")
 
     def _pieces(self, x: Tensor) -> Iterator[Tensor]:
-        return (x[start : start + self.piece] for start in range(0, len(x), self.piece))
+        return (x[start : start + self.max_elements] for start in range(0, len(x), self.max_elements))
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
         return [(peer, piece) for peer, x in messages if peer != self.rank for piece in self._pieces(x)]
@@ -256,7 +256,9 @@ class Solo(Communicator):
     can_regroup = "there is a single process"
 
 
-def relay(x: Tensor, me: int, ranks: Sequence[int], exchange: Callable[[list[Message], list[Message]], None]) -> None:
+def tree_broadcast(
+    x: Tensor, me: int, ranks: Sequence[int], exchange: Callable[[list[Message], list[Message]], None]
+) -> None:
     """Broadcast x (n,) from ranks[0] down a binomial tree of point-to-point messages, which can name a late peer.
 
     `me` is this rank's place in `ranks`.
@@ -280,7 +282,7 @@ def tree(me: int, size: int) -> tuple[int, list[int]]:
     return me & (me - 1) if me else 0, [me + bit for bit in bits if me + bit < size]
 
 
-def within(seconds: float, call: Callable[[], T], otherwise: str, clock: Clock) -> T:
+def call_with_timeout(seconds: float, call: Callable[[], T], otherwise: str, clock: Clock) -> T:
     """Return call(), which runs in a thread of its own; raise Lost(otherwise) if it takes longer than `seconds`.
 
     Torch's own time-outs do not cover a host that takes a connection and never answers.

@@ -61,6 +61,6 @@ def connect(
         from fedmpi.comm.backends import torch_dist
 
         comm = torch_dist.connect(job, backend, device, timeouts, error_reporter, address)
-    comm.at_end = error_reporter.hush
-    error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.awaits, store))
+    comm.at_end = error_reporter.close
+    error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.waiting_for, store))
     return comm

@@ -50,7 +50,7 @@ class Timeouts:
         round: for one message of a round, including the training before it (comm.round_timeout_s).
         shutdown: for the ranks of a failed job to be ended by the launcher, before they end by themselves.
         reply: for rank 0's store to answer, beyond what it was asked to wait.
-        store: until a store that does not answer is given up, while ranks regroup.
+        store: until ranks under MPI, which can do without a store, give it up at the start.
         probe: for a living rank to answer a probe, once another rank has seen its connection to it end.
         frozen: for a living rank to answer a probe in any case, whatever its threads do.
         connect: for the members of a new group to connect to each other.

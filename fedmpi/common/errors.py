@@ -1,4 +1,4 @@
-"""The one error for mistakes that the user can correct, and the exit code of who is to be started again."""
+"""The error for mistakes that a user can correct, and the exit code that asks for a new start."""
 
 RESTART_LATER = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
 
@@ -11,8 +11,8 @@ class UserError(Exception):
 
 
 class MissingDataError(UserError):
-    """Data that are not where they are looked for; all else may be right."""
+    """Data files are missing; nothing else need be wrong."""
 
 
 class RankWarning(UserWarning):
-    """A warning that any rank may have to tell; of others only rank 0's are shown, as all would say the same."""
+    """A warning that any rank shows. Other warnings are shown on rank 0 only, as all ranks have the same."""

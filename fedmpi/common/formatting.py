@@ -1,4 +1,4 @@
-"""How numbers, durations and tables are written for people: one way for all commands."""
+"""Format numbers, durations and tables for people, alike in all commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def number(value: object) -> str:
-    """A number for people: whole ones with commas, others to four digits.
+    """Format a number: integers with commas, others to four digits.
 
     >>> number(12345678), number(0.123456), number(float("nan")), number("runs/a")
     ('12,345,678', '0.1235', '-', 'runs/a')
@@ -17,7 +17,7 @@ def number(value: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration for people, to about two digits.
+    """Format a duration to about two digits.
 
     >>> duration(0.0321), duration(12.34), duration(75), duration(3600), duration(9000)
     ('32 ms', '12 s', '1 min', '60 min', '2.5 h')
@@ -28,10 +28,12 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Sequence[Sequence[object]], align: str = "right") -> list[str]:
-    """Lines of a table: the first column aligned left, the others as `align` says.
+    """Return the lines of a table: the first column aligned left, the others as `align` says.
 
     >>> table([("run", "up"), ("a", 1000)])
     ['run     up', 'a    1,000']
+    >>> table([("round", "ratio"), ("10", 0.5)], "left")
+    ['round  ratio', '10     0.5']
     """
     cells = [[number(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -1,4 +1,4 @@
-"""The memory and the cores of this host: what control groups and launchers leave of them, and sizes in words."""
+"""The memory and cores that this process may use, within the limits of control groups and launchers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the free memory of this host, or what its control groups leave to this process, if that is less.
-
-    None if nothing is known.
-    """
-    found = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
-    return min([*found, *(left for _, left in control_groups(root))], default=None)
+    """Return the bytes of memory that are free for this process within its control groups; None if unknown."""
+    free = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
+    return min([*free, *(left for _, left in control_groups(root))], default=None)
 
 
 def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """Return (limit, what is left of it) for each control group above this process that limits memory.
+    """Return (limit, bytes left) for each control group of this process that limits memory.
 
     Slurm and containers set such limits, with version 1 or 2 of control groups.
     """
-    found = []
+    groups = []
     for line in _lines(root / "proc/self/cgroup"):
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
         if kinds and "memory" not in kinds.split(","):
@@ -34,17 +31,17 @@ def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
                 # Cached files count as used, and are given up when memory is short.
                 cached = dict(line.split()[:2] for line in _lines(group / "memory.stat"))
                 reclaimable = cached.get("total_inactive_file", cached.get("inactive_file", 0))
-                found.append((int(limit), int(limit) - int(used) + int(reclaimable)))
-    return found
+                groups.append((int(limit), int(limit) - int(used) + int(reclaimable)))
+    return groups
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: a launcher, a container or Slurm may have bound it to a few."""
+    """Return how many cores this process may use; a launcher, a container or Slurm may restrict it to some."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def size_text(count: float) -> str:
-    """Return a number of bytes in words.
+    """Format a number of bytes.
 
     >>> size_text(800), size_text(3 << 29)
     ('800 B', '1.5 GiB')

@@ -1,6 +1,6 @@
 """Samples: one tensor (n, ...), or several under names (the token numbers and the mask of a text).
 
-Code that only hands samples on takes both as they are: `Inputs` has of a tensor's interface what rows need.
+`Inputs` has the part of a tensor's interface that concerns rows, so that code which only passes samples on takes both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Inputs:
         self._tensors = dict(tensors)
 
     def __getitem__(self, key: Any) -> Any:
-        """One tensor by its name; else the same rows of each."""
+        """Return one tensor by its name, or the same rows of all tensors."""
         return self._tensors[key] if isinstance(key, str) else Inputs({k: x[key] for k, x in self.items()})
 
     def keys(self) -> Iterator[str]:
@@ -76,14 +76,14 @@ Samples: TypeAlias = Tensor | Inputs
 
 
 def named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
-    """The tensors, and what they are called: `train_x`, or `train_x['ids']`; without a name "" and `ids`."""
+    """Return (name, tensor) pairs: `train_x`, or `train_x['ids']` and so on; without a name "", or `ids`."""
     if not isinstance(x, Inputs):
         return [(name, x)]
     return [(f"{name}[{k!r}]" if name else k, part) for k, part in x.items()]
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """The rows of all parts, one after another."""
+    """Concatenate the rows of all parts."""
     if isinstance(parts[0], Inputs):
         return Inputs({k: torch.cat([x[k] for x in parts]) for k in parts[0].keys()})  # noqa: SIM118
     return torch.cat(list(parts))
@@ -94,7 +94,7 @@ def sample_shape(x: Samples) -> Shape:
 
 
 def describe_axes(shape: Sequence[int], axes: str) -> str:
-    """Images or volumes of this shape in words.
+    """Describe images or volumes of a shape.
 
     axes: one letter an axis: N samples, C channels, D, H and W space.
 
@@ -108,7 +108,7 @@ def describe_axes(shape: Sequence[int], axes: str) -> str:
 
 
 def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu") -> Any:
-    """n samples of zeros. dtype: one for all, or by name."""
+    """Return n samples of zeros. dtype: one for all tensors, or one by name."""
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return Inputs({k: torch.zeros(n, *size, dtype=kinds[k], device=device) for k, size in shape.items()})
@@ -142,12 +142,12 @@ def _by_keyword(kind: Any, names: tuple[str, ...]) -> bool:
 
 
 def describe(x: Samples) -> str:
-    """`shape (2, 3), torch.float32`, for messages."""
-    return "; ".join(f"{said} shape {tuple(part.shape)}, {part.dtype}".strip() for said, part in named_tensors(x, ""))
+    """Describe samples for a message: `shape (2, 3), torch.float32`."""
+    return "; ".join(f"{name} shape {tuple(part.shape)}, {part.dtype}".strip() for name, part in named_tensors(x, ""))
 
 
 def to_text(shape: Shape, dtype: Type) -> str:
-    """What a sample looks like, in JSON: `[[3],"float32"]`, or the same by name."""
+    """Encode shape and dtype of a sample as JSON: `[[3],"float32"]`, or such a pair by name."""
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return "{" + ",".join(f"{json.dumps(k)}:{to_text(shape[k], kinds[k])}" for k in shape) + "}"
@@ -155,16 +155,16 @@ def to_text(shape: Shape, dtype: Type) -> str:
 
 
 def from_text(text: str) -> tuple[Shape, Type]:
-    """The inverse. Raises ValueError for another text."""
-    found = json.loads(text)
+    """Decode what `to_text` has encoded; raise ValueError for any other text."""
+    value = json.loads(text)
     try:
-        if isinstance(found, dict):
-            pairs = {k: from_text(json.dumps(pair)) for k, pair in found.items()}
+        if isinstance(value, dict):
+            pairs = {k: from_text(json.dumps(pair)) for k, pair in value.items()}
             return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}  # type: ignore[misc]
-        (shape, kind) = found
+        (shape, kind) = value
         dtype = getattr(torch, kind)
         if not isinstance(dtype, torch.dtype) or not all(isinstance(size, int) for size in shape):
             raise ValueError
         return tuple(shape), dtype
     except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{text!r} says of no sample what it looks like") from error
+        raise ValueError(f"{text!r} is no shape and dtype of a sample") from error

@@ -1,4 +1,4 @@
-"""Files with a JSON object on each line, such as metrics.jsonl: whole, still growing, cut by a kill, or damaged."""
+"""Read files with a JSON object on each line, such as metrics.jsonl, which may be growing, truncated or damaged."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class JsonLines:
 
     Attributes:
         rows: the objects, in order.
-        damaged: numbers of the lines that are no row, from 1; a last line without a line feed is not among them.
-        cut: whether there is such a last line, which is still being written or was cut by a kill. It is not in `rows`.
+        damaged: numbers, from 1, of the lines that are not rows.
+        cut: whether a last line has no line feed: it is being written, or was cut by a kill. It counts in neither list.
     """
 
     rows: list[dict[str, Any]]
@@ -51,10 +51,10 @@ def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: 
     """Return the rows of a file; none where it is missing.
 
     Args:
-        rounds: as `parse_jsonl` has it.
+        rounds: as in `parse_jsonl`.
         strict: refuse a file with a damaged line. Without it the caller looks at `damaged`.
-        tail: read so many bytes at the end only, of which the first line may be half a one and is left out; line
-            numbers then count from there.
+        tail: read only so many bytes at the end, without the line that begins before them; line numbers count from
+            there.
 
     Raises:
         UserError: the file cannot be read, or with `strict` a line is damaged: file and line are named.
@@ -68,10 +68,10 @@ def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: 
         return JsonLines([], [], False)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    found = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, rounds=rounds)
-    if strict and found.damaged:
-        raise UserError(f"{path}:{found.damaged[0]} is no row of a run; it was changed, or the disk is bad")
-    return found
+    content = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, rounds=rounds)
+    if strict and content.damaged:
+        raise UserError(f"{path}:{content.damaged[0]} is no row of a run; it was changed, or the disk is bad")
+    return content
 
 
 def to_jsonable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What people write who know other programs: their word -> our key."""
+"""Suggest the key that a user of other programs meant by an unknown one."""
 
 from collections.abc import Iterable
 
@@ -60,7 +60,7 @@ _OUTERMOST = {word: ours for ours, words in _OF_A_SWEEP.items() for word in word
 
 
 def suggest_key(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()) -> str:
-    """What follows an unknown key: `did you mean 'epochs'? allowed: batch_size, epochs, lr`.
+    """Return the advice on an unknown key: `did you mean 'epochs'? allowed: batch_size, epochs, lr`.
 
     Args:
         key: the unknown word.

@@ -1,4 +1,4 @@
-"""The keys of a row of metrics.jsonl and of clients.jsonl, in the order in which a row has them."""
+"""The keys of the rows of metrics.jsonl and clients.jsonl, in their order."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def option(
     lt: float | None = None,
     choices: Collection[Any] | None = None,
 ) -> Any:
-    """A hyperparameter: a dataclass field with its meaning and unit, its bounds, or the values it may take.
+    """Declare a hyperparameter: a dataclass field with its meaning and unit, and its bounds or choices.
 
     Numbers are finite.
 
@@ -56,16 +56,16 @@ def check(
     named: str = "",
     reserved_keys: Collection[str] = (),
 ) -> dict[str, Any]:
-    """`given`, converted to the declared types (a whole number for a float becomes a float, a list a tuple).
+    """Check options against their declaration and return them with the declared types (int to float, list to tuple).
 
     Args:
         target: a function or (data)class; of a dataclass only its fields are options.
-        given: what the config says; keys that are absent keep the target's own defaults.
+        given: the options in the config; absent ones keep the defaults of `target`.
         where: the section in the config ("method"); messages name `where.key`.
         supplied: parameters that the engine passes itself, in their order; a user's function may name them differently.
         origins: key -> where it was written ("run.yaml:7"); see `Settings.origins`.
-        named: what the target is to the user ("method fedavg"), for messages.
-        reserved_keys: the keys that the section has besides.
+        named: the target in messages ("method fedavg").
+        reserved_keys: the other keys of the section.
 
     Raises:
         UserError: one line for each key that is unknown, missing, of a wrong type or out of bounds.
@@ -91,9 +91,9 @@ def check(
                 adapter: TypeAdapter[Any] = TypeAdapter(declared[key], config=_STRICT)
                 checked[key] = adapter.validate_json(json.dumps(value))
             except ValidationError as error:
-                said = MARK if looks_secret(key, value) else show(value)
+                shown = MARK if looks_secret(key, value) else show(value)
                 default = ", or left out for its default" if value is None and key not in required else ""
-                complain(key, f"{said} is not allowed; must be {allowed(error.errors())}{default}")
+                complain(key, f"{shown} is not allowed; must be {allowed(error.errors())}{default}")
         elif open_ended:
             checked[key] = value
         elif key in moved:
@@ -109,7 +109,7 @@ def check(
 
 
 def _untyped(target: Callable[..., Any], key: str) -> str:
-    """`mu = 0.1` in a dataclass is no field: the mistake of its author, not of who gives `mu`."""
+    """Return a hint where a dataclass has `mu = 0.1` without a type, which declares no field; else ""."""
     if dataclasses.is_dataclass(target) and not key.startswith("_") and key in vars(target):
         return f"{getattr(target, '__name__', target)}.{key} is no option without a type: write {key}: float = ...; "
     return ""
@@ -118,7 +118,7 @@ def _untyped(target: Callable[..., Any], key: str) -> str:
 def declared_options(
     target: Callable[..., Any], given: Mapping[str, Any], supplied: Sequence[str]
 ) -> tuple[dict[str, Any], set[str], bool]:
-    """The options of `target`: name -> annotation with bounds; which are required; whether other keys are accepted."""
+    """Return the options of `target` (name -> annotation), the required ones, and whether it takes others."""
     is_dataclass = dataclasses.is_dataclass(target)
     try:
         plain_class = inspect.isclass(target) and not is_dataclass
@@ -130,10 +130,10 @@ def declared_options(
         for field in dataclasses.fields(target):  # type: ignore[arg-type]
             if not field.init or field.name in supplied:
                 continue
-            hint, said = hints.get(field.name, Any), field.metadata
-            if said.get("choices") is not None:
-                hint = Literal[tuple(said["choices"])]
-            elif bounds := {name: said[name] for name in _BOUNDS if said.get(name) is not None}:
+            hint, metadata = hints.get(field.name, Any), field.metadata
+            if metadata.get("choices") is not None:
+                hint = Literal[tuple(metadata["choices"])]
+            elif bounds := {name: metadata[name] for name in _BOUNDS if metadata.get(name) is not None}:
                 hint = Annotated[hint, Field(**bounds)]
             declared[field.name] = hint
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:

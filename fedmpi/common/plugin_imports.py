@@ -1,7 +1,7 @@
-"""The modules that a plug-in file imports from its own directory, or its package: they are its code, too.
+"""Find the modules that a plug-in file imports from its own directory or package, which are part of its code.
 
-They are read off its text, not off what this process has imported: another run may have imported them, and a hook may
-import when it is called. Modules that are imported by a name made up at run time are not seen.
+The source text is searched, not sys.modules, which another run may have filled, and hooks may import when called.
+Imports by a name that is computed at run time are not found.
 """
 
 import ast
@@ -19,18 +19,18 @@ from fedmpi.common.user_code_errors import is_users_file
 
 
 def find_imports(plugin: Path) -> dict[str, Path]:
-    """Return the file of each module that a plug-in imports, and that these import: {name as it imports it: file}."""
+    """Return {name: file} of all modules that a plug-in imports from its own directory, directly or by other ones."""
     roots = _roots(plugin)
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = [(plugin, "")]
     while waiting:
         file, package = waiting.pop()
         for name in _asked(file, package or _package(plugin, roots[-1])):
             at = _file(name, roots)
-            if at is not None and at != plugin and at not in found.values() and is_users_file(str(at)):
-                found[name] = at
+            if at is not None and at != plugin and at not in files.values() and is_users_file(str(at)):
+                files[name] = at
                 waiting.append((at, name if at.name == "__init__.py" else name.rpartition(".")[0]))
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class _Finder:
 
 @contextmanager
 def plugin_import_path(plugin: Path) -> Iterator[None]:
-    """Have Python look for modules in the directory of a plug-in last, while the plug-in is loaded.
+    """Append the directory of a plug-in to the import path while the plug-in is loaded.
 
-    Raises UserError where one of another plug-in's would be taken for one that lies there.
+    Raises:
+        UserError: a module of another plug-in has the name of one in that directory.
     """
     finder: Any = _Finder(str(plugin.parent))
     for name in {name.partition(".")[0] for name in _asked(plugin, "")}:
@@ -60,7 +61,7 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
 
 
 def _refuse_namesake(name: str, place: Path, finder: _Finder) -> None:
-    """Python keeps one module a name."""
+    """Raise UserError where `name` would give the module of another plug-in, as sys.modules has one for each name."""
     known = getattr(sys.modules.get(name), "__file__", None)
     if known is None or Path(known).is_relative_to(place) or PathFinder.find_spec(name) is not None:
         return
@@ -73,7 +74,7 @@ def _refuse_namesake(name: str, place: Path, finder: _Finder) -> None:
 
 
 def _roots(plugin: Path) -> list[Path]:
-    """Where absolute imports are looked for: beside the plug-in, and beside the package that it is in."""
+    """Return the directories for absolute imports: that of the plug-in, and that which holds its package."""
     top = plugin.parent
     while (top / "__init__.py").is_file() and top != top.parent:
         top = top.parent
@@ -85,10 +86,10 @@ def _package(plugin: Path, top: Path) -> str:
 
 
 def _asked(file: Path, package: str) -> Iterator[str]:
-    """The names that a file imports, parents first; of `from a import b` also a.b, which may be a module."""
+    """Yield the names that a file imports, parents first; for `from a import b` also a.b, which may be a module."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # who loads it says so
+    except (OSError, SyntaxError, ValueError):  # reported when it is loaded
         return
     for node in ast.walk(tree):
         names: list[str] = []
@@ -103,7 +104,7 @@ def _asked(file: Path, package: str) -> Iterator[str]:
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str | None:
-    """What `from` names, without leading dots; None where they lead out of the package."""
+    """Return the absolute module name behind `from`; None where the dots lead out of the package."""
     try:
         return importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
     except ImportError:

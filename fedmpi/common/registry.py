@@ -1,4 +1,4 @@
-"""From a name in a config to the object it stands for.
+"""Look up the object that a name in a config stands for.
 
 Wherever a method, model, task, data source, partition or server rule is named, three spellings are understood:
 
@@ -35,7 +35,7 @@ _own_only = ContextVar("own_only", default=False)
 
 @contextmanager
 def own_code_only() -> Iterator[None]:
-    """Refuse, while this lasts, to import what is not in a registry: the config is somebody else's."""
+    """Refuse to import anything that is not in a registry, as for a config of somebody else."""
     token = _own_only.set(True)
     try:
         yield
@@ -45,7 +45,7 @@ def own_code_only() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PluginKind:
-    """Something that configs name: a method, a model, ..."""
+    """A kind of thing that configs name: methods, models, ..."""
 
     label: str  # "model", for messages
     registry: Mapping[str, str]
@@ -54,7 +54,7 @@ class PluginKind:
 
 
 class Choice(Protocol):
-    """A section of a config that names a method, a model, ..., with its options."""
+    """A section of a config that names a method, a model, ... and holds its options."""
 
     @property
     def selected_name(self) -> str: ...
@@ -66,7 +66,7 @@ class Choice(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice made outside of a config."""
+    """A choice that is not a section of a config."""
 
     selected_name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Selection:
 
 
 def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = None) -> partial[Any]:
-    """The object that `choice` names, with its checked options bound; call it with what the engine supplies.
+    """Return the object that `choice` names with its checked options bound, to be called with what the engine supplies.
 
     Args:
         origins: key -> where it was written; "" for the section's name (`Settings.origins`).
@@ -84,38 +84,38 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
     """
     origins = origins or {}
     origin, named = origins.get("", ""), f"{kind.label} {choice.selected_name}"
-    found = load(choice.selected_name, kind.registry, kind.label, origin)
-    said = f"{origin}: {named}" if origin else named
-    if not callable(found):
-        raise UserError(f"{said}: is {show(found)}, but a function or class is needed")
+    target = load(choice.selected_name, kind.registry, kind.label, origin)
+    where = f"{origin}: {named}" if origin else named
+    if not callable(target):
+        raise UserError(f"{where}: is {show(target)}, but a function or class is needed")
     # The engine passes what it supplies by position; a `site` is passed by its name, or not.
     passed = [name for name in kind.supplied if name != "site"]
     wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(target)
         taken = signature.bind_partial(*passed).arguments
     except (TypeError, ValueError) as error:  # ValueError: written in C, and it does not tell
-        raise UserError(f"{said}: cannot be called with {wanted}: {error}") from error
+        raise UserError(f"{where}: cannot be called with {wanted}: {error}") from error
     for name in taken:  # an option, which has a default, must not stand where the engine passes something else
         if name not in passed and signature.parameters[name].default is not inspect.Parameter.empty:
-            raise UserError(f"{said}: cannot be called with {wanted}: {name}, an option, stands in their way")
-    given = options.check(found, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
-    return partial(found, **given)
+            raise UserError(f"{where}: cannot be called with {wanted}: {name}, an option, stands in their way")
+    given = options.check(target, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
+    return partial(target, **given)
 
 
 def is_file(name: str) -> bool:
-    """Whether `name` has the form `path/to/file.py:Name`."""
+    """Return whether `name` has the form `path/to/file.py:Name`."""
     return name.rpartition(":")[0].endswith(".py")
 
 
 def is_foreign(name: str, registry: Mapping[str, str]) -> bool:
-    """Whether `load` would import something for `name` that the registry does not name."""
+    """Return whether `load` would import code for `name` that is not in the registry."""
     place, _, attribute = name.rpartition(":")
     return bool(place and attribute) and name not in registry and name not in registry.values()
 
 
 def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") -> Any:
-    """The object that `name` stands for.
+    """Return the object that `name` stands for.
 
     Args:
         name: a registry key, `path/to/file.py:Name` or `package.module:Name`.
@@ -149,16 +149,18 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
     except UserError as error:
         raise UserError(f"{prefix}{kind} '{name}': {error}") from error
     except (Exception, SystemExit) as error:  # whatever the user's module does while it is being imported
-        raise UserError(f"{prefix}{kind} '{name}': {_blame(error, place)}") from error
+        raise UserError(f"{prefix}{kind} '{name}': {_import_error(error, place)}") from error
     if not hasattr(module, attribute):
-        found = nearest(attribute, _defined(module)).replace("allowed:", "it defines:")
-        raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {found}")
+        suggestion = nearest(attribute, _defined(module)).replace("allowed:", "it defines:")
+        raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {suggestion}")
     return getattr(module, attribute)
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Imports one file under a name of its own: the same text at the same path is the same module, so that two names
-    taken from one file share their classes, and an edited file is read anew."""
+    """Import a file under a name that depends on its path and text.
+
+    Two names in one file share their classes, and an edited file is imported again.
+    """
     if not os.path.isfile(path):
         what = "is a directory" if os.path.isdir(path) else "there is no such file"
         raise UserError(f"{what}: {path.absolute()}")
@@ -180,8 +182,8 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _blame(error: BaseException, place: str) -> str:
-    """`file.py:12: NameError: ...`: the innermost line of the user's own code, else the innermost line of any."""
+def _import_error(error: BaseException, place: str) -> str:
+    """Return `file.py:12: NameError: ...` with the innermost line of the user's code, else the innermost of any."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
         return f"no module named '{error.name}'; is it installed, or on PYTHONPATH?"
@@ -194,7 +196,7 @@ def _blame(error: BaseException, place: str) -> str:
 
 
 def _defined(module: ModuleType) -> list[str]:
-    """The public functions and classes written in the module itself, not those it imports."""
+    """Return the names of the public functions and classes that the module itself defines."""
     return [
         name
         for name, value in vars(module).items()

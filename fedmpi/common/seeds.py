@@ -29,18 +29,18 @@ State = tuple[Tensor, Any, Any, list[Tensor]]  # of the global generators: torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """63-bit seed for one purpose: the first bytes of SHA-256 over the words, so no two purposes share a stream."""
+    """Return a 63-bit seed for one purpose: the first bytes of SHA-256 over its words, so that no streams coincide."""
     words = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A torch CPU generator for one purpose."""
+    """Return a torch generator on the CPU for one purpose."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
-    """A numpy generator for one purpose (partitions, cohorts)."""
+    """Return a numpy generator for one purpose, such as a partition or a cohort."""
     return np.random.Generator(np.random.PCG64(derive(seed, *purpose)))
 
 
@@ -87,6 +87,9 @@ def preserve_rng() -> Iterator[None]:
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Seed the global generators for one purpose, and restore their states at the end of the block."""
-    with preserve_rng():
+    before = state()
+    try:
         reseed(seed, *purpose)
         yield
+    finally:
+        set_state(before)

@@ -29,23 +29,23 @@ class TargetScale:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> TargetScale:
-        """The scale that a file holds as {"mean": [...], "deviation": [...]}."""
+        """Return the scale that a file holds as {"mean": [...], "deviation": [...]}."""
         return cls(tuple(map(float, facts["mean"])), tuple(map(float, facts["deviation"])))
 
     def beside(self, y: Tensor) -> Tensor:
-        """(n, 3, ...) the targets y (n, ...), and the mean and the deviation of each."""
+        """Return (n, 3, ...): the targets y (n, ...), and the mean and deviation of each."""
         shape = (1, *y.shape[1:])
         mean, deviation = (torch.tensor(each, dtype=y.dtype).view(shape) for each in (self.mean, self.deviation))
         return torch.stack([y, mean.expand_as(y), deviation.expand_as(y)], dim=1)
 
     def original(self, outputs: Tensor) -> Tensor:
-        """Standardised outputs (B, ...) in the unit of the targets."""
+        """Convert standardised outputs (B, ...) to the unit of the targets."""
         shape = (1, *outputs.shape[1:])
         return outputs * outputs.new_tensor(self.deviation).view(shape) + outputs.new_tensor(self.mean).view(shape)
 
 
 def target_sums(y: Tensor, counted: Tensor) -> np.ndarray:
-    """(3 k,) float64: number, sum and sum of squares of the targets y (n, ...), of k numbers each, that count."""
+    """Return (3 k,) float64: number, sum and sum of squares of the counted targets y (n, ...) of k numbers each."""
     y = (
         torch.where(counted, y.double(), 0.0).flatten(1)
         if y.ndim > 1

@@ -1,4 +1,4 @@
-"""Words for messages: what was meant, what is allowed, what was given."""
+"""Helpers for the texts of messages, tables and pages."""
 
 import difflib
 import math
@@ -18,7 +18,7 @@ _DIGITS = re.compile("([0-9]+)")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The advice that follows a wrong word: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
+    """Return the advice on a wrong word: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
     allowed = sorted(known)
     folded = {key.casefold(): key for key in allowed}
     close = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.5)
@@ -27,7 +27,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def natural_order(names: Iterable[str]) -> list[str]:
-    """Sort distinct names so that numbers go by their value, also inside words: the one order of classes and sites.
+    """Sort distinct names, with numbers by their value, also inside words: the order of classes and sites.
 
     >>> natural_order(["10", "2", "grade 10", "grade 9", "-1", "2"])
     ['-1', '2', '10', 'grade 9', 'grade 10']
@@ -69,7 +69,7 @@ _WORDS = {
 
 
 def allowed(errors: Sequence[Any]) -> str:
-    """What pydantic's complaints about one value say is allowed, in words: `a whole number or 'full'`."""
+    """Describe what is allowed, from pydantic's errors about one value: `a whole number or 'full'`."""
     words = []
     for error in errors:
         template = _WORDS.get(error["type"], error["msg"].replace("{", "{{").replace("}", "}}"))
@@ -85,7 +85,7 @@ _PERCENT = re.compile(r"accuracy|(^|_)(top\d+|exact)(_|$)")
 
 
 def format_metric(name: str, value: float, digits: int = 3) -> str:
-    """A figure of a run: percentages with two decimals, fractions of 1 with four, others below 10 to `digits` digits.
+    """Format a metric: percentages with two decimals, fractions of 1 with four, others below 10 to `digits` digits.
 
     >>> format_metric("accuracy", 9.876), format_metric("personal_auroc_std", 0.5), format_metric("loss", 0.0797123)
     ('9.88', '0.5000', '0.0797')
@@ -100,7 +100,7 @@ LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "ece", "perplexity", "std")
 
 
 def lower_is_better(name: str, more: Iterable[str] = ()) -> bool:
-    """Whether of two values of this figure the lower one is the better. more: other metrics of which that holds.
+    """Return whether a lower value of a metric is better. more: names of further metrics of which that holds.
 
     >>> lower_is_better("validation_loss"), lower_is_better("accuracy"), lower_is_better("best_error", ["error"])
     (True, False, True)
@@ -110,7 +110,7 @@ def lower_is_better(name: str, more: Iterable[str] = ()) -> bool:
 
 
 def main_metric(names: Iterable[str]) -> str | None:
-    """The figure by which runs are compared: the first that is no loss, else the first.
+    """Return the metric by which runs are compared: the first that is not a loss, else the first.
 
     >>> main_metric(["train_loss", "loss_std", "c_index"]), main_metric(["personal_loss"]), main_metric([])
     ('c_index', 'personal_loss', None)
@@ -120,7 +120,7 @@ def main_metric(names: Iterable[str]) -> str | None:
 
 
 def near_duplicates(words: Iterable[str]) -> tuple[str, str] | None:
-    """Two of the words that a slip tells apart: letters' case, blanks, or two spellings of one number.
+    """Return two words that differ only by case, blanks or the spelling of a number, as by a slip; else None.
 
     >>> near_duplicates(["yes", "no", "Yes"]), near_duplicates(["1", "1.0"]), near_duplicates(["a", "b"])
     (('yes', 'Yes'), ('1', '1.0'), None)
@@ -137,7 +137,7 @@ def near_duplicates(words: Iterable[str]) -> tuple[str, str] | None:
 
 
 def count(number: int, thing: str) -> str:
-    """A number of things.
+    """Format a number of things.
 
     >>> count(1, "client"), count(4, "client")
     ('1 client', '4 clients')
@@ -156,17 +156,17 @@ def enumerated(names: Sequence[str], thing: str) -> str:
 
 
 def show(value: Any) -> str:
-    """A value for a message, cut to a readable length."""
+    """Return the repr of a value for a message, shortened to a readable length."""
     return shorten(repr(value))
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Text for a message, cut to a readable length."""
+    """Shorten a text for a message."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def printable(value: object) -> str:
-    """Text of others for a page or a drawing: characters that XML does not know are shown as their escapes.
+    """Escape characters that XML does not allow, in texts of others for a page or a drawing.
 
     >>> printable("a\\x00b"), printable(3)
     ('a\\\\x00b', '3')
@@ -178,7 +178,7 @@ def printable(value: object) -> str:
 
 
 def metric_title(name: str) -> str:
-    """A metric's name in words, with its unit.
+    """Return the name of a metric in words, with its unit.
 
     >>> metric_title("personal_accuracy"), metric_title("loss")
     ('personal accuracy (%)', 'loss')
@@ -187,10 +187,7 @@ def metric_title(name: str) -> str:
 
 
 def control_character(text: str) -> str:
-    """What `text` holds that no name or path should: `the control character '\\x00'`; "" if there is nothing.
-
-    Line feed and tab are left to those who read longer texts.
-    """
+    """Name the first control character in a text except line feed and tab; "" if there is none."""
     odd = _CONTROL.search(text)
     return f"the control character {odd[0]!r}" if odd else ""
 
@@ -213,8 +210,8 @@ def _spelled_otherwise(path: Path) -> Path | None:
         names = sorted(os.listdir(home)) if home is not None else []
     except OSError:  # no folder, or one that may not be read
         return None
-    found = next((name for name in names if _folded(name) == _folded(path.name)), None)
-    return None if home is None or found is None else home / found
+    match = next((name for name in names if _folded(name) == _folded(path.name)), None)
+    return None if home is None or match is None else home / match
 
 
 def _folded(name: str) -> str:

@@ -1,8 +1,8 @@
-"""An annotation in words, for those who write configs: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
+"""Describe types and values as a config has them: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,10 +13,10 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """The type with its bounds.
+    """Describe a type and its bounds.
 
     Args:
-        metadata: what stands beside the type in Annotated, where pydantic has taken it apart.
+        metadata: the other arguments of Annotated, where pydantic has separated them from the type.
 
     >>> from pydantic import Field
     >>> describe_type(Annotated[float, Field(gt=0)] | Literal["auto"] | None)
@@ -30,12 +30,14 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
     if origin in (Union, UnionType):
         return "; ".join(describe_type(each, () if each is NoneType else metadata) for each in inside)
     elif origin is Literal:
-        said = ", ".join(describe_value(each) for each in inside)
+        description = ", ".join(describe_value(each) for each in inside)
     elif inspect.isclass(origin) and issubclass(origin, Sequence):
         items = dict.fromkeys(describe_type(each) for each in inside if each is not ...)
-        said = f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
+        description = (
+            f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
+        )
     else:
-        said = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
+        description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
     bounds = []
     # A pydantic Field holds what it is made of (Ge(0), MinLen(1)) as its own metadata.
     for part in (part for each in metadata for part in getattr(each, "metadata", [each])):
@@ -44,13 +46,19 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
         ]
         lengths = {"at least": getattr(part, "min_length", None), "at most": getattr(part, "max_length", None)}
         bounds += [f"({word} {length} long)" for word, length in lengths.items() if length is not None]
-    if said == "text":  # nearly every text is not to be empty
+    if description == "text":  # nearly every text is not to be empty
         bounds = [text for text in bounds if text != "(at least 1 long)"]
-    return said + (" " if bounds else "") + ", ".join(bounds)
+    return description + (" " if bounds else "") + ", ".join(bounds)
 
 
 def describe_value(value: Any) -> str:
-    """A value as a config has it: null, true, [1, 2], 0.001, sgd."""
+    """Return a value as a config has it, on one line.
+
+    >>> describe_value(None), describe_value((1, 2)), describe_value({"source": "web", "size": 0.5})
+    ('null', '[1, 2]', '{source: web, size: 0.5}')
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, (str, Path)):
         return str(value) or '""'
     if isinstance(value, Sequence):

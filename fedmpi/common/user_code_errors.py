@@ -1,4 +1,4 @@
-"""Whose code failed: errors in a user's hooks, models, tasks and other plug-ins are reported with their place."""
+"""Report errors in hooks, models, tasks and other plug-ins with their place in the user's file."""
 
 from __future__ import annotations
 
@@ -93,10 +93,14 @@ DEVICE_ERRORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 @contextmanager
 def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
-    """Put `where` ("round 3, client 4") in front of errors; one from a user's file becomes a UserError that names it.
+    """Put `where` ("round 3, client 4") in front of errors, and name the user's file that raised them.
 
-    So does a lack of memory, and a batch that cannot be normalised. Any other error without a user's file in its
-    traceback is a defect of fedmpi; it becomes a RuntimeError. passing: what nobody's code is to blame for.
+    Errors from a user's file and those with a known fix become a UserError. Any other one is a defect of fedmpi and
+    becomes a RuntimeError.
+
+    Args:
+        where: the place in the run.
+        passing: types of errors that are raised unchanged.
     """
     try:
         yield
@@ -105,35 +109,35 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
     except UserError as error:
         if getattr(error, "placed", False):
             raise
-        said, found = str(error), None if getattr(error, "located", False) else in_user_code(error)
+        text, place = str(error), None if getattr(error, "located", False) else in_user_code(error)
         kind = where.partition(" ")[0]  # "round 0: method Mine, ..." is not put behind "round 0" once more
-        said = said if said.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {said}"
-        raise _placed(f"{said} ({found})" if found else said) from error
+        text = text if text.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {text}"
+        raise _placed(f"{text} ({place})" if place else text) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
-        found, known = in_user_code(error), known_fix(error)
-        said = known or (f"{type(error).__name__}: {error}" if found else "")
-        if not said:
+        place, known = in_user_code(error), known_fix(error)
+        text = known or (f"{type(error).__name__}: {error}" if place else "")
+        if not text:
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
-        raise _placed(": ".join(each for each in (where, found, said) if each)) from error
+        raise _placed(": ".join(each for each in (where, place, text) if each)) from error
 
 
 def known_fix(error: BaseException) -> str | None:
-    """What a user can do about an error that torch or Python words for nobody in particular; None if unknown."""
-    said = (str(error).strip().splitlines() or [""])[0]
+    """Return what a user can do about an error of torch or Python, such as a lack of memory; None if unknown."""
+    text = (str(error).strip().splitlines() or [""])[0]
     known = None
     if isinstance(error, RuntimeError):
-        known = next((row for row in DEVICE_ERRORS if any(pattern in said for pattern in row[0])), None)
+        known = next((row for row in DEVICE_ERRORS if any(pattern in text for pattern in row[0])), None)
     if isinstance(error, MemoryError):
         known = OUT_OF_MEMORY
     if known is not None:
-        return f"{known[1]} ({said or type(error).__name__}); {known[2]}"
-    if isinstance(error, ValueError) and said.startswith("Expected more than 1 value per channel"):
+        return f"{known[1]} ({text or type(error).__name__}); {known[2]}"
+    if isinstance(error, ValueError) and text.startswith("Expected more than 1 value per channel"):
         return f"a batch of one sample gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
-    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in said:
+    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in text:
         return (
-            f"compute.deterministic: {said.split(', but you set')[0]}; take another layer or loss, or set it to false"
+            f"compute.deterministic: {text.split(', but you set')[0]}; take another layer or loss, or set it to false"
         )
-    if isinstance(error, RuntimeError) and "because it uses CuBLAS" in said:
+    if isinstance(error, RuntimeError) and "because it uses CuBLAS" in text:
         return (
             "compute.deterministic: cuBLAS was used in this process before it was asked for, or is told otherwise; set "
             "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python begins"
@@ -142,17 +146,17 @@ def known_fix(error: BaseException) -> str | None:
 
 
 def one_line(error: BaseException, where: str) -> str:
-    """An error in a line, with its place: `round 3, client 4: ... (at file.py:12)`."""
+    """Return an error on one line with its place: `round 3, client 4: ... (at file.py:12)`."""
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
-    said = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
-    said = said or f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    text = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
+    text = text or f"{type(error).__name__}: {error}".strip().splitlines()[0]
     while error.__cause__ is not None:
         error = error.__cause__
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = f"{last[0].filename}:{last[0].lineno}" if last else ""
-    said = said if said.startswith(where) else f"{where}: {said}"
-    return said if not place or place in said else f"{said} (at {place})"
+    text = text if text.startswith(where) else f"{where}: {text}"
+    return text if not place or place in text else f"{text} (at {place})"
 
 
 def _placed(text: str) -> UserError:
@@ -165,15 +169,15 @@ ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
 
 
 def located_error(text: str, *made_by: Any) -> UserError:
-    """A UserError with the line of the first of `made_by` that is a user's own; no other is added to it."""
-    place = next((found for each in made_by if (found := source_location(each))), "")
+    """Return a UserError with the place of the first of `made_by` that is a user's code; no other is added later."""
+    place = next((location for each in made_by if (location := source_location(each))), "")
     error = UserError(f"{text} ({place})" if place else text)
     error.located = True  # type: ignore[attr-defined]
     return error
 
 
 def source_location(what: Any) -> str:
-    """`Bounded.loss at mine.py:12` of a user's function, class, or object of such a class; "" of anything else."""
+    """Return `Bounded.loss at mine.py:12` for a user's function, class or object; "" for anything else."""
     what = inspect.unwrap(getattr(what, "func", what))  # of a partial
     what = getattr(what, "__func__", what)
     what = what if inspect.isfunction(what) or inspect.isclass(what) else type(what)
@@ -185,7 +189,7 @@ def source_location(what: Any) -> str:
 
 
 def in_user_code(error: BaseException) -> str | None:
-    """`Bounded.loss at mine.py:12`, the innermost line outside of fedmpi, Python and installed packages; else None."""
+    """Return the innermost line in a user's file, `Bounded.loss at mine.py:12`; None if there is none."""
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:
         return None
@@ -197,4 +201,5 @@ def in_user_code(error: BaseException) -> str | None:
 
 
 def is_users_file(file: str) -> bool:
+    """Return whether a file belongs neither to fedmpi nor to Python or an installed package."""
     return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))

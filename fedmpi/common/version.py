@@ -1,3 +1,3 @@
-"""The version of fedmpi, in a place that everybody may import."""
+"""The version of fedmpi."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""From YAML to frozen settings. This package does not import torch, so that every rank reports a mistake at once."""
+"""Load frozen settings from YAML. Torch is not imported, so that every rank reports a mistake at once."""
 
 from fedmpi.config.loading import load
 from fedmpi.config.schema import Settings

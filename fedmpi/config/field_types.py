@@ -1,4 +1,4 @@
-"""What the sections of a config are made of: the types of their values, and their base classes."""
+"""The types of values in a config, and the base classes of its sections."""
 
 from __future__ import annotations
 
@@ -85,24 +85,24 @@ DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 
 
 def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    """A tree of settings as one dict with dotted keys."""
-    found: dict[str, Any] = {}
+    """Flatten a tree of settings into one dict with dotted keys."""
+    items: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            found.update(flat(value, f"{path}{key}."))
+            items.update(flat(value, f"{path}{key}."))
         else:
-            found[f"{path}{key}"] = value
-    return found
+            items[f"{path}{key}"] = value
+    return items
 
 
 class Section(BaseModel):
-    """Closed: any key that is not declared is an error."""
+    """A section in which any key that is not declared is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class ShortSection(Section):
-    """A bare text in place of the section is the value of its key `short`."""
+    """A section that may be written as a bare text, the value of its key `short`."""
 
     short: ClassVar[str]
 
@@ -113,22 +113,22 @@ class ShortSection(Section):
 
 
 class OpenSection(BaseModel):
-    """Keys that are not declared are the options of the thing that `selector` names."""
+    """A section that names a method, model, ... by its key `selector` and takes the options of that as further keys."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, ser_json_inf_nan="constants")
     selector: ClassVar[str] = "name"
 
     @property
     def selected_name(self) -> str:
-        """The name of the thing."""
+        """The value of the selector."""
         return str(getattr(self, self.selector))
 
     @property
     def options(self) -> dict[str, Any]:
-        """The thing's own options."""
+        """The options of what the selector names."""
         return dict(self.model_extra or {})
 
     @property
     def reserved_keys(self) -> tuple[str, ...]:
-        """The section's other keys."""
+        """The declared keys, which no option can have."""
         return tuple(type(self).model_fields)

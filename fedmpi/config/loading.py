@@ -1,4 +1,4 @@
-"""YAML -> settings: defaults < base files < file < `key=value` overrides.
+"""Load settings from YAML: defaults < base files < file < `key=value` overrides.
 
 A config names the files that it starts from in `base: [data/digits.yaml, methods/fedld.yaml]`, relative to its own
 place; later ones win. Mappings are merged key by key. Where a layer names another method (model, source, ...) than the
@@ -22,6 +22,7 @@ from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import control_character, shorten, show
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.validation_errors import SWEEP, complaints
@@ -43,12 +44,12 @@ MAX_SHOWN = 20  # mistakes in one message
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a run.
+    """Return the settings of a run.
 
     Args:
         path: the YAML file.
         overrides: `train.epochs=3`: a dotted key and a value in YAML; the later of two wins.
-        moved: plug-ins that are elsewhere now than the file says: name -> name.
+        moved: new names of plug-ins whose files have moved: old name -> new name.
 
     Raises:
         UserError: for each mistake the file and line (or the override), the key, the value and what is allowed.
@@ -62,13 +63,13 @@ def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, st
 
 
 def settings(layers: Sequence[Document], path: Path) -> Settings:
-    """The settings that layers make, the later one over the earlier. Raises UserError with all mistakes in them."""
+    """Merge layers, later ones over earlier ones, into settings. Raises UserError with all mistakes in them."""
     document = reduce(merge, layers)
     used = set(_texts(document.data)) if document.missing else set()
     document.problems += [problem for name, problem in document.missing.items() if name in used]
     document.data.setdefault("name", path.stem)
     try:
-        made = Settings.model_validate_json(json.dumps(document.data), strict=True)
+        result = Settings.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         document.problems += complaints(error, document, str(path))
     if document.problems:
@@ -76,13 +77,13 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
         more = [f"... and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
         lines = lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines[:MAX_SHOWN], *more]
         raise UserError("\n  ".join(lines))
-    made._origins.update(document.origins)
-    made._file = str(path)
-    return made
+    result._origins.update(document.origins)
+    result._file = str(path)
+    return result
 
 
 def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str, ...] = ()) -> Document:
-    """A file over its bases. around: the files whose base it is, the outermost first."""
+    """Merge a file over its bases. around: the files that have it as a base, the outermost first."""
     place = os.path.realpath(path)  # not resolve(): a link to itself is an error of its own there
     if place in around:
         raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
@@ -105,7 +106,7 @@ def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str,
 
 
 def _with(tree: Any, names: Mapping[str, str]) -> Any:
-    """A tree with other texts in place of some."""
+    """Return a tree with some texts replaced."""
     if isinstance(tree, dict):
         return {key: _with(value, names) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -114,7 +115,7 @@ def _with(tree: Any, names: Mapping[str, str]) -> Any:
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """All texts in a tree, keys too."""
+    """Yield all texts in a tree, including keys."""
     if isinstance(tree, str):
         yield tree
     elif isinstance(tree, (dict, list)):
@@ -124,7 +125,7 @@ def _texts(tree: Any) -> Iterator[str]:
 
 
 def shown(text: str) -> str:
-    """A `key=value` of a command line as it may be shown and written down: without secrets.
+    """Return a `key=value` of a command line without secrets, as it may be shown.
 
     >>> shown("data.token=abc"), shown("data={source: web, token: abc}"), shown("rounds=3")
     ('data.token=<redacted>', 'data={source: web, token: <redacted>}', 'rounds=3')
@@ -137,11 +138,11 @@ def shown(text: str) -> str:
     except UserError:  # not YAML: all of it is left out
         return f"{key}={redaction.MARK}"
     clean = redaction.MARK if redaction.looks_secret(key, tree) else redaction.redacted(tree)
-    return text if clean == tree else f"{key}={redaction.to_one_line(clean)}"
+    return text if clean == tree else f"{key}={describe_value(clean)}"
 
 
 def command_line(overrides: Sequence[str]) -> Document:
-    """The overrides as one layer."""
+    """Return the overrides as one layer."""
     document = Document()
     for text in overrides:
         origin = f"command line: {shorten(repr(shown(text)) if control_character(text) else shown(text), 200)}"
@@ -172,6 +173,7 @@ def command_line(overrides: Sequence[str]) -> Document:
 
 
 def merge(low: Document, high: Document) -> Document:
+    """Merge two layers; values of `high` replace those of `low`."""
     problems = list(dict.fromkeys([*low.problems, *high.problems]))  # files that share a base bring its mistakes twice
     new = {_file_name(text): text for text in _texts(high.data) if is_file(text)} if low.missing else {}
     moved = {name: new[_file_name(name)] for name in low.missing if _file_name(name) in new}  # it keeps its options
@@ -227,7 +229,7 @@ def _anchor_document(document: Document, directory: Path) -> None:
 
 
 def _anchor(tree: Any, dotted: str, document: Document, directory: Path) -> Any:
-    """A value with each `file.py:Name` in it made absolute: beside the config that names it, else in the working
+    """Make each `file.py:Name` in a value absolute: in the directory of the config that names it, else in the working
     directory."""
     if isinstance(tree, dict):
         within = {key: _anchor(value, f"{dotted}.{key}", document, directory) for key, value in tree.items()}
@@ -238,21 +240,21 @@ def _anchor(tree: Any, dotted: str, document: Document, directory: Path) -> Any:
         return tree
     place, _, attribute = tree.rpartition(":")
     tried = [(directory / place).absolute(), Path(place).absolute()]
-    found = next((path for path in tried if os.path.isfile(path)), None)
-    if found is not None:
-        return f"{found}:{attribute}"
+    existing = next((path for path in tried if os.path.isfile(path)), None)
+    if existing is not None:
+        return f"{existing}:{attribute}"
     where = " nor ".join(dict.fromkeys(map(str, tried)))
     document.missing[tree] = f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}"
     return tree
 
 
 def is_config(value: Any) -> bool:
-    """Whether a value of an axis is a file of settings."""
+    """Return whether a value of an axis is a file of settings."""
     return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
 def nested(dotted: str, value: Any, origin: str) -> Document:
-    """One value under a dotted key."""
+    """Return a layer with one value under a dotted key."""
     parts = dotted.split(".")
     tree = value
     for part in reversed(parts):

@@ -66,9 +66,9 @@ def _beside(holder: type[BaseModel], name: str) -> str:
     """The comment above a field and on its own lines, in the first class that declares it."""
     for kind in holder.__mro__:
         if kind.__module__.startswith("fedmpi.config") and name in vars(kind).get("__annotations__", {}):
-            found = _commented(str(inspect.getsourcefile(kind))).get((kind.__name__, name))
-            if found is not None:
-                return found
+            comment = _commented(str(inspect.getsourcefile(kind))).get((kind.__name__, name))
+            if comment is not None:
+                return comment
     return ""
 
 
@@ -78,15 +78,15 @@ def _commented(file: str) -> dict[tuple[str, str], str]:
     source = Path(file).read_text(encoding="utf-8")
     lines = source.splitlines()
     with open(file, "rb") as stream:
-        found = [token for token in tokenize.tokenize(stream.readline) if token.type == tokenize.COMMENT]
-    comments = {token.start[0]: token.string.lstrip("# ") for token in found}
-    alone = {token.start[0] for token in found if lines[token.start[0] - 1].lstrip().startswith("#")}
-    said = {}
+        tokens = [token for token in tokenize.tokenize(stream.readline) if token.type == tokenize.COMMENT]
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens}
+    alone = {token.start[0] for token in tokens if lines[token.start[0] - 1].lstrip().startswith("#")}
+    by_name = {}
     for kind in (each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)):
         for field in (each for each in kind.body if isinstance(each, ast.AnnAssign)):
             first = field.lineno
             while first - 1 in alone:
                 first -= 1
             parts = [comments[n] for n in range(first, (field.end_lineno or field.lineno) + 1) if n in comments]
-            said[kind.name, ast.unparse(field.target)] = " ".join(parts)
-    return said
+            by_name[kind.name, ast.unparse(field.target)] = " ".join(parts)
+    return by_name

@@ -1,5 +1,7 @@
-"""Whether this machine can do what the settings ask of it: what a file alone cannot tell, and no library need be
-imported for. A run directory's config.yaml may be read on another machine, so loading does not ask."""
+"""Check that this machine can do what the settings ask for, without importing a library.
+
+Loading does not check this, since the config.yaml of a run directory may be read on another machine.
+"""
 
 import os
 import platform
@@ -14,7 +16,7 @@ from fedmpi.config.schema import Settings
 
 
 def check(settings: Settings, writes: bool = True) -> None:
-    """What asks more than there is.
+    """Check threads and the output directory.
 
     Args:
         writes: whether this process is the one that writes the run directory.
@@ -33,8 +35,7 @@ def check(settings: Settings, writes: bool = True) -> None:
 
 
 def compiler(gpu: bool) -> None:
-    """UserError if torch.compile, which makes C++ for a CPU and, by Triton, C for a GPU, would find no compiler at the
-    first step."""
+    """Raise UserError if torch.compile would find no compiler: for C++ on a CPU, for C and with Triton on a GPU."""
     needs, host = "compute.compile: true needs", f"host {platform.node()}"
     if gpu and find_spec("triton") is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a run may change when it goes on."""
+"""Which settings may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpi.config.schema import Settings
 
-# None of it moves a bit of the rounds that are done, or to come.
+# These change no bits of any round.
 MAY_CHANGE = (
     "rounds",
     "name",
@@ -29,38 +29,38 @@ MAY_CHANGE = (
     "server.trains",
     "compute.device",
 )
-IN_GROUPS = ("state.memory", "cohort.placement", "server.trains")  # of these it depends who is trained together
+IN_GROUPS = ("state.memory", "cohort.placement", "server.trains")  # these decide which clients are trained together
 
 
 def depends_on_rounds(settings: Settings) -> str:
-    """What depends on how many rounds there are in all, so that those that are done would have been others; or ""."""
+    """Return why another number of rounds would have changed the rounds that are done; "" if it would not."""
     if settings.train.schedule in ("cosine", "step"):
         return f"train.schedule: {settings.train.schedule} has its course over all rounds"
     return "method ccvr ends with the last round" if settings.method.name == "ccvr" else ""
 
 
 def may_change(key: str, settings: Settings) -> bool:
-    """Whether this setting may be another one. With compute.pack not one of which clients are trained together."""
+    """Return whether a setting may change; with compute.pack not one that decides which clients train together."""
     if key == "rounds" and depends_on_rounds(settings):
         return False
     return key.startswith(MAY_CHANGE) and not (settings.compute.pack != 1 and key in IN_GROUPS)
 
 
-PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # of a file, as identity.json has it
+PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in identity.json
 
 
-def comparable(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key, as `Settings.identity` gives them, as they are compared with those of another start.
+def comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `Settings.identity` in the form in which two starts of a run are compared.
 
-    Of a file that a setting names by its absolute path only the name counts: projects are moved, and what the file
-    holds is compared by a digest of its own.
+    Absolute paths of files are reduced to their names, since projects are moved; contents of files are compared by
+    digests of their own.
 
     >>> comparable({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
     {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}
     """
-    found = {}
-    for key, text in made.items():
+    items = {}
+    for key, text in identity.items():
         place = PLACE.fullmatch(text) if isinstance(text, str) else None
         of_data = key.startswith("data.") or key.endswith(".replay")
-        found[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
-    return found
+        items[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
+    return items

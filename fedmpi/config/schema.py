@@ -1,4 +1,4 @@
-"""The settings of a run: the sections on communication, devices, faults and files, and the class of them all."""
+"""The settings of a run: the sections on communication, devices, faults and files, and the class `Settings`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """What becomes of a round in which something goes wrong (engine/faults)."""
+    """How a round continues in which something goes wrong (engine/faults)."""
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
@@ -169,7 +169,7 @@ class StateSettings(Section):
 
 
 class Settings(Section):
-    """All of a run's settings; made by `fedmpi.config.load`."""
+    """The settings of a run, as `fedmpi.config.load` returns them."""
 
     name: DirectoryName = "run"  # the run directory is output/name
     seed: Annotated[int, Field(ge=0, le=LARGEST)] = (
@@ -230,7 +230,7 @@ class Settings(Section):
 
     @property
     def working_dir(self) -> Path:
-        """Where relative paths start: Path(), or once a plug-in has changed the working directory, its path before."""
+        """The directory of relative paths: Path(), or the original one where a plug-in has changed the current one."""
         try:
             moved = self._began_in and os.getcwd() != self._began_in
         except FileNotFoundError:  # a temporary one, which is gone
@@ -238,27 +238,27 @@ class Settings(Section):
         return Path(self._began_in) if moved else Path()
 
     def origin(self, key: str) -> str:
-        """Where a dotted key, else its section, was written: "run.yaml:7", "command line: train.lr=1"; or ""."""
+        """Return where a dotted key, else its section, was written: "run.yaml:7", "command line: train.lr=1"; or ""."""
         return self._origins.get(key) or self._origins.get(key.rpartition(".")[0], "")
 
     def origins(self, dotted: str) -> dict[str, str]:
-        """Where the keys of one section were written: {"mu": "run.yaml:9"}; the key "" stands for its selector."""
+        """Return where the keys of a section were written: {"mu": "run.yaml:9"}; the key "" stands for its selector."""
         start, selector = f"{dotted}.", getattr(section(tuple(dotted.split("."))), "selector", "name")
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
 
     def fragments(self) -> dict[str, dict[str, Any]]:
-        """What the files under `base` brought in and nothing else set: {file: {dotted key: value}}."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return the settings that come from files under `base`: {file: {dotted key: value}}."""
+        fragments: dict[str, dict[str, Any]] = {}
         for key, value in flat(redacted(self.model_dump(mode="json")), "").items():
             origin = self._origins.get(key, "")
             file = origin.rpartition(":")[0]
             if file not in ("", self._file) and not origin.startswith("command line"):
-                found.setdefault(file, {})[key] = value
-        return found
+                fragments.setdefault(file, {})[key] = value
+        return fragments
 
     def identity(self) -> dict[str, str]:
-        """`digest_items` as they may be written down: of what may be a secret its SHA-256."""
+        """Return `digest_items` with the SHA-256 of each value that may be a secret."""
         items = flat(redacted(self.model_dump(mode="json")), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
@@ -266,13 +266,13 @@ class Settings(Section):
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Dotted key -> repr(value), which ranks compare; without the places, which may differ by host."""
+        """Return {dotted key: repr(value)}, which ranks compare, without paths, which may differ by host."""
         items = flat(self.model_dump(mode="json"), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
 def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
-    """The class of the section at a path of keys, () for all; None where there is no section."""
+    """Return the class of the section at a path of keys, () for the whole; None where there is no section."""
     known: Any = Settings
     for part in path:
         if known is None or part not in known.model_fields:

@@ -1,4 +1,4 @@
-"""The sections of a config that say what is trained, on which data and how.
+"""The sections of a config on data, model, task, method and training.
 
 Sections are frozen. An open section has one key that names something (`selector`) and, beside the keys declared here,
 takes that thing's own options; they are checked against its signature when it is built (see common/options.py).
@@ -75,8 +75,8 @@ class DataSettings(OpenSection):
         given = {"share_label_counts": False, "audit": False, "share_ranks": True}
         idle = next((key for key, value in given.items() if getattr(self, key) is value), None)
         if not self.silos and idle is not None:
-            said = f"{idle}: {'true' if given[idle] else 'false'}"
-            raise ValueError(f"{said} goes with silos; with a partition all ranks hold all data; leave it out")
+            setting = f"{idle}: {'true' if given[idle] else 'false'}"
+            raise ValueError(f"{setting} goes with silos; with a partition all ranks hold all data; leave it out")
         if self.silos and self.client_test != "auto":
             raise ValueError(
                 f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
@@ -104,8 +104,8 @@ class Init(Section):
 
     @property
     def source(self) -> Path | None:
-        found: Path | None = getattr(self, "from")
-        return found
+        path: Path | None = getattr(self, "from")
+        return path
 
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ NOTHING: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
 
 
 def _whole(number: float) -> float:
-    """2.0 as 2: a number of passes is shown as it was meant."""
+    """Return 2.0 as 2, so that a number of passes is shown as it was written."""
     return int(number) if number == int(number) else number
 
 
@@ -182,7 +182,7 @@ class TrainSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _by_optimiser(cls, value: Any) -> Any:
-        """The values of keys that are not written, where they depend on others: a config shows what is meant."""
+        """Fill in the keys that are not given and whose defaults depend on the optimiser."""
         if not isinstance(value, dict):
             return value
         given = {key: each for key, each in value.items() if each is not None or key not in (*OWN, "weight_decay")}
@@ -311,7 +311,7 @@ class ServerSettings(Section):
 
 
 class BestSettings(ShortSection):
-    """A model that is chosen on the validation rows: model-best.safetensors. A bare text is the metric."""
+    """Selection of the best model on validation rows: model-best.safetensors. A bare text is the metric."""
 
     short = "metric"
     # "loss" or a metric of the task: of the global model on the rows that data.validation holds out at all clients,

@@ -38,21 +38,21 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
     if first["type"] == "extra_forbidden":
         return f": unknown key; {_advice(key)}"
     if first["type"] == "value_error":  # from our own validators
-        said = str(first["ctx"]["error"])
-        begins, _, rest = said.partition(": ")
+        text = str(first["ctx"]["error"])
+        begins, _, rest = text.partition(": ")
         named = {".".join(map(str, key[depth:])) for depth in range(len(key))}
         if begins in named:
             return f": {rest}"
         below = f"{'.'.join(map(str, key))}." if key else ""  # evaluate.best.metric, where evaluate.best is a bare text
-        return said.removeprefix(below[:-1]) if begins.startswith(below) else f": {said}"
+        return text.removeprefix(below[:-1]) if begins.startswith(below) else f": {text}"
     value = _value(data, key)
     name = next((name for name in ("name", "source", "scheme") if name in _keys(*key)), None)  # method=fedprox
     meant = f"; did you mean {'.'.join(map(str, key))}.{name}={value}?" if name and isinstance(value, str) else ""
     if isinstance(value, list) and len(value) > 1 and all(isinstance(each, (int, float, str)) for each in value):
-        said = f"{'.'.join(map(str, key))}: {show(value)}"
-        said = f"{'.'.join(map(str, key))}.{name}: {show(value)}" if name else said  # method: [fedavg, ditto]
+        text = f"{'.'.join(map(str, key))}: {show(value)}"
+        text = f"{'.'.join(map(str, key))}.{name}: {show(value)}" if name else text  # method: [fedavg, ditto]
         each = name is not None or _takes_one(errors)
-        meant = f"; for a run with each of them write over: {{{said}}}, for fedmpi sweep" if each else ""
+        meant = f"; for a run with each of them write over: {{{text}}}, for fedmpi sweep" if each else ""
     return f": {show(value)} is not allowed; must be {allowed(errors)}{meant}"
 
 
@@ -95,9 +95,9 @@ def _named(error: Any, data: Any) -> Key:
 
     Keys that are not in the data are left out.
     """
-    said = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
-    named = tuple(said.partition(":")[0].split("."))
-    if said.partition(": ")[2].startswith("missing"):
+    text = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
+    named = tuple(text.partition(":")[0].split("."))
+    if text.partition(": ")[2].startswith("missing"):
         return named
     for depth, part in enumerate(named):
         if not isinstance(data, dict) or part not in data:

@@ -44,7 +44,7 @@ _NUMBERS = {
 
 @dataclass
 class Document:
-    """What one source says: the values, where each dotted key was written, and what is wrong with it."""
+    """The content of one source: values, where each dotted key was written, and problems."""
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def read_text(path: Path) -> str:
 
 
 class _Reader(yaml.SafeLoader):
-    """Turns one YAML text into values. PyYAML's own constructor loses the lines, and keeps the last of equal keys."""
+    """Turns one YAML text into values. PyYAML's constructor would lose line numbers, and accept duplicate keys."""
 
     # The resolvers of YAML 1.1 but for dates, base 60 and octal numbers; the numbers are added below.
     yaml_implicit_resolvers = {
@@ -163,8 +163,8 @@ class _Reader(yaml.SafeLoader):
             inside = f"{path}.{text}" if path else text
             problem = ""
             if key.tag not in (*_KEYS, _TAG + "merge"):
-                said = show(text) if isinstance(key, yaml.ScalarNode) else "here"
-                problem = f"{path + ': ' if path else ''}the key {said} is not text; put it in quotes"
+                shown = show(text) if isinstance(key, yaml.ScalarNode) else "here"
+                problem = f"{path + ': ' if path else ''}the key {shown} is not text; put it in quotes"
             elif text in lines:
                 problem = f"{inside}: duplicate key; it already stands at {lines[text]}"
             elif BEGIN in text:
@@ -199,20 +199,20 @@ class _Reader(yaml.SafeLoader):
             reference, _, rest = rest.partition(END)
             parts = _VARIABLE.fullmatch(reference)
             if parts is None:
-                said = show(f"{OPEN}{reference}{CLOSE}")
-                raise UserError(f"{where}: {said}: write ${{env:NAME}} or ${{env:NAME:-text}}")
-            found = os.environ.get(parts[1], parts[2])
-            if found is None:
+                shown = show(f"{OPEN}{reference}{CLOSE}")
+                raise UserError(f"{where}: {shown}: write ${{env:NAME}} or ${{env:NAME:-text}}")
+            value = os.environ.get(parts[1], parts[2])
+            if value is None:
                 raise UserError(
                     f"{where}: the environment variable {parts[1]} is not set; set it, or write "
                     f"${{env:{parts[1]}:-text}} with what is to stand in its place"
                 )
-            if OPEN in found:
+            if OPEN in value:
                 raise UserError(
                     f"{where}: the environment variable {parts[1]} holds a reference itself; write out its value"
                 )
             between, _, rest = rest.partition(BEGIN)
-            text += found + between
+            text += value + between
         if OPEN in text:
             raise UserError(f"{where}: {show(text)}: '{OPEN}' without its '{CLOSE}'")
         if text == node.value:
@@ -237,9 +237,9 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
         return None if node is None else reader.build(node, path, 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(part for part in (error.context, error.problem) if part)
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark and has_lines else source
-        raise UserError(f"{place}: not valid YAML: {said}") from error
+        raise UserError(f"{place}: not valid YAML: {problem}") from error
     except yaml.YAMLError as error:  # characters that YAML does not know
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
@@ -247,7 +247,7 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that yaml itself would not, but that `_Reader` reads as a number: 1e-3."""
+    """Quotes texts that `_Reader` would read as a number although yaml would not, such as 1e-3."""
 
     yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
@@ -258,5 +258,5 @@ for _kind, _pattern in _NUMBERS.items():
 
 
 def text_for(tree: dict[str, Any]) -> str:
-    """Return the YAML text of plain values, in which `read` finds the same values."""
+    """Return plain values as YAML text, from which `read` returns the same values."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -19,7 +19,7 @@ from fedmpi.common.inputs import Inputs, concatenate
 from fedmpi.data.layout import stored_channels_last
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.streaming import Stream, in_turn
+from fedmpi.data.streaming import Stream, prefetch
 
 # Bytes of samples that are read at once from memory. On a CPU they stay in its cache; a GPU, whose cache is larger, has
 # one kernel for all batches of a piece.
@@ -47,7 +47,7 @@ class Shard:
 
 
 class PerClient(Mapping[int, T]):
-    """A value for each of the clients 0 to N - 1, made when it is asked for: most of a million are never drawn."""
+    """Mapping of the clients 0 to N - 1 to values that are computed on access: most of a million are never drawn."""
 
     def __init__(self, clients: int, make: Callable[[int], T]) -> None:
         self._clients, self._make = range(clients), make
@@ -83,14 +83,14 @@ class Shards(PerClient[Shard]):
 def replace_samples(
     shards: Mapping[int, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
 ) -> Mapping[int, Shard]:
-    """The same rows by client, of what x and y return for the samples and the targets."""
+    """Replace the samples by x(samples) and the targets by y(targets); each client keeps its rows."""
     if isinstance(shards, Shards):
         return Shards(x(shards.x), y(shards.y), shards.rows)
     return {k: Shard(x(shard.x), y(shard.y), shard.index) for k, shard in shards.items()}
 
 
 def samples_of(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
-    """(client, x, y) of each client, or of one client where they share x and y."""
+    """Yield (client, x, y) of each client, or of client 0 alone where all share x and y."""
     if isinstance(shards, Shards):
         return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())
@@ -131,7 +131,7 @@ def batches(
     on_disk = isinstance(shard.x, Pictures) and isinstance(shard.x.stored, Stream)
     u, ahead = drawn(shard, augment), _ahead(shard.x, step, on_disk)
     # The index that a thread reads by is on the CPU: of a GPU it would get it behind all the training on what it has.
-    with closing(in_turn(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
+    with closing(prefetch(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
         for begin in range(0, stop, ahead):
             rows = there[begin : min(begin + ahead, stop)]
             many = rows.shape[0]
@@ -163,7 +163,7 @@ def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple
 
 
 def order(shard: Shard, size: int | None, generator: torch.Generator | None) -> Tensor:
-    """(n,) the rows of one epoch, in the order in which `batches` cuts them up."""
+    """(n,) rows of one epoch in the order of its batches."""
     if size is None or generator is None:
         return shard.index
     return shard.index.index_select(0, torch.randperm(len(shard), generator=generator))
@@ -178,7 +178,7 @@ def drawn(shard: Shard, augment: torch.Generator | None) -> Tensor | None:
 
 
 def _ahead(x: Any, step: int, on_disk: bool) -> int:
-    """How many rows are read at once: small batches come in one piece of memory, each of them aligned like its own."""
+    """Number of rows that are read at once; small batches are cut from one piece of memory, each aligned as a copy."""
     if isinstance(x, Inputs):
         return step
     size = step * prod(x.shape[1:]) * x.dtype.itemsize

@@ -44,7 +44,7 @@ def client_tests(
     seed: int,
     names: np.ndarray | None = None,
 ) -> tuple[np.ndarray, PerClient[Any]]:
-    """How many test rows every client has, (N,), and its rows, found when they are first asked for, and kept.
+    """Return the number of test rows of each client, (N,), and its rows, which are computed on first access.
 
     counts: (N, classes) training labels; at: (N,) its site, if it has one; names: (N, s) the class of each training
     shard, where clients hold shards. Raises UserError if the data do not allow `client_test`.

@@ -1,9 +1,10 @@
-"""The reader of CSV files that all sources share: rows with their lines, or columns that take little memory."""
+"""Read CSV files, for all sources: rows with their line numbers, or columns that take little memory."""
 
 from __future__ import annotations
 
 import csv
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import shorten
 
 BLOCK = 200_000  # cells that are held as Python's strings at a time
+SHORT = 24  # characters of cells that are held as bytes, all of a column in the width of its longest
 OFFICE = {".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"}
 JSON = {".json", ".jsonl", ".ndjson"}
 
@@ -59,27 +61,27 @@ def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as th
 
 
 def _encoding(path: Path, error: UnicodeDecodeError, remedy: str) -> str:
-    """The line of the first byte that is not UTF-8, and which encoding the file seems to have."""
+    """Name the line of the first byte that is not UTF-8, and the encoding that the file seems to have."""
     content = path.read_bytes()
     try:
         content.decode("utf-8-sig")
-    except UnicodeDecodeError as of_all:  # the one at hand counts from the block in which it was found
-        error = of_all
+    except UnicodeDecodeError as in_file:  # the other one counts from the beginning of a block
+        error = in_file
     line = content[: error.start].count(b"\n") + 1
-    said = f"line {line} holds the byte 0x{error.object[error.start]:02x}"
+    where = f"line {line} holds the byte 0x{error.object[error.start]:02x}"
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return f"{said}; it looks like UTF-16; {remedy}"
+        return f"{where}; it looks like UTF-16; {remedy}"
     try:
         content.decode("cp1252")
     except UnicodeDecodeError:
-        return f"{said}; {remedy}"
-    return f"{said}; it looks like Windows-1252: in Excel save it as CSV UTF-8, or else {remedy}"
+        return f"{where}; {remedy}"
+    return f"{where}; it looks like Windows-1252: in Excel save it as CSV UTF-8, or else {remedy}"
 
 
 def csv_table(
     path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None], remedy: str = "save it anew as that"
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """The names of the columns in the first row, and an iterator over the other rows, all of which are as long.
+    """Return the names of the columns in the first row, and an iterator over the other rows, which are all as long.
 
     Args:
         check_header: called with the names before any other row is read; it may raise UserError.
@@ -114,21 +116,20 @@ def csv_columns(
     """
     header, rows = csv_table(path, delimiter, check_header)
     parts: list[list[np.ndarray]] = [[] for _ in header]
-    lines = []
+    lines = array("q")
     while block := list(islice(rows, max(BLOCK // len(header), 1))):
-        lines.append(np.array([line for line, _ in block], dtype=np.int64))
+        lines.extend(line for line, _ in block)
         for part, cells in zip(parts, zip(*(row for _, row in block), strict=True), strict=True):
             part.append(_packed(cells))
     columns = {}
-    for k, name in enumerate(header):
-        columns[name] = _joined(parts[k])
-        parts[k] = []
-    return columns, np.concatenate(lines) if lines else np.zeros(0, dtype=np.int64)
+    for name in header:
+        columns[name] = _joined(parts.pop(0))  # no longer in memory twice
+    return columns, np.array(lines, dtype=np.int64)
 
 
 def text_of(cells: np.ndarray) -> np.ndarray:
-    """(n,) objects (str) of a column of bytes or of objects."""
-    if cells.dtype == object:
+    """Return a column of bytes as (n,) objects (str); other columns as they are."""
+    if cells.dtype.kind != "S":
         return cells
     out = np.empty(len(cells), dtype=object)
     out[:] = [cell.decode("ascii") for cell in cells.tolist()]
@@ -136,29 +137,25 @@ def text_of(cells: np.ndarray) -> np.ndarray:
 
 
 def _packed(cells: Sequence[str]) -> np.ndarray:
-    width, length = max(map(len, cells)), sum(map(len, cells))
-    if len(cells) * width <= 4 * length + 16 * len(cells):
+    if max(map(len, cells)) <= SHORT:
         try:
             return np.array(cells, dtype="S")
         except UnicodeEncodeError:
             pass
-    return _interned([cells], len(cells))
+    return _interned(cells)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    if not parts:
-        return np.empty(0, dtype=object)
-    n, width = sum(map(len, parts)), max(part.itemsize for part in parts)
-    is_bytes = all(part.dtype != object for part in parts)
-    if is_bytes and n * width <= 4 * sum(part.nbytes for part in parts) + 16 * n:
+    if parts and all(part.dtype != object for part in parts):
         return np.concatenate(parts)
-    return _interned([text_of(part).tolist() for part in parts], n)
+    return _interned([cell for part in parts for cell in text_of(part)])
 
 
-def _interned(parts: Sequence[Sequence[str]], n: int) -> np.ndarray:
-    """(n,) objects; equal cells are one string."""
-    out, known = np.empty(n, dtype=object), dict[str, str]()
-    out[:] = [known.setdefault(cell, cell) for part in parts for cell in part]
+def _interned(cells: Sequence[str]) -> np.ndarray:
+    """Return (n,) objects, in which equal cells are one string."""
+    strings: dict[str, str] = {}
+    out = np.empty(len(cells), dtype=object)
+    out[:] = [strings.setdefault(cell, cell) for cell in cells]
     return out
 
 

@@ -25,7 +25,7 @@ from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
-from fedmpi.data.layout import laid_out
+from fedmpi.data.layout import to_memory_format
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import feature_noise, noisy
@@ -86,7 +86,7 @@ class Federated:
                     moved[id(x)] = new if seldom else new.floats()
                 else:
                     new = x.to(device)
-                    moved[id(x)] = laid_out(new, channels_last) if isinstance(new, Tensor) else new
+                    moved[id(x)] = to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
             return moved[id(x)]
 
         return self.with_samples(move, move)
@@ -135,7 +135,7 @@ def split(
     if is_labels(dataset.train_y, dataset.classes):
         _warn_of_absent_classes(dataset)
     if dataset.group is not None:
-        _warn_of_parted_groups(dataset.group, parts, scheme)
+        _warn_of_divided_groups(dataset.group, parts, scheme)
     counts = label_counts(dataset.train_y, dataset.classes, parts)
     at = keys[parts.order[parts.offsets[:-1]]] if cut in (site, domain) else None  # the site of each client
     dealt = client_test == "shards" and cut is shards and not made.keywords.get("sorted")
@@ -211,7 +211,7 @@ def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
 
 
 def _warn_of_absent_classes(dataset: Dataset) -> None:
-    """A gap in the labels, or an empty class folder, makes an output that nothing is learned for."""
+    """Warn of classes without a training sample: a gap in the labels, or an empty class folder."""
     absent = np.flatnonzero(np.bincount(dataset.train_y.numpy(), minlength=dataset.classes) == 0)
     if len(absent):
         names = dataset.preparation.class_names if dataset.preparation is not None else ()
@@ -226,8 +226,8 @@ def _warn_of_absent_classes(dataset: Dataset) -> None:
         )
 
 
-def _warn_of_parted_groups(groups: Tensor, parts: Partition, scheme: str) -> None:
-    """Who says which rows are one patient's may take it that a patient is one client's."""
+def _warn_of_divided_groups(groups: Tensor, parts: Partition, scheme: str) -> None:
+    """Warn where rows of one group, such as a patient's, go to several clients."""
     group = groups.numpy()[parts.order]
     pairs = np.unique(np.stack([group, parts.owner]), axis=1)
     many = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 
-def laid_out(x: Tensor, blocks: bool) -> Tensor:
-    """x; where it has four dimensions, stored as (n, H, W, C) blocks, or as (n, C, H, W)."""
+def to_memory_format(x: Tensor, blocks: bool) -> Tensor:
+    """Store a batch of pictures as (n, H, W, C) blocks, or as (n, C, H, W); other tensors stay as they are."""
     if x.ndim != 4 or stored_channels_last(x) == blocks:
         return x
     # clone, not to(): the latter leaves one-channel images as they are, see stored_channels_last

@@ -1,4 +1,4 @@
-"""Pictures as they are stored, mostly bytes, of which batches are made when they are read."""
+"""Images that are stored as bytes and become normalised floats when a batch is read."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.data.augment.colour import Normalise
 from fedmpi.data.augment.look import Look
-from fedmpi.data.layout import laid_out, stored_channels_last
-from fedmpi.data.streaming import Stream, chained
+from fedmpi.data.layout import stored_channels_last, to_memory_format
+from fedmpi.data.streaming import Stream, concatenate_streams
 
 FLOATS = 1 << 28  # bytes: test pictures that take no more as floats are kept as such
 CHUNK = 1024  # pictures
@@ -22,9 +23,9 @@ CHUNK = 1024  # pictures
 class Pictures:
     """n samples that stand for a float32 tensor (n, C, H, W), in a quarter of its size; `read` gives rows of it.
 
-    stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: what becomes of
-    them. Whatever else is asked of it is asked of the whole tensor, made for that purpose: who changes a source's data
-    need not know how they lie.
+    stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: how they become
+    inputs. Any other attribute, operator or function of torch works on the whole float tensor, computed for that
+    purpose, so that code that changes a source's data need not know how they are stored.
     """
 
     dtype = torch.float32
@@ -88,12 +89,13 @@ class Pictures:
         return self.stored.index_select(0, rows)
 
     def shown(self, raw: Tensor, u: Tensor | None) -> Tensor:
-        """What a model sees of rows that `raw` gave."""
-        return laid_out(self.look(laid_out(raw.to(self.device, non_blocking=True), self.blocks), u), self.blocks)
+        """Inputs of the model for stored rows, as `raw` returns them. u: as of `read`."""
+        stored = to_memory_format(raw.to(self.device, non_blocking=True), self.blocks)
+        return to_memory_format(self.look(stored, u), self.blocks)
 
     def floats(self) -> Tensor:
         """All samples."""
-        out = laid_out(torch.empty(self.shape, device=self.device), self.blocks)
+        out = to_memory_format(torch.empty(self.shape, device=self.device), self.blocks)
         for start in range(0, len(self), CHUNK):
             rows = torch.arange(start, min(start + CHUNK, len(self)), device=self.device)
             out[start : start + CHUNK] = self.read(rows)
@@ -102,11 +104,8 @@ class Pictures:
     def to(self, device: torch.device | str, channels_last: bool) -> Pictures:
         stored = self.stored
         if isinstance(stored, Tensor):
-            stored = laid_out(stored.to(device), channels_last)
+            stored = to_memory_format(stored.to(device), channels_last)
         return Pictures(stored, self.look, torch.device(device), channels_last)
-
-    def seen(self, look: Look) -> Pictures:
-        return Pictures(self.stored, look, self.device, self.blocks)
 
     def like(self, stored: Tensor | Stream) -> Pictures:
         return Pictures(stored, self.look, self.device, self.blocks)
@@ -125,14 +124,23 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"
 
 
 def of_bytes(
-    images: Tensor | Stream, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int
+    images: np.ndarray | Tensor | Stream,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    channels: int | None = None,
 ) -> Pictures:
-    """(v / 255 - mean) / std of (n, c, H, W) uint8; of float32, whose v are in 0..1 already, (v - mean) / std. None: 0
-    and 1. channels: to which c = 1 is repeated."""
+    """Pictures that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std of floats.
+
+    Args:
+        images: (n, c, H, W) uint8, or float32 in 0..1.
+        mean, std: of pixels in 0..1, one number or one a channel; None: 0 and 1.
+        channels: to which c = 1 is repeated; None: as many as there are.
+    """
+    stored = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images
     given = mean is not None or std is not None
     normal = Normalise(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
-    bytes_ = images.dtype == torch.uint8
-    return Pictures(images, Look(bytes=bytes_, unit=not bytes_, normal=normal, channels=channels))
+    bytes_ = stored.dtype == torch.uint8
+    return Pictures(stored, Look(bytes=bytes_, unit=not bytes_, normal=normal, channels=channels or stored.shape[1]))
 
 
 def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:
@@ -142,6 +150,6 @@ def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:
         stored = [part.stored for part in parts if isinstance(part, Pictures)]
         streams = [each for each in stored if isinstance(each, Stream)]
         if len(streams) == len(stored):
-            return first.like(chained(streams))
+            return first.like(concatenate_streams(streams))
         return first.like(torch.cat([each if isinstance(each, Tensor) else each.all() for each in stored]))
     return torch.cat([part for part in parts if isinstance(part, Tensor)])

@@ -1,4 +1,4 @@
-"""How new files become a model's inputs: what a data source has fitted on training rows, or decided for them.
+"""Preparations: what a data source has fitted to training rows, to turn new files into a model's inputs.
 
 A source attaches a `Preparation` to its `Dataset` and prepares its own rows with it, so that training and prediction
 share one code path. A run writes it beside its model (runtime/record/data_files.py).
@@ -30,7 +30,7 @@ KINDS = {
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
-    "texts": "fedmpi.data.sources.texts.windows:TextPreparation",
+    "texts": "fedmpi.data.sources.text_windows:TextPreparation",
 }
 
 
@@ -55,7 +55,7 @@ class NewRows:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be predicted. site: whose rows they are, where that is given; ids: columns of the file to copy."""
+    """Rows to predict. site: whose rows they are, where that is given; ids: columns of the file to copy."""
 
     rows: Any  # a file, or rows in memory
     site: str | None = None
@@ -63,14 +63,14 @@ class Request:
 
 
 class Preparation(ABC):
-    """What turns new rows into inputs of a model. Subclasses are frozen dataclasses of what JSON can hold."""
+    """Turns new rows into inputs of a model. Subclasses are frozen dataclasses of values that JSON can hold."""
 
     kind: ClassVar[str]
     class_names: tuple[str, ...] = ()  # in the order of the classes' numbers; () where they have no names
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What the model's outputs stand for; () where that is not known."""
+        """The names of the model's outputs; () where they are not known."""
         return self.class_names
 
     @property
@@ -80,41 +80,41 @@ class Preparation(ABC):
 
     @abstractmethod
     def read(self, request: Request) -> NewRows:
-        """The prepared rows of a file. Raises UserError where it does not fit the training's."""
+        """Return the prepared rows of a file. Raises UserError where it does not fit the training's."""
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it; `from_facts` is the inverse."""
-        found: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
-        return {"kind": self.kind, **found}
+        """Return kind and fields, as JSON can hold them; `from_facts` is the inverse."""
+        fields: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        return {"kind": self.kind, **fields}
 
     def same(self, other: Preparation | None) -> bool:
-        """Whether the other one prepares rows alike."""
+        """Return whether the other one prepares rows alike."""
         return other is not None and self.facts() == other.facts()
 
 
 def from_facts(facts: Any) -> Preparation:
-    """The preparation that `Preparation.facts` described. Raises ValueError for anything else."""
+    """Make the preparation that `Preparation.facts` described. Raises ValueError for anything else."""
     kind = facts.get("kind") if isinstance(facts, dict) else None
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; known: {', '.join(KINDS)}")
     module, _, name = KINDS[kind].partition(":")
     rest = {key: value for key, value in facts.items() if key != "kind"}
     try:
-        found: Preparation = TypeAdapter(getattr(import_module(module), name)).validate_python(rest)
+        preparation: Preparation = TypeAdapter(getattr(import_module(module), name)).validate_python(rest)
     except ValidationError as error:
         raise ValueError(str(error).splitlines()[0]) from error
-    return found
+    return preparation
 
 
 def shared(parts: Sequence[Preparation | None]) -> Preparation | None:
-    """The preparation that all parts of a data set have in common; None where there is none."""
+    """Return the preparation that all parts of a data set have in common; None where there is none."""
     first = parts[0]
     return first if first is not None and all(first.same(each) for each in parts[1:]) else None
 
 
 @dataclass(frozen=True)
 class ReadyInputs(Preparation):
-    """Of a source that says nothing of how it prepares rows, such as a user's own: new rows come ready, as arrays.
+    """The preparation of a source that has none, such as a user's own: new rows are ready inputs, as arrays.
 
     sample: the shape and type of a sample, as common/inputs.py writes them.
     """
@@ -130,16 +130,16 @@ class ReadyInputs(Preparation):
         missing = next((name for name in names if name not in named), None)
         if missing is not None:
             raise UserError(f"{where} has no array {missing!r}; it holds {', '.join(named) or 'none'}")
-        found = {name: _typed(named[name], name, dtype, where) for name in names}
-        x = Inputs(found) if isinstance(shape, dict) else found["x"]
+        tensors = {name: _typed(named[name], name, dtype, where) for name in names}
+        x = Inputs(tensors) if isinstance(shape, dict) else tensors["x"]
         check_sample(x, shape, where)
-        said = "the data source of this run does not say how it prepares rows"
-        warnings.warn(f"{where} is taken as ready inputs of the model: {said}", stacklevel=2)
+        reason = "the data source of this run does not say how it prepares rows"
+        warnings.warn(f"{where} is taken as ready inputs of the model: {reason}", stacklevel=2)
         return NewRows({"row": np.arange(len(x))}, x)
 
 
 def _typed(array: np.ndarray, name: str, dtype: Type, where: str) -> Tensor:
-    """An array in the type of the training's samples; no number becomes another one by that."""
+    """Convert an array to the type of the training's samples, where that changes no number."""
     wanted = dtype[name] if isinstance(dtype, dict) else dtype
     x = torch.from_numpy(np.ascontiguousarray(array))
     if x.is_floating_point() and not wanted.is_floating_point:
@@ -150,7 +150,7 @@ def _typed(array: np.ndarray, name: str, dtype: Type, where: str) -> Tensor:
 
 
 def check_sample(x: Any, shape: Shape, where: str) -> None:
-    """Raises UserError for rows of another shape than those of the training."""
+    """Raise UserError for rows of another shape than those of the training."""
     if not len(x):
         raise UserError(f"{where} holds no row")
     if sample_shape(x) != shape:
@@ -158,12 +158,12 @@ def check_sample(x: Any, shape: Shape, where: str) -> None:
 
 
 def ready(shape: Shape, dtype: Type) -> ReadyInputs:
-    """The preparation of ready inputs for samples of that shape and type."""
+    """Make the preparation of ready inputs for samples of that shape and type."""
     return ReadyInputs(to_text(shape, dtype))
 
 
 def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]:
-    """(arrays by name, where they come from) of an .npz file, or of arrays in memory. what: what is needed there."""
+    """Return the arrays by name of an .npz file or in memory, and where they come from. what: what is needed there."""
     rows = request.rows
     if isinstance(rows, (np.ndarray, Tensor)):
         rows = {"x": rows}
@@ -175,7 +175,7 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive), str(path)
-    except Exception as error:  # zip, zlib, numpy's header: what a damaged file makes of them is not to be foreseen
+    except Exception as error:  # zip, zlib and numpy's header may raise anything for a damaged file
         raise UserError(
             f"{path} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
         ) from error
@@ -183,16 +183,16 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
 
 def _array(x: Any, name: str) -> np.ndarray:
     try:
-        found = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
+        array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
     except (TypeError, ValueError) as error:
         raise UserError(f"rows: {name} is {type(x).__name__}, no array of numbers ({error})") from error
-    if found.dtype.kind not in "biuf" or found.ndim == 0:
-        raise UserError(f"rows: {name} is {found.dtype} of shape {found.shape}; rows of numbers are needed")
-    return found
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; rows of numbers are needed")
+    return array
 
 
 def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
-    """The files of a list. takes: what may be given, for messages. Raises UserError for a list of something else."""
+    """Return the files of a list. takes: what may be given, for messages. Raises UserError for other lists."""
     odd = next((row for row in rows if not isinstance(row, (str, Path))), None)
     if odd is not None or not rows:
         what = "an empty list" if odd is None else f"a list of {type(odd).__name__}"
@@ -201,8 +201,10 @@ def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
 
 
 def file_of(request: Request, folder: bool = False, takes: str = "a file") -> Path:
-    """The file, or where allowed the folder, to read. takes: what may be given, for messages. Raises UserError where
-    there is none."""
+    """Return the file, or where allowed the folder, to read. Raises UserError where there is none.
+
+    takes: what may be given, for messages.
+    """
     if not isinstance(request.rows, (str, Path)):
         raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give {takes}")
     path = Path(request.rows)

@@ -1,4 +1,4 @@
-"""Options of data sources that say how a file is read, and may be others for a new file than for the training's."""
+"""Options of data sources by which a file is read: a new file may have others than the training's."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ FIELDS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> 
     "volumes": {"image_pattern": "image_pattern"},
 }
 ALL = frozenset(key for fields in FIELDS.values() for key in fields)
-WITHOUT_EFFECT = ("root", "download")  # of the training's files; whoever gives them asks nothing of the new one
+WITHOUT_EFFECT = ("root", "download")  # they concern the training's files alone
 
 
 def with_options(preparation: Preparation, given: Mapping[str, Any], others: bool = False) -> Preparation:
-    """The preparation that reads new files as these options of the data source say.
+    """Return the preparation with these options of the data source for new files.
 
     Args:
         given: options as a config has them, without `data.`.
-        others: whether options that do not concern the new file have a meaning elsewhere, and are passed over.
+        others: whether options that do not concern the new file are meant for something else, and ignored.
 
     Raises:
-        UserError: an option that does not say how a new file of this run is read, or a value that it cannot have.
+        UserError: an option by which no new file of this run is read, or a value that it cannot have.
     """
     facts = preparation.facts()
     fields = {key: path.split(".") for key, path in FIELDS.get(preparation.kind, {}).items()}
@@ -51,8 +51,8 @@ def with_options(preparation: Preparation, given: Mapping[str, Any], others: boo
     odd = next((key for key in given if key not in known and key not in WITHOUT_EFFECT), None)
     if odd is not None and not (others and odd not in ALL):
         names = ", ".join(f"data.{key}" for key in known)
-        said = f"of data, {names} can be given here, which say how FILE is read" if names else "leave it out"
-        raise UserError(f"data.{odd}: new rows are prepared as those of the training were; {said}")
+        remedy = f"of data, {names} can be given here, which say how FILE is read" if names else "leave it out"
+        raise UserError(f"data.{odd}: new rows are prepared as those of the training were; {remedy}")
     chosen = options.check(_declared, {key: value for key, value in given.items() if key in known}, "data")
     if not chosen:
         return preparation
@@ -79,4 +79,4 @@ def _declared(
     pixel_range: PixelRange | None = None,
     axes: Axes | None = None,
 ) -> None:
-    """The types of these options, as the data sources declare them."""
+    """Declare the types of these options as the data sources do."""

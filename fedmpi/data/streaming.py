@@ -36,7 +36,7 @@ _limit = ContextVar("limit", default=LIMIT)
 
 @contextmanager
 def choosing(stream: bool | str) -> Iterator[None]:
-    """While this lasts, sources are told what `data.stream` says."""
+    """Set which pictures stay on disk, as `data.stream` says, while sources are read."""
     token = _limit.set(LIMIT if stream == "auto" else 0 if stream else 1 << 62)
     try:
         yield
@@ -65,8 +65,8 @@ class Source(ABC):
 
 
 @final
-class Several(Source):
-    """The pictures of several sources one after the other."""
+class ConcatSource(Source):
+    """Concatenation of several sources."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self.parts = parts
@@ -212,17 +212,17 @@ def in_archive(path: Path, member: str) -> np.memmap[Any, np.dtype[np.uint8]] | 
     return mapped
 
 
-def chained(streams: Sequence[Stream]) -> Stream:
-    """The samples of several streams one after the other."""
+def concatenate_streams(streams: Sequence[Stream]) -> Stream:
+    """Concatenate the samples of several streams."""
     starts = np.cumsum([0, *(stream.source.shape[0] for stream in streams)])
     rows = [stream.rows + start for stream, start in zip(streams, starts, strict=False)]
-    return Stream(Several([stream.source for stream in streams]), np.concatenate(rows))
+    return Stream(ConcatSource([stream.source for stream in streams]), np.concatenate(rows))
 
 
-def in_turn(read: Callable[[Part], Found], parts: Iterable[Part]) -> Generator[Found, None, None]:
-    """read(part) of each part, in order, by a thread that is AHEAD parts in front of who asks.
+def prefetch(read: Callable[[Part], Found], parts: Iterable[Part]) -> Generator[Found, None, None]:
+    """Yield read(part) of each part in order; a thread reads AHEAD parts in advance.
 
-    An error comes up when its part is asked for. Whoever stops asking ends the thread: what it has not begun is left.
+    An error is raised when its part is asked for. Closing the generator ends the thread.
     """
     waiting: deque[Future[Found]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="reading ahead") as reader:

@@ -1,5 +1,4 @@
-"""`fedmpi doctor`: what this machine has, what a config would get here, and what is wrong; fit for a bug report.
-`fedmpi plan`: what a run of a config would need.
+"""`fedmpi doctor` reports what this machine has and what a config would use on it; `fedmpi plan` what a run would need.
 
-Programs are asked within a time limit, and MPI in a process of its own, which it may end.
+Other programs run under a time limit, and MPI in a process of its own, since it may end the process.
 """

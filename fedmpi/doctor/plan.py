@@ -58,44 +58,46 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
         build_data.site_ranks(settings, ranks)
     data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
     reading = _status("VmHWM")
-    made = build.experiment(settings, data, device)
+    experiment = build.experiment(settings, data, device)
     job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
-    memory.check_job(made, replace(job, local_size=min(job.local_size, 2)))
+    memory.check_job(experiment, replace(job, local_size=min(job.local_size, 2)))
     facts: Facts = {"config": settings.name, "ranks": ranks, "hosts": hosts, "device": str(device.type)}
-    facts |= _memory(made, ranks, reading)
-    facts |= {"bytes": _bytes(made, ranks), "rounds": settings.rounds}
+    facts |= _memory(experiment, ranks, reading)
+    facts |= {"bytes": _bytes(experiment, ranks), "rounds": settings.rounds}
     return facts | {"threads": settings.compute.threads, "cuda": settings.compute.device == "cuda"}
 
 
-def _memory(made: build.Experiment, ranks: int, reading: int) -> dict[str, dict[str, Parts]]:
+def _memory(experiment: build.Experiment, ranks: int, reading: int) -> dict[str, dict[str, Parts]]:
     """Return the bytes of each part, for rank 0 and a rank that trains: of the host ("memory"), and with a GPU of that.
 
     `all` is their sum; of the host it is at least `reading`, which reading the data has taken.
     """
-    s, on_gpu = made.settings, made.model.w.is_cuda
+    s, on_gpu = experiment.settings, experiment.model.w.is_cuda
     gathers_on_gpu = on_gpu and (ranks == 1 or s.comm.backend in ("auto", "nccl"))
-    needs = memory.memory_needs(made, ranks, gathers_on_gpu, on_gpu)
-    row, held = made.itemsize * made.messages.largest_upload(), memory.upload_rows(made, ranks)
+    needs = memory.memory_needs(experiment, ranks, gathers_on_gpu, on_gpu)
+    row, row_counts = experiment.itemsize * experiment.messages.largest_upload(), memory.upload_rows(experiment, ranks)
     on_host, state = needs["of which on the host"], needs["of which client state"]
-    rows = int(row * held[0]), on_host or int(row * held[1])
-    optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * made.itemsize * made.model.layout.size
-    data, trainers = _data_bytes(made.data), len(build_data.training_ranks(s, ranks))
-    batch, most = s.train.batch_size, int(made.data.train_sizes.max(initial=0))
-    step = 2 * made.net.activation_bytes() * (most if batch == "full" else min(batch, most))  # and their gradients
+    rows = int(row * row_counts[0]), on_host or int(row * row_counts[1])
+    optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * experiment.itemsize * experiment.model.layout.size
+    data, trainers = _data_bytes(experiment.data), len(build_data.training_ranks(s, ranks))
+    batch, most = s.train.batch_size, int(experiment.data.train_sizes.max(initial=0))
+    step = (
+        2 * experiment.net.activation_bytes() * (most if batch == "full" else min(batch, most))
+    )  # and their gradients
 
     place = "gpu_memory" if on_gpu else "memory"  # of what a rank computes with
     carried = "memory" if on_host else place  # of what travels
-    libraries = max(_status("VmRSS") - (0 if on_gpu else data + made.model.w.nbytes), 0)
+    libraries = max(_status("VmRSS") - (0 if on_gpu else data + experiment.model.w.nbytes), 0)
     both = Counter({("memory", "libraries"): libraries, (place, "data"): data // trainers if s.data.silos else data})
     root = Counter({(carried, "model"): needs["rank 0"] - rows[0] + optimiser, (carried, "rows"): rows[0]})
     trainer = Counter({(place, "model"): needs["a training rank"] - rows[1] - state, (carried, "rows"): rows[1]})
     trainer += Counter({(place, "state"): state, (place, "step"): step})
     if ranks == 1 or s.server.trains:  # rank 0 does both
         root += trainer
-    found = {"rank 0": both + root} | ({} if ranks == 1 else {"a training rank": both + trainer})
+    by_rank = {"rank 0": both + root} | ({} if ranks == 1 else {"a training rank": both + trainer})
     sums: dict[str, dict[str, Parts]] = {}
     for where in ("memory", *(["gpu_memory"] if on_gpu else [])):
-        named = {who: {name: n for (at, name), n in parts.items() if at == where} for who, parts in found.items()}
+        named = {who: {name: n for (at, name), n in parts.items() if at == where} for who, parts in by_rank.items()}
         least = reading if where == "memory" else 0
         sums[where] = {who: {**parts, "all": max(sum(parts.values()), least)} for who, parts in named.items()}
     return sums
@@ -103,47 +105,49 @@ def _memory(made: build.Experiment, ranks: int, reading: int) -> dict[str, dict[
 
 def _data_bytes(data: Federated) -> int:
     """Return the bytes of all samples and targets, each tensor once."""
-    whole = {} if data.global_test is None else {0: data.global_test}
-    found: dict[int, int] = {}
-    for shards in (data.train, data.test, data.validation, whole):
+    global_test = {} if data.global_test is None else {0: data.global_test}
+    sizes: dict[int, int] = {}
+    for shards in (data.train, data.test, data.validation, global_test):
         for x in (each for _, *pair in samples_of(shards) for each in pair):
             for tensor in _tensors(x):
-                found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(found.values())
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(sizes.values())
 
 
 def _tensors(x: Any) -> list[Tensor]:
     """Return the tensors of samples: one, several by name, or those of pictures."""
     if isinstance(x, Tensor):
         return [x]
-    held = [*vars(x).values()] if hasattr(x, "__dict__") else [getattr(x, name) for name in getattr(x, "__slots__", ())]
-    held = [each for one in held for each in (one.values() if isinstance(one, dict) else [one])]
-    return [each for each in held if isinstance(each, Tensor)]
+    values = (
+        [*vars(x).values()] if hasattr(x, "__dict__") else [getattr(x, name) for name in getattr(x, "__slots__", ())]
+    )
+    values = [each for one in values for each in (one.values() if isinstance(one, dict) else [one])]
+    return [each for each in values if isinstance(each, Tensor)]
 
 
-def _bytes(made: build.Experiment, ranks: int) -> Facts:
+def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
     """Return rank 0's traffic, without states of clients that move: up is what it receives, down what it sends.
 
     Returns:
         "round": the most frequent kind of round; "kinds": each kind with its first round and number; "run": their sum.
     """
-    s, messages, members = made.settings, made.messages, made.cohort_size
-    way, trainers = memory.upload_way(made, ranks), len(build_data.training_ranks(s, ranks))
+    s, messages, members = experiment.settings, experiment.messages, experiment.cohort_size
+    way, trainers = memory.upload_way(experiment, ranks), len(build_data.training_ranks(s, ranks))
     # Of sums each rank that trains sends one, in 64 bits; of columns rank 0 receives its own.
-    rows = {"reduced": trainers * 8 / made.itemsize, "sharded": members / ranks}.get(way, members)
+    rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
     first, often = dict[tuple[int, int], int](), Counter[tuple[int, int]]()
     for t in range(s.rounds):
         news = messages.announcement(messages.groups(t - 1) if t else None).size
         kind = (
-            int(made.itemsize * rows * messages.upload(t).size),
-            made.itemsize * (max(ranks - 1, 1) * news + members * messages.per_client.size),
+            int(experiment.itemsize * rows * messages.upload(t).size),
+            experiment.itemsize * (max(ranks - 1, 1) * news + members * messages.per_client.size),
         )
         first.setdefault(kind, t)
         often[kind] += 1
     kinds = [{"first": t, "rounds": often[up, down], "up": up, "down": down} for (up, down), t in first.items()]
     usual = max(kinds, key=lambda kind: kind["rounds"], default={"up": 0, "down": 0})
-    whole = {key: sum(kind[key] * kind["rounds"] for kind in kinds) for key in ("up", "down")}
-    return {"way": way, "round": {key: usual[key] for key in whole}, "run": whole, "kinds": kinds}
+    totals = {key: sum(kind[key] * kind["rounds"] for kind in kinds) for key in ("up", "down")}
+    return {"way": way, "round": {key: usual[key] for key in totals}, "run": totals, "kinds": kinds}
 
 
 def _status(key: str) -> int:
@@ -159,22 +163,22 @@ def _status(key: str) -> int:
 def lines(facts: Facts, words: Sequence[str]) -> list[str]:
     """Return the lines that `fedmpi plan` shows. words: the config and its overrides, for the sbatch line."""
     where = f"{count(facts['ranks'], 'rank')} on {count(facts['hosts'], 'host')}"
-    found = [("plan", f"{facts['config']} with {where}, {facts['device']}")]
+    rows = [("plan", f"{facts['config']} with {where}, {facts['device']}")]
     for label, key, beside in (("memory", "memory", ""), ("gpu", "gpu_memory", ", and some hundred MiB of CUDA's own")):
         for who, parts in facts.get(key, {}).items():
-            held = [f"{name} {size_text(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10]
-            found += [(label, f"{who}: about {size_text(parts['all'])}{beside}"), ("", ", ".join(held))]
+            sizes = [f"{name} {size_text(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10]
+            rows += [(label, f"{who}: about {size_text(parts['all'])}{beside}"), ("", ", ".join(sizes))]
     if facts["cuda"] and facts["device"] == "cpu":
-        found += [("", "counted on a CPU: ask on a node with a GPU for the memory of each")]
+        rows += [("", "counted on a CPU: ask on a node with a GPU for the memory of each")]
     usual, run = facts["bytes"]["round"], facts["bytes"]["run"]
-    found += [("bytes", f"{_both(usual)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")]
-    found += [
+    rows += [("bytes", f"{_both(usual)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")]
+    rows += [
         ("", f"{_both(kind)} in {count(kind['rounds'], 'round')} such as {kind['first'] + 1}")
         for kind in facts["bytes"]["kinds"]
         if (kind["up"], kind["down"]) != (usual["up"], usual["down"])
     ]
-    found += [("", f"{_both(run)} in {count(facts['rounds'], 'round')}"), ("sbatch", sbatch(facts, words))]
-    return [f"{name:<8}  {text}" for name, text in found]
+    rows += [("", f"{_both(run)} in {count(facts['rounds'], 'round')}"), ("sbatch", sbatch(facts, words))]
+    return [f"{name:<8}  {text}" for name, text in rows]
 
 
 def _both(ways: Facts) -> str:

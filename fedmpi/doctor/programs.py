@@ -1,4 +1,4 @@
-"""What the doctor asks of programs, each within a time limit: launchers, and an MPI that may end its process."""
+"""Report on launchers and MPI by running them as programs, each within a time limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedmpi.doctor.lines import FINE, ODD, Line
+from fedmpi.doctor.report_rows import OK, WARN, Row
 
 LAUNCHER_S, MPI_S = 5.0, 30.0
 # `python -c` looks for modules in the working directory first; a run does so last.
@@ -24,7 +24,7 @@ MPI = "import sys; sys.path.append(sys.path.pop(0)); from fedmpi.doctor.librarie
 def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Run a program; return what it prints, errors included, and what went wrong ("" if it ends with exit code 0).
 
-    The output goes to a file: whoever has the other end of a pipe may keep it open for ever.
+    The output goes to a file, since a grandchild might keep a pipe open.
     """
     with tempfile.TemporaryFile() as out:
         try:
@@ -55,48 +55,48 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
     return text, f"{trouble}{': ' + last if last and 'ends with' in trouble else ''}"
 
 
-def launcher(name: str) -> Line:
-    """Find mpirun or srun, and the first line of what it prints that has a version in it."""
+def launcher(name: str) -> Row:
+    """Report the path of mpirun or srun, and its version."""
     path = shutil.which(name)
     if path is None:
-        return Line(name, "not on PATH")
+        return Row(name, "not on PATH")
     text, trouble = run_program([path, "--version"], LAUNCHER_S)
-    said = [line.strip() for line in text.splitlines() if re.search(r"\d+\.\d+", line)]
+    versions = [line.strip() for line in text.splitlines() if re.search(r"\d+\.\d+", line)]
     if trouble:
-        return Line(name, trouble, ODD)
-    return Line(name, f"{said[0]} ({path})" if said else f"{path}, which does not say its version")
+        return Row(name, trouble, WARN)
+    return Row(name, f"{versions[0]} ({path})" if versions else f"{path}, which does not say its version")
 
 
-def torchrun() -> Iterator[Line]:
+def torchrun() -> Iterator[Row]:
     """Find torchrun, which has no version of its own: it is torch's, of the Python that its first line names."""
     path = shutil.which("torchrun")
     if path is None:
-        yield Line("torchrun", "not on PATH")
+        yield Row("torchrun", "not on PATH")
     elif Path(path).resolve().parent == Path(sys.executable).parent.resolve():
-        yield Line("torchrun", f"of this Python ({path})")
+        yield Row("torchrun", f"of this Python ({path})")
     else:
         text = f"of another Python ({path}); its ranks may have other packages: use this one's"
-        yield Line("torchrun", text, ODD)
+        yield Row("torchrun", text, WARN)
 
 
-def mpi(env: Mapping[str, str]) -> Iterator[Line]:
+def mpi(env: Mapping[str, str]) -> Iterator[Row]:
     """Ask the MPI that mpi4py loads, in a process of its own, and compare the mpirun on PATH with it.
 
     env: without variables of a rank, which that process is not.
     """
     text, trouble = run_program([sys.executable, "-c", MPI], MPI_S, env)
-    found = []
+    lines = []
     for row in text.splitlines():
         with contextlib.suppress(ValueError, TypeError):  # of a library, not of ours
-            found.append(Line(*json.loads(row)))
+            lines.append(Row(*json.loads(row)))
     if trouble:
-        found.append(Line("mpi", f"the process that looked at it {trouble}", ODD))
-    found.append(launcher("mpirun"))
-    yield from found
-    texts = {line.name: line.text for line in found if line.mark == FINE}
+        lines.append(Row("mpi", f"the process that looked at it {trouble}", WARN))
+    lines.append(launcher("mpirun"))
+    yield from lines
+    texts = {line.name: line.text for line in lines if line.mark == OK}
     ours, theirs = texts.get("mpi", ""), texts.get("mpirun", "")
     version = re.search(r"\d+\.\d+(\.\d+)?", theirs)
     kind = "Open MPI"
     if ours and version and ((kind in ours) != (kind in theirs) or version[0] not in ours):  # each rank would be alone
         advice = "set MPI4PY_LIBMPI to its libmpi.so, or put the mpirun of that MPI first on PATH"
-        yield Line("mpirun", f"is not of the MPI that mpi4py loads: {advice}", ODD)
+        yield Row("mpirun", f"is not of the MPI that mpi4py loads: {advice}", WARN)

@@ -1,4 +1,4 @@
-"""The report, group by group. Lines are shown as soon as they are known."""
+"""The report of `fedmpi doctor`, group by group. Lines are shown as soon as they are known."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.common.version import __version__
-from fedmpi.doctor import host, libraries, programs, wanted
-from fedmpi.doctor.lines import BAD, FINE, LEGEND, ODD, Line, joined, said, shown
+from fedmpi.doctor import config_checks, host, libraries, programs
+from fedmpi.doctor.report_rows import FAIL, LEGEND, OK, WARN, Row, joined, one_line, shown
 
 PACKAGES = ("numpy", "scipy", "scikit-learn", "matplotlib", "safetensors", "pydantic", "mpi4py")
 OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_mpi_ft", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL")  # of this one's variables
-Probe = Callable[[], Iterable[Line]]
+Probe = Callable[[], Iterable[Row]]
 
 
 def silent() -> bool:
-    """Whether another rank makes the report. MPI is not asked: that could take for ever."""
+    """Return whether another rank makes the report. MPI is not asked, as it might not return."""
     if _is_unnumbered():
         return os.environ["PMIX_RANK"] != "0"
     try:
@@ -64,7 +64,7 @@ def report(show: Callable[[str], None], config: Path | None = None, overrides: S
     }
     if config is not None:
         env = outside if _is_unnumbered() else os.environ
-        groups["config"] = {"config": partial(wanted.config, str(config), *overrides, env=env)}
+        groups["config"] = {"config": partial(config_checks.config, str(config), *overrides, env=env)}
     marks = set()
     for title, probes in groups.items():
         show(title)
@@ -72,45 +72,45 @@ def report(show: Callable[[str], None], config: Path | None = None, overrides: S
             for line in _answers(name, probe):
                 show(shown(line))
                 marks.add(line.mark)
-    if marks - {FINE}:
+    if marks - {OK}:
         show(LEGEND)
-    return int(BAD in marks)
+    return int(FAIL in marks)
 
 
-def _answers(name: str, probe: Probe) -> Iterator[Line]:
+def _answers(name: str, probe: Probe) -> Iterator[Row]:
     """Yield the lines of a probe; one that fails ends with a line that says so."""
     try:
         yield from probe()
     except Exception as error:
-        where, mark = (" (`fedmpi validate` says where)", BAD) if name == "config" else ("", ODD)
-        yield Line(name, f"could not be found out: {said(error)}{where}", mark)
+        where, mark = (" (`fedmpi validate` says where)", FAIL) if name == "config" else ("", WARN)
+        yield Row(name, f"could not be found out: {one_line(error)}{where}", mark)
 
 
 def _is_unnumbered() -> bool:
-    """Whether a PMIx launcher has started this process that does not say how many ranks there are."""
+    """Return whether a PMIx launcher started this process without a number of ranks."""
     numbers = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_ID")
     return "PMIX_RANK" in os.environ and not any(name in os.environ for name in numbers)
 
 
-def _started(job: Job | None, trouble: str) -> Line:
+def _started(job: Job | None, trouble: str) -> Row:
     if job is None:
-        return Line("started", trouble, ODD)
+        return Row("started", trouble, WARN)
     if job.size == 1:
-        return Line("started", f"one process ({job.launcher})")
+        return Row("started", f"one process ({job.launcher})")
     text = f"{job.size} ranks by {job.launcher}, {job.local_size} on this host"
-    return Line("started", f"{text}; {survivors(job, os.environ) or 'the others outlive a lost rank'}")
+    return Row("started", f"{text}; {survivors(job, os.environ) or 'the others outlive a lost rank'}")
 
 
-def _python() -> list[Line]:
+def _python() -> list[Row]:
     from fedmpi.runtime.record.metadata import git_commit
 
     at = git_commit(Path(__file__).parent)
     commit = f"commit {at['commit'][:12]}{' with changes' * at['modified']}" if at else ""
     python = joined([platform.python_version(), platform.python_implementation(), platform.platform()])
-    return [Line("fedmpi", joined([__version__, commit])), Line("python", python)]
+    return [Row("fedmpi", joined([__version__, commit])), Row("python", python)]
 
 
-def _packages() -> list[Line]:
+def _packages() -> list[Row]:
     from fedmpi.runtime.record.metadata import installed_version
 
-    return [Line(name, installed_version(name) or "not installed") for name in PACKAGES]
+    return [Row(name, installed_version(name) or "not installed") for name in PACKAGES]

@@ -198,21 +198,21 @@ def check_figures(method: Method, figures: Collection[str], metrics: Collection[
 
 def check_declarations(method: Method) -> None:
     """Declarations of the right kind; those that name others name what there is."""
-    said = f"method {type(method).__name__}"
+    text = f"method {type(method).__name__}"
     for name in ("trains", "receives"):
         if isinstance(getattr(method, name), str):
             raise UserError(
-                f"{said}: {name} is the text {getattr(method, name)!r}; it must be a tuple of names: ('x',)"
+                f"{text}: {name} is the text {getattr(method, name)!r}; it must be a tuple of names: ('x',)"
             )
     for name in ("client_state", "server_state", "per_client_download", "sends", "scratch"):
         if not isinstance(getattr(method, name), Slots):
-            raise UserError(f"{said}: {name} is {type(getattr(method, name)).__name__}; it must be Slots(...)")
+            raise UserError(f"{text}: {name} is {type(getattr(method, name)).__name__}; it must be Slots(...)")
         for slot, what in getattr(method, name).items():
             if isinstance(what.start, str):
                 _check_start(method, name, slot, what.start)
     for name in method.receives:
         if name not in method.server_state:
-            raise UserError(f"{said}: receives names {name!r}, which server_state does not declare")
+            raise UserError(f"{text}: receives names {name!r}, which server_state does not declare")
 
 
 def _check_start(method: Method, declaration: str, slot: str, start: str) -> None:
@@ -221,8 +221,8 @@ def _check_start(method: Method, declaration: str, slot: str, start: str) -> Non
     hook = declaration == "server_state"
     if not hook or not callable(getattr(method, start, None)):
         have = f"an option that is a number{', or a hook f(self, shape, generator)' if hook else ''}"
-        said = f"{declaration}: slot {slot!r} starts at {start!r}, which is not {have}"
-        raise UserError(f"method {type(method).__name__}, {said}")
+        text = f"{declaration}: slot {slot!r} starts at {start!r}, which is not {have}"
+        raise UserError(f"method {type(method).__name__}, {text}")
 
 
 def numbers(method: Method) -> dict[str, float]:

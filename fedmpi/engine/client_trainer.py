@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
-from fedmpi.engine.local.by_hand import ByHand
 from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
-from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
+from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.readonly import FrozenTensorGuard
 from fedmpi.flat.model import FlatModel
@@ -39,7 +39,7 @@ class ClientTrainer:
         method: Method,
         data: Federated,
         messages: Messages,
-        recipe: Recipe,
+        local_training: LocalTrainingConfig,
         seed: int,
         *,
         bf16: bool = False,
@@ -58,7 +58,7 @@ class ClientTrainer:
         graphs: whether passes are captured as CUDA graphs; auto: where their code is known.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
-        self.data, self.messages, self.recipe, self.seed = data, messages, recipe, seed
+        self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
         self.bf16, self.stop = bf16, stop
         self.drops_bad_updates, self.drops_failed_clients = drops_bad_updates, drops_failed_clients
         self.pack, self.strict = pack, strict
@@ -66,14 +66,14 @@ class ClientTrainer:
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
         self._twins: list[tuple[FlatModel, Net]] = []
         self.nothing = model.w.new_empty(0)
-        self.a0 = nan if recipe.beyond_sgd() else 0.0  # what a client's `a` begins with
+        self.a0 = nan if local_training.not_plain_sgd_reason() else 0.0  # what a client's `a` begins with
         self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest
         self.frozen_guard = FrozenTensorGuard(model)
         self.direct = None if overrides(method, "loss") or bf16 else _direct(model.module, task)
         # Whether code may draw from the global generators.
         self.draws = self.direct is None or any(overrides(method, hook) for hook in HOOKS)
         vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
-        self.by_hand = ByHand.of(model.module, task, vectors) if self.direct else None
+        self.mlp_backward = MLPBackward.of(model.module, task, vectors) if self.direct else None
         self.sizes = data.train_sizes  # of each client, training samples
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
         # Tells a task that weighs classes the label counts: once all of them, or where they are the sites' own each
@@ -89,7 +89,7 @@ class ClientTrainer:
         return seeds.generator(self.seed, "batches", t, client, fit), augment
 
     def wait(self) -> None:
-        """Until a GPU has done what it was told to: only then it is known how long that has taken."""
+        """Wait until a GPU has finished its work, so that its time can be measured."""
         if self.model.w.is_cuda:
             torch.cuda.current_stream(self.model.w.device).synchronize()
 

@@ -1,4 +1,4 @@
-"""How good a model is: on the global test set, on each client's own, and how evenly.
+"""Evaluation of models: on the global test set, on each client's own test split, and how evenly.
 
     global               the global model on the global test set; in silo mode, where no rank sees one, on every
                          client's own and pooled by samples
@@ -8,15 +8,13 @@
                          deviation and worst tenth over all clients
     personal_on_global   the same models on the global test set
     ft(e)                the same models after e epochs of plain fine-tuning, own test split; after the last round only
-With evaluate.best also on what data.validation holds out (`validation_...`): the global model on these rows of all
-clients, or in silo mode on each client's own, pooled by samples; what each client uses on its own rows where parts of
-the model stay with clients, and where the method gives clients models of their own (Ditto) and no protocol looks at
-the global one.
-A global model of which clients keep parts that they train is nobody's: `global` and `sites` are left out beside other
-protocols.
-Where a model that has samples gives no numbers for them, no figure of all clients is one.
-Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
-ranks matters.
+With evaluate.best also on the validation rows (`validation_...`): the global model on those of all clients, in silo
+mode on each client's own, pooled by samples. Where parts of the model stay with clients, or the method gives clients
+models of their own (Ditto) and no protocol evaluates the global one, each client's model on its own rows.
+If clients keep parts of the model, `global` and `sites` are left out beside other protocols: there is no global model.
+If a model's outputs for its samples are not finite, the metrics over all clients are nan.
+Metrics are functions of outputs gathered in a fixed order: they depend neither on the rank that computes them nor on
+the number of ranks.
 """
 
 from __future__ import annotations
@@ -39,17 +37,17 @@ from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
+from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.tasks import contract
 from fedmpi.tasks.measures import Figures, pooled, spread
 
-MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
+MOST_CLASSES = 100  # for which accuracies by class are recorded
 
 
 class Evaluation(NamedTuple):
-    """What one model gives for the samples of one shard."""
+    """The results of one model on one shard."""
 
     figures: Figures  # loss, and the task's metrics
     outputs: Tensor  # (n, ...) what the task holds of them
@@ -61,9 +59,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the trainer's model on a shard, in evaluation mode.
 
-    Loss is the mean over samples, over targets that count, or what the task takes for that of a whole split; predict
-    (x -> outputs) stands in for the model's own forward pass where it is given; nan for every figure where the shard is
-    empty.
+    The loss is the mean over samples, over targets that count, or the task's loss of a whole split. Every metric of an
+    empty shard is nan. predict: x -> outputs, in place of the model's forward pass.
     """
     task = trainer.task
     if not len(shard):
@@ -103,12 +100,12 @@ def evaluate(
 
 
 def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:
-    """Load into the trainer's model what is evaluated as this client's: its weights (d,) and batch statistics (b,).
+    """Load the model that is evaluated as this client's: its weights (d,) and batch statistics (b,).
 
     fine_tuned: epochs of fine-tuning that follow.
 
     Returns:
-        The client's outputs as a function of samples where they are more than those of the model; else None.
+        The client's function from samples to outputs, if it has one beyond the model; else None.
     """
     method = client.trainer.method
     w = client.check("weights", method.weights(client))
@@ -123,19 +120,19 @@ def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tens
 
 
 class Evaluator:
-    """The protocols of one experiment. Every rank calls it; the results are rank 0's."""
+    """Evaluates the protocols of one experiment. Every rank calls it; the results are at rank 0."""
 
     def __init__(
         self, states: ClientStates, protocol: Sequence[str], batch_size: int, validates: str | None = None
     ) -> None:
-        """validates: what is judged on validation rows, the `global` model or each client's `own`."""
+        """validates: the model evaluated on validation rows, "global" or each client's "own"; None: none."""
         self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
         self.trainer, self.comm = states.trainer, states.comm
         self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
-        self.only: int | None = None  # the one class that the global model gives all of the global test set, if it does
-        self.by_class: list[float] = []  # percent of each class's samples there that it recognises; [] where unknown
+        self.only: int | None = None  # the class that the global model gives all test samples, if there is one
+        self.by_class: list[float] = []  # accuracy of the global model on each class; [] if unknown
         self.exact: tuple[Tensor, Tensor] | None = None
-        self.told = set[str]()  # protocols of whose models that give no numbers was told
+        self.warned = set[str]()  # protocols for which models without finite outputs were reported
         self.silo = self.data.global_test is None
         self.validates, self.own = validates is not None, validates == "own"
         # Whether clients evaluate (else rank 0 alone), and whether they do so with the global model.
@@ -149,7 +146,7 @@ class Evaluator:
                 "this one does not; in silo mode personal has the figures of each site"
             )
 
-    def _look_at_classes(self, f: Tensor, y: Tensor) -> None:
+    def _record_classes(self, f: Tensor, y: Tensor) -> None:
         """Set `only` and `by_class` by the outputs (n, ...) of the global model and the targets (n, ...)."""
         self.only, self.by_class = None, []
         logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2
@@ -172,10 +169,14 @@ class Evaluator:
         *,
         last: bool,
     ) -> tuple[Figures, list[dict[str, Any]]]:
-        """Round t's figures and a line a client.
+        """Return the metrics of round t, and a row for each client.
 
-        model: w, b of the global model (rank 0); exact: the same on all ranks, where what clients received is not it;
-        inbox, downloads: what clients received, at rank 0 of all that can evaluate; last: no round follows.
+        Args:
+            t, lr: the round, and its learning rate.
+            model: w, b of the global model, at rank 0.
+            exact: the same on all ranks, if the broadcast differs from it.
+            inbox, downloads: the latest broadcast, and the downloads of the clients to be evaluated.
+            last: whether no round follows.
         """
         self.exact = exact
         found: Figures = {}
@@ -189,16 +190,16 @@ class Evaluator:
                     assert self.data.global_test is not None
                     with attribute_errors(f"evaluation after round {t}"):
                         figures, f, y = evaluate(self.trainer, self.data.global_test, self.batch_size)
-                    self._look_at_classes(f, y)
+                    self._record_classes(f, y)
                     found |= figures
                 continue
             if protocol == "sites":
                 found |= {} if model is None else self._by_site(t, *model)
                 continue
-            rows, weights = self._ask(protocol, t, lr, inbox, downloads)
+            rows, weights = self._evaluate_clients(protocol, t, lr, inbox, downloads)
             if model is None:
                 continue
-            found |= self._over_all(t, protocol, rows, weights)
+            found |= self._combine(t, protocol, rows, weights)
             names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
             for k in sorted(rows):
                 site = {"site": names[k]} if names else {}
@@ -210,29 +211,29 @@ class Evaluator:
         return found, lines
 
     def _by_site(self, t: int, w: Tensor, b: Tensor) -> Figures:
-        """Rank 0's figures of each site's test rows, and how they spread."""
+        """Return metrics on each site's test rows, and their spread over sites."""
         self.trainer.model.load(w, b)
         rows, weights = dict[str, Figures](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
             with attribute_errors(f"evaluation after round {t}"):
-                rows[site], weights[site] = self._weighed(evaluate(self.trainer, shard, self.batch_size))
-        found = self._over_all(t, "sites", rows, weights)
+                rows[site], weights[site] = self._with_weight(evaluate(self.trainer, shard, self.batch_size))
+        found = self._combine(t, "sites", rows, weights)
         return found | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
-    def _weighed(self, of: Evaluation) -> tuple[Figures, float]:
-        """Figures, and what they weigh in a mean over shards: their samples, or the part that counts."""
+    def _with_weight(self, of: Evaluation) -> tuple[Figures, float]:
+        """Return the metrics, and their weight in a mean over shards: the samples, or targets, that count."""
         weight = float(self.trainer.task.split_weight(of.targets)) if len(of.targets) else 0.0
         return of.figures if weight else {**of.figures, "loss": nan}, weight
 
-    def _over_all(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
-        """Figures of all clients, or sites, from those of each: of one model pooled by samples, else how they spread.
+    def _combine(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
+        """Return metrics over all clients or sites: pooled by samples for one model, else their spread.
 
-        None is a number where a model has samples that count and gives no numbers for them, which is told: means over
-        the others would be the better the more models do.
+        They are nan, with a warning, if a model with samples has no finite loss: a mean over the others would be the
+        better the more models fail.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
-        if bad and protocol not in self.told:
-            self.told.add(protocol)
+        if bad and protocol not in self.warned:
+            self.warned.add(protocol)
             names = [str(k) for k in bad[:5]] + ["..."] * (len(bad) > 5)
             who = f"{'site' if protocol == 'sites' else 'client'} {', '.join(names)} (of {len(rows)})"
             text = f"round {t}, {protocol}: the loss of {who} is no number, and so no figure of all of them is one"
@@ -248,28 +249,32 @@ class Evaluator:
     def _validated(
         self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, downloads: Mapping[int, Tensor]
     ) -> Figures:
-        """Figures on the validation rows; rank 0's."""
+        """Return the metrics on the validation rows, at rank 0."""
         if self.silo or self.own:
-            rows, weights = self._ask("validation", t, lr, inbox, downloads)
-            return {} if model is None else self._over_all(t, "validation", rows, weights)
+            rows, weights = self._evaluate_clients("validation", t, lr, inbox, downloads)
+            return {} if model is None else self._combine(t, "validation", rows, weights)
         if model is None:
             return {}
         self.trainer.model.load(*model)
         with attribute_errors(f"evaluation after round {t}"):
             return evaluate(self.trainer, pooled_rows(self.data.validation), self.batch_size).figures
 
-    def _ask(
+    def _evaluate_clients(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Figures], dict[int, float]]:
-        """Every client's figures and their weights, computed where the client's state is; complete on rank 0. Within
-        `seeds.preserve_rng`."""
+        """Return each client's metrics and their weights, computed on the rank that has its state; complete at rank 0.
+
+        To be called within `seeds.preserve_rng`.
+        """
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
         for client in downloads:
             if owner[client] == comm.rank:
                 seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
                 with attribute_errors(f"evaluation after round {t}, client {client}"):
-                    row, weight = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))
+                    row, weight = self._evaluate_client(
+                        protocol, self.states.view(client, t, lr, inbox, downloads[client])
+                    )
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
@@ -283,8 +288,8 @@ class Evaluator:
         found = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
         return found, {k: numbers[0] for k, numbers in numbers_of.items()}
 
-    def _judge(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
-        """One client's figures under one protocol, and their weight."""
+    def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
+        """Return one client's metrics under one protocol, and their weight."""
         trainer, where = self.trainer, client.where
         inputs = client.read_only_check()
         predict = None
@@ -295,6 +300,6 @@ class Evaluator:
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        found = self._weighed(evaluate(trainer, shard, self.batch_size, predict))
+        found = self._with_weight(evaluate(trainer, shard, self.batch_size, predict))
         inputs.check_hooks(trainer.method, where, "weights", "buffers", "tune", "predict")
         return found

@@ -32,9 +32,9 @@ from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.faults.policy import FailurePolicy
 from fedmpi.engine.faults.uploads import UpdateFilter
+from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.messages import FAILED, STOP
-from fedmpi.engine.packed import together
-from fedmpi.engine.plan import Plan, Sink
+from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.probes.probes import Probes
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
@@ -46,47 +46,67 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Federation:
-    """One experiment on one rank: `run` trains it. `server` is rank 0's alone, and holds the global model."""
+    """One experiment on one rank: `run` trains it. server: the global model, at rank 0 alone."""
 
     def __init__(
         self,
-        plan: Plan,
+        config: FederationConfig,
         comm: Communicator,
         trainer: ClientTrainer,
         optimizer: ServerOptimizer,
         rule: Rule | None = None,
-        sink: Sink | None = None,
+        callbacks: RunCallbacks | None = None,
     ) -> None:
         """rule: in place of the method's own direction."""
-        data, model, messages, sink = trainer.data, trainer.model, trainer.messages, sink or Sink()
-        tolerant, stateful = plan.on_lost != "abort", bool(messages.client_state.size)
-        training_ranks = list(range(0 if comm.size == 1 or plan.server_trains else 1, comm.size))
-        self.plan, self.comm, self.trainer = plan, comm, trainer
-        self.scheduler = ClientScheduler(plan, data, comm, training_ranks)
+        data, model, messages = trainer.data, trainer.model, trainer.messages
+        tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
+        training_ranks = list(range(0 if comm.size == 1 or config.server_trains else 1, comm.size))
+        self.config, self.comm, self.trainer = config, comm, trainer
+        self.scheduler = ClientScheduler(config, data, comm, training_ranks)
         self.states = ClientStates(comm, trainer, training_ranks)
-        self.states.undoes, self.states.keeps_moves = (plan.undo or tolerant) and stateful, tolerant
-        how = {"sums": plan.adds_up, "reduce": plan.reduce, "acknowledge": tolerant or plan.acknowledge}
-        self.transport = RoundTransport(comm, messages, model.w, plan.sharded, **how)
+        self.states.keeps_undo, self.states.keeps_moves = (config.needs_undo or tolerant) and stateful, tolerant
+        self.transport = RoundTransport(
+            comm,
+            messages,
+            model.w,
+            config.sharded,
+            sums=config.streams_sums,
+            reduce=config.reduces_locally,
+            acknowledge=tolerant or config.acknowledges,
+        )
         self.server: FederationServer | None = None
         if comm.rank == 0:
-            storage, view = self.transport.model_storage(), ServerView(data, optimizer.lr, plan.rounds, plan.seed)
-            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.last_sent)
-            update_filter, undoes = UpdateFilter(plan.max_norm, plan.drop, plan.clip), tolerant and bool(plan.probes)
-            self.server = FederationServer(*made, plan.best, plan.updates, update_filter, undoes)
+            self.server = FederationServer(
+                messages,
+                storage=self.transport.model_storage(),
+                initial=(model.w, model.b),
+                optimizer=optimizer,
+                view=ServerView(data, optimizer.lr, config.rounds, config.seed),
+                rule=rule,
+                last_sent=self.transport.last_sent,
+                criterion=config.best,
+                records=config.update_stats,
+                update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates, config.clips_updates),
+                keeps_undo=tolerant and bool(config.probes),
+            )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
-        self.reporter = Reporter(plan, self.states, self.transport, self.server, sink)
-        parts = (self.scheduler, self.server, sink)
-        self.probes = Probes(plan, self.states, self.transport, *parts) if plan.probes else None
-        done_by = (self.scheduler, self.states, self.transport, self.reporter, self.server)
-        self.control, self.timeline = RoundControl(plan, comm, *done_by, trainer.stop), Timeline()
+        callbacks = callbacks or RunCallbacks()
+        self.reporter = Reporter(config, self.states, self.transport, self.server, callbacks)
+        self.probes: Probes | None = None
+        if config.probes:
+            self.probes = Probes(config, self.states, self.transport, self.scheduler, self.server, callbacks)
+        self.control = RoundControl(
+            config, comm, self.scheduler, self.states, self.transport, self.reporter, self.server, trainer.stop
+        )
+        self.timeline = Timeline()
         self.failures: FailurePolicy | None = None
         if tolerant:
-            self.failures = FailurePolicy(plan, self.control, self.timeline, movable=data.global_test is not None)
+            self.failures = FailurePolicy(config, self.control, self.timeline, movable=data.global_test is not None)
 
     # ---- the loop ----
     def run(self) -> str:
-        """Train all rounds; return why the run ended: "finished", "stopped", "apart" or "enough"."""
+        """Train all rounds; return why the run ended: "finished", "stopped", "diverged" or "early_stopped"."""
         t, reason = self.control.first_round, None
         try:
             while reason is None:
@@ -106,10 +126,10 @@ class Federation:
 
     def run_round(self, t: int) -> str | None:
         """Make round t; return why the run ends before it, None if it goes on."""
-        counted, lap = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.lap
+        counted, span = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.span
         self.timeline.begin(t)
         command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
-        lap("word" if self.server is None else "announce")
+        span("word" if self.server is None else "announce")
         self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do where clients evaluate
         if command is not TRAIN:
             return self.control.leave(command)
@@ -117,78 +137,82 @@ class Federation:
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
         placement = self.scheduler.assign(t)  # client -> rank
         self.states.move(placement)  # the state of a client follows it to its rank
-        lap("move")
+        span("move")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
-        lap("download")
+        span("download")
         if self.probes is not None:
             self.probes.train(t, cohort, placement, downloads)
-            lap("analyse")
+            span("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
-        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.trainer.pack)
+        mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.pack
+        if self.states.store is not None:  # their states have to fit into memory together
+            at_once = min(at_once, max(self.states.max_in_memory, 1))
         with seeds.preserve_rng():  # each client seeds the global generators
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
         trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
-        lap("uploads")
+        span("uploads")
         if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
-            self.reporter.line = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
-            lap("step")
+            self.reporter.metrics_row = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
+            span("step")
         if self.probes is not None:
             self.probes.measure(t, cohort, placement)
-            lap("analyse")
+            span("analyse")
         return None
 
     # ---- the steps of a round ----
     def report_previous_round(self, t: int, command: RoundCommand) -> None:
         """Hash, save and evaluate the round before t, at the beginning of round t."""
-        began, line = time.perf_counter(), self.reporter.line
-        self.timeline.tell()
-        self.timeline.lap("settle")
+        began, line = time.perf_counter(), self.reporter.metrics_row
+        self.timeline.flush()
+        self.timeline.span("settle")
         if self.server is not None and line and "sha256" not in line:
             line["sha256"] = self.trainer.model.layout.sha256(self.server.w)
-            self.timeline.lap("hash")
-        first, sink = self.control.first_round, self.reporter.sink
+            self.timeline.span("hash")
+        first, callbacks = self.control.first_round, self.reporter.callbacks
         if command is RoundCommand.ABORTED:  # the round before does not count: the one before that is the last
             if t > first + 1:
-                sink.keep(self, t - 2, self.reporter.saved, True)
+                callbacks.save_state(self, t - 2, self.reporter.saved, True)
             return
         if t > first:
             self.reporter.saved = self.memory()
-            sink.keep(self, t - 1, self.reporter.saved, command is not TRAIN)
-        self.timeline.lap("checkpoint")
+            callbacks.save_state(self, t - 1, self.reporter.saved, command is not TRAIN)
+        self.timeline.span("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
             evaluated = self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
         evaluated_s = time.perf_counter() - began if evaluated else None
-        self.timeline.lap("evaluate")
+        self.timeline.span("evaluate")
         if command is TRAIN:
-            if self.plan.replay:
+            if self.config.replays_failures:
                 self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
-            if self.scheduler.measure is not None:
+            if self.scheduler.estimator is not None:
                 self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
     ) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
-        lap, alone = self.timeline.lap, len(clients) == 1
-        for client in clients if self.states.undoes else ():
+        span, alone = self.timeline.span, len(clients) == 1
+        for client in clients if self.states.keeps_undo else ():
             self.states.remember(client)
-        received = self.plan.learning_rate(t), self.transport.inbox
-        write = together.rounds([self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block)
-        if not alone:  # several are one lap
-            lap("train", list(clients))
+        received = self.config.learning_rate(t), self.transport.inbox
+        write = packed_rounds.train_clients(
+            [self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block
+        )
+        if not alone:  # several are one span
+            span("train", list(clients))
         for client in clients:
             row = gather.row(client)
             if alone:
-                lap("send")
+                span("send")
             write[client](row)
             if alone:
-                lap("train", client)
+                span("train", client)
             self.states.trained[client] = t  # before another client needs the memory of its row
             gather.done(client)
-        lap("send")
+        span("send")
 
     def step_server(
         self,
@@ -217,31 +241,31 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        if self.scheduler.measure is not None:
+        if self.scheduler.estimator is not None:
             timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
             self.scheduler.record_timings(t, cohort, placement, timings)
         upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
-        good, said, figures = [k for k in cohort if k not in server.refused], {"train_loss": float("nan")}, {}
+        good, recorded, figures = [k for k in cohort if k not in server.refused], {"train_loss": float("nan")}, {}
         if good:
             if server.refused:
                 received.only([cohort.index(k) for k in good])
             updates = received.uploads(good, *self.scheduler.weights(good))
-            lr = self.plan.learning_rate(t)
+            lr = self.config.learning_rate(t)
             figures = server.step(t, lr, updates, upload, received, server.update_filter.norms)
-            said = {**received.train_loss(updates.p), **server.updates}
+            recorded = {**received.train_loss(updates.p), **server.updates}
         busy = Counter[int]()  # rank -> seconds in which it has trained
         for k, s in zip(cohort, seconds, strict=True):
             busy[placement[k]] += s
         absent = [k for k in self.scheduler.sample(t) if k not in cohort]
         line = {
             "round": t,
-            **said,
+            **recorded,
             "cohort": list(cohort),
             "refused": refused,
             **({"lost": absent} if absent else {}),
-            **({"clipped": server.update_filter.clipped} if self.plan.clip else {}),
+            **({"clipped": server.update_filter.clipped} if self.config.clips_updates else {}),
             **self.transport.traffic.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
             "train_s": max(busy.values(), default=0.0),
@@ -256,25 +280,25 @@ class Federation:
 
     # ---- checkpoints ----
     def memory(self) -> dict[str, Any]:
-        """What rank 0 needs, beside the server's tensors, to go on after the round of the latest metrics."""
+        """Return what rank 0 saves of the latest round beside the server's tensors."""
         update_filter = self.server.update_filter.memory() if self.server else None
-        reporter, best = self.reporter, self.plan.best and self.plan.best.figure
-        memory = {"line": reporter.line, "guard": update_filter, "pace": self.scheduler.memory()}
-        return {**memory, "watch": reporter.watch.memory(), "best": best}
+        reporter, best = self.reporter, self.config.best and self.config.best.figure
+        memory = {"line": reporter.metrics_row, "guard": update_filter, "pace": self.scheduler.memory()}
+        return {**memory, "watch": reporter.divergence.memory(), "best": best}
 
-    def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
-        """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
+    def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
+        """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
         self.control.first_round = self.transport.broadcast_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))
-        self.states.trained, self.states.shelved_to = self.scheduler.last_rounds(t), t
+        self.states.trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
-            self.reporter.line = memory["line"]
+            self.reporter.metrics_row = memory["line"]
             self.server.update_filter.recall(memory["guard"])
             self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)
-            self.reporter.watch.recall(memory["watch"])
+            self.reporter.divergence.recall(memory["watch"])
             best = self.server.best
-            if best and memory.get("best") != best.choice.figure:
+            if best and memory.get("best") != best.criterion.figure:
                 best.forget()  # it was chosen by another figure

@@ -31,9 +31,13 @@ from fedmpi.method.base import Method
 from fedmpi.method.slots import Slot, Slots, Travel
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
-WORD = "_word"
-ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine's own: the word; loss, seconds, flag
-STOP, FAILED, STILL = 1.0, 2.0, 3.0  # flags, else 0: its rank is to stop; an error came; it made no step, has no loss
+COMMAND = "_command"
+ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine: the command; loss, seconds, flag
+STOP, FAILED, NO_STEPS = (
+    1.0,
+    2.0,
+    3.0,
+)  # flags of a client, else 0: its rank is to stop; error; no steps, so no loss
 UNSENT = "_unsent_"  # and the name of a slot: what its format has left out so far
 Groups = frozenset[str]
 
@@ -51,12 +55,12 @@ class Upload:
     coding: Coding | None  # None: the row travels as it is
     size: int  # what the row takes on its way, in entries of the model's type
 
-    def tell(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
+    def write_header(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
         """Write the engine's own numbers, with which a row begins.
 
         loss: None where there was no step; a tensor has been written already.
         """
-        loss, flag = (0.0, flag or STILL) if loss is None else (loss, flag)
+        loss, flag = (0.0, flag or NO_STEPS) if loss is None else (loss, flag)
         first = int(isinstance(loss, Tensor))
         numbers = (loss, seconds, flag)[first:]
         if row.is_cpu and row.dtype != torch.bfloat16:  # numpy writes three numbers in a quarter of torch's time
@@ -130,7 +134,7 @@ class Messages:
         self.client_state = Packing(own | kept.shapes | unsent | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
-        """Groups that there are, or that there may be in other models."""
+        """Raise UserError for a layout group that neither this model nor any other has."""
         if isinstance(groups, str):
             raise UserError(f"method {type(self.method).__name__}, {where}: {groups!r} is text; write ({groups!r},)")
         for group in groups:
@@ -142,24 +146,26 @@ class Messages:
 
     # ---- rounds ----
     def travel(self, t: int) -> Travel:
-        """The method's word on round t, checked against the model and its own declarations."""
+        """Return what the method sends in round t, checked against the model and its declarations."""
         with attribute_errors(f"round {t}"):
-            said = self.method.travels(t, self.rounds)
+            travel = self.method.travels(t, self.rounds)
         name = type(self.method).__name__
-        if not isinstance(said, Travel):
-            text = f"method {name}, hook travels, round {t} returned {type(said).__name__}; it must return Travel(...)"
+        if not isinstance(travel, Travel):
+            text = (
+                f"method {name}, hook travels, round {t} returned {type(travel).__name__}; it must return Travel(...)"
+            )
             raise located_error(text, self.method.travels)
-        for groups in (said.groups, said.but):
+        for groups in (travel.groups, travel.but):
             self.check_groups(groups, f"hook travels, round {t}")
-        for slot in said.slots or ():
+        for slot in travel.slots or ():
             if slot not in self.method.sends:
                 raise UserError(f"method {name}, hook travels, round {t}: sends declares no slot {slot!r}")
-        return said
+        return travel
 
     def groups(self, t: int) -> Groups:
-        """The layout groups that travel up, and change on the server, in round t."""
-        said = self.travel(t)
-        return (self.every if EVERYTHING in said.groups else self.every & set(said.groups)) - set(said.but)
+        """Return the layout groups that clients send, and the server changes, in round t."""
+        travel = self.travel(t)
+        return (self.every if EVERYTHING in travel.groups else self.every & set(travel.groups)) - set(travel.but)
 
     def upload(self, t: int) -> Upload:
         """Return the layout of what each client uploads in round t."""
@@ -182,14 +188,15 @@ class Messages:
         return upload
 
     def largest_upload(self) -> int:
-        """Entries of the longest row that any round sends."""
+        """Return the entries of the longest upload row of any round."""
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
-    def settle(self, upload: Upload, row: Tensor, state_row: Tensor) -> dict[str, Tensor]:
-        """What is written in an upload becomes what will arrive of it; the rest goes into the client's state.
+    def apply_quantization(self, upload: Upload, row: Tensor, state_row: Tensor) -> dict[str, Tensor]:
+        """Round an upload to its formats, in place; add what they leave out to the client's state.
 
-        Returns the slots in fp16, in which what is beyond it has become infinite.
+        Returns:
+            The slots in fp16, whose numbers beyond its range have become infinite.
         """
         assert upload.coding is not None
         kept, sends = self.client_state.views(state_row), self.method.sends
@@ -201,26 +208,26 @@ class Messages:
         return upload.coding.settle(row, memory)
 
     def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
-        """How the rows of a packing travel where large slots do so in a format; None: as they are."""
+        """Return the coding of the rows of a packing, whose large slots are sent in a format; None if there is none."""
         takes = [n for n, slot in slots.items() if self.large(slot) and (is_change(n, slot) or not form.changes_only)]
         coding = Coding(packing, dict.fromkeys(takes, form), self.model.w.dtype)
         return coding if coding.formats else None
 
     def large(self, slot: Slot) -> bool:
-        """As wide as the model, or as a group of its layout."""
+        """Return whether a slot is as wide as the model, or as a group of its layout."""
         return bool(slot.dims) and slot.dims[-1] in {"d", "s", "h", *STANDARD_GROUPS, *self.model.layout.groups()}
 
     def announcement(self, groups: Groups | None = None) -> Announcement:
-        """The download that tells these groups of the model; None: all that are shared."""
+        """Return the layout of the broadcast of these groups of the model, default all shared ones."""
         groups = self.shared_groups if groups is None else groups & self.shared_groups
         if groups not in self._announcements:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
             state = {name: self.server_state.shapes[name] for name in self.method.receives}
-            packing = Packing({WORD: (), **state, "_b": (b.size,), "_w": (w.size,)})
+            packing = Packing({COMMAND: (), **state, "_b": (b.size,), "_w": (w.size,)})
             form, coding = self.wire.down, None
             if form is not None:
-                told = [name for name in self.method.receives if self.large(self.method.server_state[name])]
-                coding = Coding(packing, dict.fromkeys((*told, "_w"), form), self.model.w.dtype)
+                coded = [name for name in self.method.receives if self.large(self.method.server_state[name])]
+                coding = Coding(packing, dict.fromkeys((*coded, "_w"), form), self.model.w.dtype)
             size = packing.size if coding is None else coding.entries
             self._announcements[groups] = Announcement(packing, w, b, coding, size)
         return self._announcements[groups]
@@ -240,7 +247,7 @@ class Messages:
             packing.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
         source = {"d": w, "s": self.shared.take(w), "h": self.head.take(w), "b": b}
         for name, slot in getattr(self.method, of).items():
-            # What is no option is a hook, which the server asks.
+            # Other texts name a hook, which the server calls.
             start: Tensor | float = self.options.get(slot.start, 0.0) if isinstance(slot.start, str) else slot.start
             if slot.initial:  # a leading dimension (N, h) repeats the initial value
                 start = source[str(slot.dims[-1])].expand(packing.shapes[name])
@@ -249,7 +256,7 @@ class Messages:
 
 
 def is_change(name: str, slot: Slot) -> bool:
-    """Whether what an upload's slot holds is added to what the server has; of dw that is known."""
+    """Return whether an upload's slot is a change to be added to the server's values, as dw is."""
     return slot.change or name == "dw"
 
 

@@ -1,4 +1,4 @@
-"""Tensors that may be read and not written: the inputs of hooks, batches, and what a model keeps to itself."""
+"""Checks that tensors are only read: inputs of hooks, batches, frozen parameters and local buffers of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHY = "it does not travel, and what one client leaves there would pass to the ne
 
 
 class ReadOnlyCheck:
-    """Finds writes to tensors that are only to be read: other clients, passes or rounds would see them.
+    """Detects writes to tensors that hooks may only read, as other clients or rounds would see them.
 
     torch counts how often a tensor, or a view of it, has been written to.
     """
@@ -55,7 +55,7 @@ class ReadOnlyCheck:
 
 @dataclass
 class FrozenTensor:
-    """One tensor of a model as it was last seen with the values that it had from the start."""
+    """A tensor of a model, and how its initial values are recognised."""
 
     name: str
     kind: str  # "parameter" or "buffer"; "" if it travels
@@ -78,13 +78,13 @@ class FrozenTensor:
 
 
 class FrozenTensorGuard:
-    """The tensors of a rank's model that no client may change: nothing carries them from client to client.
+    """Detects changes of the tensors of a rank's model that no message carries from client to client.
 
-    These are frozen parameters, and buffers that are not persistent. Those that travel must stay the tensors that they
-    are: one that is assigned anew (`self.mean = ...`) is no part of `b` any more. A write is seen by torch's count of
-    them, and by the place in memory; it may give the same values again, as a table of positions that each pass makes,
-    so values are compared before an error is raised. A write through `.data` is not counted: the values are looked at
-    now and then in any case.
+    These are frozen parameters and buffers that are not persistent. Other buffers must remain the same tensors: one
+    that is assigned (`self.mean = ...`) is no part of `b` any more. A write shows in torch's version counter or in
+    the address of the memory. It may restore the same values, as of a table of positions that each pass makes, so
+    values are compared before an error is raised. Writes through `.data` are not counted, so values are compared
+    from time to time, too.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -112,27 +112,27 @@ class FrozenTensorGuard:
     def _error(self, frozen: FrozenTensor, where: str) -> UserError:
         name, of = f"{where}: {frozen.name!r}" if where else repr(frozen.name), f"of model {type(self.module).__name__}"
         if not frozen.kind:
-            said = (
+            text = (
                 f"{name}, a buffer {of}, is another tensor than when the model was made, by self.{frozen.leaf} = ... "
                 "or .data = ...: what travels would be the old one; write into it: "
                 f"self.{frozen.leaf}.copy_(...)"
             )
         elif frozen.kind == "parameter":
-            said = (
+            text = (
                 f"{name}, a frozen parameter {of} (requires_grad False), is not what it was when the model was made: "
                 f"{WHY}; make it a buffer (register_buffer), which travels and is averaged"
             )
         else:
-            said = (
+            text = (
                 f"{name}, a buffer {of} that is not persistent, is not what it was when the model was made: {WHY}; "
                 "leave out persistent=False (a float buffer travels and is averaged, an integer one starts anew with "
                 "each client), or keep it in no buffer, and make it in each pass"
             )
-        return located_error(said, self.module)
+        return located_error(text, self.module)
 
 
 def _mark(tensor: Tensor, kind: str) -> tuple[int, int]:
-    """Where it is, and how often it was written to, if that matters; it is not counted for one of inference mode."""
+    """Return the address of a tensor, and its version if it matters and is counted (not in inference mode)."""
     try:
         return tensor.data_ptr(), tensor._version if kind and not tensor.is_inference() else 0
     except RuntimeError:  # it has no memory of its own: sparse, or a tensor of vmap's that was left behind
@@ -140,7 +140,7 @@ def _mark(tensor: Tensor, kind: str) -> tuple[int, int]:
 
 
 def _values(tensor: Tensor) -> bytes | None:
-    """What stands for its values; None where they cannot be read."""
+    """Return a digest of a tensor's values; None if they cannot be read."""
     try:
         flat = tensor.detach().reshape(-1)
         some = flat[:: -(-len(flat) // MOST) | 1].cpu().contiguous().view(torch.uint8)

@@ -1,8 +1,8 @@
-"""The control message of a round: rank 0 decides whether the round is made, and every rank is told.
+"""The control message of a round: rank 0 decides whether the round is made, and broadcasts that.
 
-The decision is one number of the broadcast that also carries the model. Two things may follow it in messages of their
-own: which clients' uploads of the round before were refused, so that their state is undone; and the measured speeds by
-which clients are assigned to ranks.
+The decision is one number of the broadcast that also holds the model. Two further messages may follow: which clients'
+uploads of the round before were refused, so that their state is undone; and new costs, by which clients are assigned to
+ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from fedmpi.comm import Communicator
 from fedmpi.engine.client_states import ClientStates, MoveLog
-from fedmpi.engine.pace import Pace
-from fedmpi.engine.plan import Plan
+from fedmpi.engine.cost_model import CostModel
+from fedmpi.engine.federation_config import FederationConfig
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
@@ -37,7 +37,7 @@ class RoundCommand(IntEnum):
 TRAIN = RoundCommand.TRAIN
 # Added to the command in the number that is broadcast: which messages follow it.
 UNDOES = 8  # the clients whose uploads of the round before were refused
-REBALANCES = 16  # new speeds, by which clients are assigned to ranks
+REBALANCES = 16  # new costs, by which clients are assigned to ranks
 
 
 class RoundControl:
@@ -45,7 +45,7 @@ class RoundControl:
 
     def __init__(
         self,
-        plan: Plan,
+        config: FederationConfig,
         comm: Communicator,
         scheduler: ClientScheduler,
         states: ClientStates,
@@ -54,7 +54,7 @@ class RoundControl:
         server: FederationServer | None,
         stop_requested: Callable[[], bool],
     ) -> None:
-        self.plan, self.comm, self.scheduler, self.states = plan, comm, scheduler, states
+        self.config, self.comm, self.scheduler, self.states = config, comm, scheduler, states
         self.transport, self.reporter, self.server, self.stop_requested = transport, reporter, server, stop_requested
         self.first_round = 0  # of this job; later than 0 where a run is resumed
         self.opened_at = 0.0  # when rank 0 decided about the latest round, by time.perf_counter
@@ -80,14 +80,14 @@ class RoundControl:
         self.begin_round(t)
         undone = self._broadcast_refused(t - 1) if number & UNDOES else []
         if number & REBALANCES:
-            speeds = self.comm.broadcast_json(self.scheduler.pace.row())
-            self.scheduler.pace = self.scheduler.announced = Pace.of(speeds)
-        if command is RoundCommand.ABORTED and self.states.undoes:
+            row = self.comm.broadcast_json(self.scheduler.costs.row())
+            self.scheduler.costs = self.scheduler.broadcast_costs = CostModel.from_row(row)
+        if command is RoundCommand.ABORTED and self.states.keeps_undo:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
-        self.states.settle(undone)
+        self.states.end_round(undone)
         if self.scheduler.lost_ranks.rows:
-            self.states.gone = self.scheduler.lost_ranks.gone(t)
-        if self.plan.replay:
+            self.states.unavailable = self.scheduler.lost_ranks.gone(t)
+        if self.config.replays_failures:
             self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=False)
         return command
 
@@ -98,42 +98,42 @@ class RoundControl:
             return
         if before >= self.first_round:  # the rows of those who took part are what the round before has made
             states.trained |= dict.fromkeys(self.scheduler.cohort(before), before)
-        states.moved, states.orphans, states.round = MoveLog(), {}, t  # what has moved stays where it is
+        states.move_log, states.reassigned, states.round = MoveLog(), {}, t  # what has moved stays where it is
 
     def trains(self, t: int) -> bool:
         """Whether rank 0 has decided that round t is made."""
         return self._decided[0] == t and self._decided[1] % UNDOES == TRAIN
 
     def leave(self, command: RoundCommand) -> str:
-        """End the run; return why: "finished", "stopped", "apart" or "enough"."""
-        if self.plan.on_lost != "abort":  # no rank leaves while another one may have to repeat a round
+        """End the run; return why: "finished", "stopped", "diverged" or "early_stopped"."""
+        if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.patience_s)
-        diverges = self.reporter.watch.ends  # at the end of all rounds only rank 0 knows
+        diverges = self.reporter.divergence.ends  # at the end of all rounds only rank 0 knows
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
-            return "apart"
-        return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "enough"}.get(command, "stopped")
+            return "diverged"
+        return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
 
     def _decide(self, t: int) -> int:
         """Decide at rank 0 about round t: the command, and which messages follow it."""
         assert self.server is not None
-        if t > self.first_round and self.reporter.line is None:
+        if t > self.first_round and self.reporter.metrics_row is None:
             return RoundCommand.ABORTED
-        undoes = UNDOES if self.states.undoes and self.server.refused else 0
-        if t == self.plan.rounds:
+        undoes = UNDOES if self.states.keeps_undo and self.server.refused else 0
+        if t == self.config.rounds:
             return RoundCommand.FINISHED + undoes
         if self.stop_requested():
             return RoundCommand.STOPPED + undoes
-        if self.reporter.watch.ends:
+        if self.reporter.divergence.ends:
             return RoundCommand.DIVERGED + undoes
-        if self.server.best and self.server.best.ends():
+        if self.server.best and self.server.best.should_stop():
             return RoundCommand.EARLY_STOPPED + undoes
         placed = self.scheduler.commit(t)
         if placed is not None:
-            self.reporter.sink.append("placement.jsonl", placed)
-        return TRAIN + undoes + (REBALANCES if self.scheduler.pace != self.scheduler.announced else 0)
+            self.reporter.callbacks.append("placement.jsonl", placed)
+        return TRAIN + undoes + (REBALANCES if self.scheduler.costs != self.scheduler.broadcast_costs else 0)
 
     def _broadcast_refused(self, t: int) -> list[int]:
-        """Return the clients whose uploads of round t were refused, as rank 0 tells them."""
+        """Return the clients whose uploads of round t were refused, as rank 0 broadcasts them."""
         members = self.scheduler.cohort(t)
         refused = self.server.refused if self.server is not None else ()
         flags = torch.tensor([float(k in refused) for k in members], device=self.comm.device)

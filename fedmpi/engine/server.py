@@ -19,7 +19,6 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.data.federated import Federated
-from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
     are_finite,
     check_finite,
@@ -30,6 +29,7 @@ from fedmpi.engine.checks import (
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
+from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
@@ -50,7 +50,7 @@ class ServerView(Server):
         self.segments: Sequence[Segment] = ()
         self.w = self.shared = torch.empty(0)  # set by FederationServer, like the state
         self.state = State()
-        self.noted: dict[str, float] = {}
+        self.logged: dict[str, float] = {}
         self.seed = seed
 
     @property
@@ -63,7 +63,7 @@ class ServerView(Server):
         return self.counts
 
     def figures(self, **values: float | Tensor) -> None:
-        self.noted |= {name: float(value) for name, value in values.items()}
+        self.logged |= {name: float(value) for name, value in values.items()}
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         return seeds.generator(self.seed, "server", *purpose)
@@ -80,17 +80,21 @@ class FederationServer:
         optimizer: ServerOptimizer,
         view: ServerView,
         rule: Rule | None = None,
-        held: Tensor | None = None,
-        choice: Choice | None = None,
+        last_sent: Tensor | None = None,
+        criterion: SelectionCriterion | None = None,
         records: str | bool = False,
         update_filter: UpdateFilter | None = None,
         keeps_undo: bool = False,
     ) -> None:
-        """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
-
-        held: what the other ranks have of the model, where that is not the same; choice: of a best model; records: how
-        much of the updates (record.updates); update_filter: decides which uploads count; keeps_undo: whether a step may
-        have to be undone.
+        """Args:
+        storage: where w and b are stored.
+        initial: their initial values.
+        rule: in place of the method's direction.
+        last_sent: the model as the other ranks have it, where that differs.
+        criterion: by which a best model is selected.
+        records: how much of the updates is recorded (record.updates).
+        update_filter: decides which uploads count.
+        keeps_undo: whether a step may have to be undone.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -101,18 +105,15 @@ class FederationServer:
                 self._start(name, slot.start)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
-        view.state, view.w, self.held = self.state, self.w, held
+        view.state, view.w, self.last_sent = self.state, self.w, last_sent
         self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
-        self.best = Best(choice, self.w, self.b) if choice else None
+        self.best = BestModel(criterion, self.w, self.b) if criterion else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
-        self.update_filter, self.refused = (
-            update_filter or UpdateFilter(),
-            list[int](),
-        )  # refused: clients, in the last step
+        self.update_filter = update_filter or UpdateFilter()
+        self.refused = list[int]()  # clients, in the last step
         self.keeps_undo = keeps_undo
-        self._before_step: tuple[int, dict[str, Tensor]] | None = (
-            None  # the round of the last step, and what it changed
-        )
+        # The round of the last step, and copies of the tensors before it.
+        self._before_step: tuple[int, dict[str, Tensor]] | None = None
 
     def _start(self, name: str, hook: str) -> None:
         """A slot of the server's state begins with what a hook of the method draws."""
@@ -125,11 +126,11 @@ class FederationServer:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that changes from round to round."""
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self._lasting().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._state_tensors().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Back to what `snapshot` gave."""
-        for name, tensor in self._lasting().items():
+        for name, tensor in self._state_tensors().items():
             if name in tensors or not name.startswith("best"):  # else a best model was not asked for before
                 tensor.copy_(tensors[name])
 
@@ -138,10 +139,10 @@ class FederationServer:
         if self._before_step is not None and self._before_step[0] == t:
             self.restore(self._before_step[1])
 
-    def _lasting(self) -> dict[str, Tensor]:
-        lasting = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
-        lasting |= {} if self.held is None else {"held": self.held}
-        return lasting | (self.best.lasting if self.best else {})
+    def _state_tensors(self) -> dict[str, Tensor]:
+        tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
+        tensors |= {} if self.last_sent is None else {"held": self.last_sent}
+        return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
@@ -155,22 +156,33 @@ class FederationServer:
         return row
 
     def step(
-        self, t: int, train_lr: float, up: Uploads, upload: Upload, came: GatheredUploads, norms: Mapping[int, float]
+        self,
+        t: int,
+        train_lr: float,
+        updates: Uploads,
+        upload: Upload,
+        received: GatheredUploads,
+        norms: Mapping[int, float],
     ) -> dict[str, float]:
-        """One round's step; returns the method's own figures. `up` is what `came` from the clients; norms: ||dw||."""
-        seen = up = RecordingUploads(up) if self.records and "dw" in upload.packing.shapes and upload.w.size else up
+        """Step model and state with a round's uploads; return the method's own metrics.
+
+        updates: those of `received` that count; norms: client -> ||dw||.
+        """
+        recorder: RecordingUploads | None = None
+        if self.records and "dw" in upload.packing.shapes and upload.w.size:
+            recorder = updates = RecordingUploads(updates)
         view, where = self.view, f"round {t}"
-        view.round, view.train_lr, view.noted = t, train_lr, {}
+        view.round, view.train_lr, view.logged = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "updates.p": up.p, "updates.n": up.n})
+        inputs = ReadOnlyCheck({**self._inputs, **received.tensors(), "updates.p": updates.p, "updates.n": updates.n})
         size, ruled = (upload.columns.size,), None
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
         chance = seeds.seeded(view.seed, "aggregate", t) if own else nullcontext()
         with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
-            direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
+            direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, updates), where)
             inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:
-                ruled = self.rule(up, view)
+                ruled = self.rule(updates, view)
                 inputs.check_hooks(self.method, where, by=self.rule)
         check_tensor(self.method, "aggregate", direction, size, where, self.w)
         declared, packing = self.method.server_state, self.messages.server_state
@@ -180,20 +192,20 @@ class FederationServer:
             direction = ruled
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
-        b = up.mean("_b") if upload.b.size else None
-        if not (came.whole and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
-            bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
+        b = updates.mean("_b") if upload.b.size else None
+        if not (received.is_complete and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
+            bad = [str(k) for k, finite in zip(updates.clients, received.finite(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
             raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
         self.updates = {}
-        if isinstance(seen, RecordingUploads):
-            self.updates = {"updates": update_stats(seen, norms, given, self.records == "gram")}
+        if recorder is not None:
+            self.updates = {"updates": update_stats(recorder, norms, given, self.records == "gram")}
         # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
         if self.keeps_undo:
-            self._before_step = t, {name: tensor.clone() for name, tensor in self._lasting().items()}
+            self._before_step = t, {name: tensor.clone() for name, tensor in self._state_tensors().items()}
         if upload.w.whole:
             self.optimizer.step(self.w, direction, self.optimizer.state)
-        elif upload.w.size:  # what has not travelled rests: the rest of w, and of the optimiser's state
+        elif upload.w.size:  # entries that were not sent stay, in w and in the optimiser's state
             w, moments = upload.w.take(self.w).clone(), upload.w.take(self.optimizer.state).clone()
             self.optimizer.step(w, direction, moments)
             upload.w.put(w, self.w)
@@ -202,4 +214,4 @@ class FederationServer:
             upload.b.put(b, self.b)
         if state is not self.state:  # else it stays as it was
             self.messages.server_state.write(self.state_row, state)
-        return view.noted
+        return view.logged

@@ -1,9 +1,9 @@
-"""What a rank does when: each round's laps, one after another without a gap, by the clock of its host.
+"""What a rank does when: the spans of each round, without gaps, by the clock of its host.
 
     {"round": 3, "at": 1763800000.1234, "s": 2.5031, "spans": [["word", 0.0, 12.3], ["train", 12.3, 480.1, 17], ...]}
 
 `at`: seconds since 1970 at which the round began here; `s`: how long it lasted; a span: what, from when on and for how
-many ms, which client or clients. A clock is read once a lap, and nobody waits for a GPU. A lap shorter than LEAST_S
+many ms, which client or clients. The clock is read once a span, without waiting for a GPU. A span shorter than LEAST_S
 counts for the one after it; those beyond MOST in a round are summed by name, under "rest": no line is longer than that.
 
     word        waiting for the announcement (not rank 0)   announce    sending it (rank 0)
@@ -11,8 +11,8 @@ counts for the one after it; those beyond MOST in a round are summed by name, un
     hash        of the global model (rank 0)                evaluate    the round before, and writing its line
     move        states of clients that change ranks         download    what differs from client to client
     train       a client, or several at once                send        its row, posted (of several: and written)
-    uploads     waiting until rows have come, or gone; where they are added up as they come, or held in columns by all
-                ranks, with that work in it
+    uploads     waiting until rows have arrived, or are sent; includes the work of adding them up, or of
+                holding columns for rank 0
     step        the server's                                recover     going on without a rank
     analyse     local models made once more, and looked at  end         after the last round
 """
@@ -29,20 +29,20 @@ LEAST_S, MOST = 2e-5, 200
 
 
 class Timeline:
-    """One rank's."""
+    """Records what one rank does."""
 
     def __init__(self) -> None:
-        self.to: Callable[[Line], None] | None = None  # where lines go; None: nowhere, and nothing is kept
-        self.early = False  # whether a round is told before the next announcement, or after it
-        self.ended: Callable[[], None] = lambda: None  # told at the end
+        self.to: Callable[[Line], None] | None = None  # receives the lines; None: nothing is recorded
+        self.early = False  # whether a round is passed on before the next broadcast, or after it
+        self.ended: Callable[[], None] = lambda: None  # called at the end
         self.round = -1
         self.began = self.mark = time.perf_counter()
         self.spans: list[tuple[str, float, float, int | list[int] | None]] = []
         self.rest: dict[str, float] = {}
-        self.done: Line | None = None  # a round that is over and not told
+        self.done: Line | None = None  # a finished round that has not been passed on
 
-    def lap(self, what: str, client: int | list[int] | None = None) -> None:
-        """What was done since the last lap."""
+    def span(self, what: str, client: int | list[int] | None = None) -> None:
+        """Record what was done since the last span."""
         now = time.perf_counter()
         if self.to is None or now - self.mark < LEAST_S:
             return
@@ -53,11 +53,11 @@ class Timeline:
         self.mark = now
 
     def begin(self, t: int) -> None:
-        """Round t begins, unless it is made once more."""
+        """Begin round t, unless it is repeated."""
         if t == self.round:
             return
         if self.spans:
-            self.tell()
+            self.flush()
             ms = [(what, round(1e3 * (a - self.began), 2), round(1e3 * (b - a), 2), k) for what, a, b, k in self.spans]
             spans = [each[:3] if each[3] is None else each for each in ms]
             at = time.time() - (time.perf_counter() - self.began)
@@ -65,19 +65,19 @@ class Timeline:
             rest = {"rest": {what: round(1e3 * s, 2) for what, s in self.rest.items()}} if self.rest else {}
             self.done = line | rest
         if self.early:
-            self.tell()
+            self.flush()
         self.round, self.began = t, self.mark if self.spans else time.perf_counter()
         self.mark, self.spans, self.rest = self.began, [], {}
 
-    def tell(self) -> None:
-        """Hand on the round that is over."""
+    def flush(self) -> None:
+        """Pass on the finished round."""
         if self.done is not None and self.to is not None:
             self.to(self.done)
         self.done = None
 
     def end(self) -> None:
-        """Hand on all there is."""
-        self.lap("end")
+        """Pass on all that is left."""
+        self.span("end")
         self.begin(self.round + 1)
-        self.tell()
+        self.flush()
         self.ended()

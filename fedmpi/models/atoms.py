@@ -5,18 +5,15 @@ Learning with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652; the 
 Calderbank, Sapiro. ICML 2018. https://arxiv.org/abs/1802.04145
 
     W[o,i,u,v] = sum_a alpha[o,i,a] D[a,u,v]         coefficients alpha (o, i, m_a), atoms D (m_a, u, v)        (1)
-Each layer has its own atoms, which all its channels share. Two evaluations give the same:
-    build W, then one convolution                                        (layer(x); less memory)               (A)
-    convolve every input channel with every atom, then 1x1 with alpha    (layer.by_atoms(x); used by tests)     (B)
+Each layer has its own atoms, which all its channels share. A layer builds W and convolves once.
 """
 
 import math
 import warnings
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
 
 from fedmpi.flat.layout import ATOM, COEF
 
@@ -62,16 +59,7 @@ class AtomConv2d(nn.Conv2d):
         return (self.coef @ self.atoms.flatten(1)).view(*self.coef.shape[:2], *self.atoms.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.kernels, self.bias)  # (A)
-
-    def by_atoms(self, x: Tensor) -> Tensor:
-        """The same by (B).   (B, c, h, w) -> (B, o, h', w')"""
-        (out, into, m_a), channels = self.coef.shape, x.shape[1]
-        same: dict[str, Any] = {name: getattr(self, name) for name in GEOMETRY}
-        same |= {"in_channels": channels, "out_channels": channels * m_a, "groups": channels}
-        each = nn.Conv2d(**same, bias=False, device="meta")
-        maps = each._conv_forward(x, self.atoms.repeat(channels, 1, 1)[:, None], None)  # (B, c m_a, h', w')
-        return conv2d(maps, self.coef.view(out, into * m_a, 1, 1), self.bias, groups=self.groups)
+        return self._conv_forward(x, self.kernels, self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, atoms={len(self.atoms)}"

@@ -11,11 +11,12 @@ from fedmpi.config import Settings
 
 
 def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
-    """Write report.html at the end of a run, unless `report: false`; return its path. An error is a warning, since the
-    run is complete without it.
+    """Write report.html at the end of a run, unless `report: false`, and return its path.
+
+    An error becomes a warning, since the run is complete without the page.
 
     Args:
-        result: of runtime/run.py; {} on ranks other than 0, which import nothing of what draws.
+        result: of runtime/run.py; {} on ranks other than 0, which do not import matplotlib.
     """
     if not settings.report or "directory" not in result:
         return None
@@ -29,6 +30,6 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
         durable.write(settings.working_dir / to, page.encode(), settings.output_mode == "private")
         return to
     except Exception as error:
-        said = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"
-        warnings.warn(f"{said}. Once more: fedmpi report {directory}", stacklevel=2)
+        text = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"
+        warnings.warn(f"{text}. Once more: fedmpi report {directory}", stacklevel=2)
         return None

@@ -1,4 +1,4 @@
-"""What left a site: its audit file (comm/audit.py), summed up by what was in a message."""
+"""Summarise the audit file of a site (comm/audit.py): which messages left it, by content."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HASHES = 400  # lines of a page
 
 @dataclass(frozen=True)
 class Audit:
-    """One rank's file. uploads: its lines on updates; shared: other sites that the same rank answers for."""
+    """The audit file of a rank. uploads: its lines on updates; shared: other sites that the same rank serves."""
 
     path: Path
     lines: list[Row]
@@ -59,14 +59,14 @@ class Audit:
 
 
 def rank_of(run: Run, site: Site) -> int | None:
-    """The rank that opened the site's files: sites are dealt out to the ranks that train, in turn."""
+    """Return the rank that opened the site's files: sites are assigned to the training ranks in turn."""
     size = len(run.environment.get("ranks") or ())
     first = 0 if size == 1 or run.config.get("server.trains") else 1
     return first + site.client % (size - first) if size > first else None
 
 
 def read_audit(run: Run, site: Site, everybody: Sequence[Site]) -> Audit | None:
-    """The site's own record; None if it is not here."""
+    """Read the audit file of a site; None if it is not in the run directory."""
     rank = rank_of(run, site)
     path = Path("audit") / f"rank-{rank}.jsonl"
     if rank is None or not (run.path / path).is_file():
@@ -78,7 +78,7 @@ def read_audit(run: Run, site: Site, everybody: Sequence[Site]) -> Audit | None:
 
 
 def section(run: Run, site: Site, audit: Audit | None) -> Section:
-    """Names, formats, bytes and hashes of all that left the site."""
+    """Make the section with names, formats, bytes and hashes of all messages that left the site."""
     if audit is None:
         return Section("left", "What left the site", [Text(_why_none(run, site), warning=True)])
     form, method = str(run.config.get("comm.wire.up.name")), str(run.config.get("method.name"))
@@ -101,11 +101,11 @@ def section(run: Run, site: Site, audit: Audit | None) -> Section:
         ),
     ]
     if missing := set(site.took_part) - {line["round"] for line in audit.uploads}:
-        said = f"The record lacks {len(missing)} of the {len(site.took_part)} rounds in which the site took part"
-        parts.append(Text(f"{said}, round {min(missing)} first: it is not whole.", warning=True))
+        text = f"The record lacks {len(missing)} of the {len(site.took_part)} rounds in which the site took part"
+        parts.append(Text(f"{text}, round {min(missing)} first: it is not whole.", warning=True))
     if audit.shared:
-        said = f"The same rank answers for {', '.join(audit.shared)}; the figures are for all of them."
-        parts.append(Text(said, warning=True))
+        text = f"The same rank answers for {', '.join(audit.shared)}; the figures are for all of them."
+        parts.append(Text(text, warning=True))
     hashes: list[list[Value]] = [
         [line["round"], str(line.get("time", "")), _bytes(line), str(line.get("sha256", ""))]
         for line in audit.uploads[-HASHES:]
@@ -129,14 +129,14 @@ def _by_content(audit: Audit, site: Site) -> list[list[Value]]:
             "start" if not of else f"{min(of):,}" if min(of) == max(of) else f"{min(of):,} to {max(of):,}"
             for of in (rounds, sizes)
         )  # fmt: skip
-        said = "; ".join(NO_CLASSES if name == COUNTS and site.counts is None else _meaning(name) for name in what)
+        contents = "; ".join(NO_CLASSES if name == COUNTS and site.counts is None else _meaning(name) for name in what)
         whom = {"0": "server", "all": "all ranks"}.get(to, f"rank {to}")
-        rows.append([said, len(lines), when, each, sum(sizes), whom])
+        rows.append([contents, len(lines), when, each, sum(sizes), whom])
     return rows
 
 
 def _meaning(name: str) -> str:
-    """In words, and as the record has it."""
+    """Return the meaning of a name in the audit file, with the name itself where it says more."""
     known = MEANING.get(name)
     return name if known is None else known if name.startswith("_") or name in known else f"{known} ({name})"
 

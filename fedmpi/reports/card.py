@@ -1,4 +1,4 @@
-"""The model card: data, method, metrics by site, limits; for those who judge the model and have not trained it.
+"""The model card: data, method, metrics by site and limits, for people who judge the model without having trained it.
 
 After Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993
 """
@@ -20,7 +20,7 @@ from fedmpi.reports.audits import FORMATS, read_audit
 from fedmpi.reports.charts import Bars
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell
 from fedmpi.reports.run_data import Run
-from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, how_to, verdict
+from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, baseline_command, verdict
 from fedmpi.runtime import introspection
 from fedmpi.runtime.record.run_dir import MODEL
 
@@ -35,18 +35,18 @@ ASKED = {
 
 
 def read_statements(path: Path) -> dict[str, str]:
-    """Heading -> text, in the order of a YAML file: what only people can say of a model.
+    """Read {heading: text} from a YAML file: statements about a model that only people can make.
 
     Raises:
         UserError: no such file, no YAML, or something else than headings and texts.
     """
     if not path.is_file():
         raise UserError(f"--about: there is no file {path}; write one with lines `Intended use: text`")
-    said = yaml_source.read(path, "write lines `Intended use: text`").data
-    for heading, text in said.items():
+    statements = yaml_source.read(path, "write lines `Intended use: text`").data
+    for heading, text in statements.items():
         if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
             raise UserError(f"--about: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")
-    return {str(heading): str(text).strip() for heading, text in said.items()}
+    return {str(heading): str(text).strip() for heading, text in statements.items()}
 
 
 def sections(
@@ -55,11 +55,11 @@ def sections(
     limited = Table(("", ""), list(enumerate(limits(run, sites, baseline), 1)))
     return [
         Section("short", "In short", in_short(run, sites)),
-        Section("use", "What it is for", use(statements)),
+        Section("use", "What it is for", intended_use(statements)),
         Section("data", "Data", data(run, sites)),
         Section("method", "How it was made", [Table(("", ""), method(run))]),
-        Section("left", "What left the sites", left_sites(run, sites)),
-        Section("good", "How good it is, site by site", how_good(run, sites, baseline)),
+        Section("left", "What left the sites", traffic_of_sites(run, sites)),
+        Section("good", "How good it is, site by site", metrics_by_site(run, sites, baseline)),
         Section("limits", "Limits", [limited]),
         Section("check", "How to check it", [Table(("", ""), check(run))]),
     ]
@@ -84,20 +84,20 @@ def in_short(run: Run, sites: Sequence[Site]) -> list[Part]:
         ["trained", str(run.environment.get("started", "not told")).replace("T", " ").replace("+00:00", " UTC")],
         ["software", f"fedmpi {(run.environment.get('packages') or {}).get('fedmpi', '?')}"],
     ]
-    said = (
+    text = (
         f"One model that {count(len(sites), 'site')} trained together. Each site trained it on its own samples; what "
         "travelled was how the model changed, and the server put the changes together, round after round."
     )
-    return [Text(said, main=True), Table(("", ""), rows)]
+    return [Text(text, main=True), Table(("", ""), rows)]
 
 
-def use(statements: Mapping[str, str]) -> list[Part]:
-    """What people have said; what nobody has is named."""
+def intended_use(statements: Mapping[str, str]) -> list[Part]:
+    """Show the given statements, and name those that are missing."""
     parts: list[Part] = [Table(("", ""), list(statements.items()))] if statements else []
     known = {heading.casefold() for heading in statements}
     if missing := [f"{heading} ({what})" for heading, what in ASKED.items() if heading.casefold() not in known]:
-        said = f"Not stated, and not to be guessed from figures: {'; '.join(missing)}. --about FILE.yaml adds it."
-        parts.append(Text(said, warning=True))
+        text = f"Not stated, and not to be guessed from figures: {'; '.join(missing)}. --about FILE.yaml adds it."
+        parts.append(Text(text, warning=True))
     return parts
 
 
@@ -110,19 +110,19 @@ def data(run: Run, sites: Sequence[Site]) -> list[Part]:
         [site.name, site.train, site.samples, *(site.counts[c] if site.counts else None for c in each)]
         for site in sites
     ]
-    said = (
+    text = (
         "Each site's samples stayed in its own files, which only its own rank opened."
         if run.config.get("data.silos") and len(run.environment.get("ranks") or ()) > 1
         else "One installation could read the samples of all sites: this run was a rehearsal, not a federation."
     )
     fraction = run.config.get("data.validation") or 0
     if isinstance(fraction, float) and fraction:
-        said += f" Of the training samples {fraction:.0%} were held out to choose by."
+        text += f" Of the training samples {fraction:.0%} were held out to choose by."
     bars = {f"class {c}": [float((s.counts or [0] * classes)[c]) for s in sites] for c in each}
     chart = Bars([s.name for s in sites], bars or {"samples": [float(s.train) for s in sites]}, "training samples")
     note = "Class numbers are those of the data set." if each else ""
     parts: list[Part] = [
-        Text(f"Source: {run.config.get('data.source')}. {said}", main=True),
+        Text(f"Source: {run.config.get('data.source')}. {text}", main=True),
         Table(head, rows),
         Figure("data", "who gave how much", chart, head, rows, note),
     ]
@@ -152,8 +152,8 @@ def method(run: Run) -> list[list[Value]]:
     ]
 
 
-def left_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
-    """Messages and bytes of each site, if its record is here; contents are on the sites' own pages."""
+def traffic_of_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
+    """Show messages and bytes of each site whose audit file is here; contents are on the sites' own pages."""
     audits = {site.name: read_audit(run, site, sites) for site in sites}
     rows: list[list[Value]] = [
         [name, len(audit.lines), len(audit.uploads), size_text(audit.total), audit.sha256[:16]]
@@ -161,23 +161,23 @@ def left_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
         if audit is not None
     ]
     analysis = ", and for `analysis` to all other sites, too, local models or their changes"
-    said = (
+    text = (
         "Samples were not sent. What was: changes of the model, mean losses, figures of evaluation, numbers of "
         f"samples{analysis if run.config.get('analysis') else ''}. They tell something of the samples behind them: "
         "there is neither secure aggregation nor differential privacy, and fedmpi does not encrypt."
     )
-    parts: list[Part] = [Text(said, main=True)]
+    parts: list[Part] = [Text(text, main=True)]
     if rows:
         head = ("site", "messages", "of these for training", "bytes in all", "SHA-256 of its record (begins)")
         parts.append(Table(head, rows))
     if none := [name for name, audit in audits.items() if audit is None]:
-        said = f"No record of what left them is here: {', '.join(none)}. Their pages say why."
-        parts.append(Text(said, warning=True))
+        text = f"No record of what left them is here: {', '.join(none)}. Their pages say why."
+        parts.append(Text(text, warning=True))
     return parts
 
 
-def how_good(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[Part]:
-    """The model on each site's own test samples; its worst site; and who gains from taking part."""
+def metrics_by_site(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[Part]:
+    """Show the metrics on each site's test samples, the worst site, and which sites gain from taking part."""
     evaluated = [site for site in sites if site.own is not None]
     if not evaluated:
         why = "Nobody has measured it on the sites' own samples; evaluate.protocol: [global, personal] does."
@@ -195,18 +195,18 @@ def how_good(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list
         enough = {site.name: site.last(name) or 0.0 for site in measured if site not in few}
         if len(enough) > 1:
             worst = (max if run.falls(name) else min)(enough, key=lambda k: enough[k])
-            said = f"It serves {worst} worst, with {metric_title(name)} {cell(enough[worst])}."
-            parts.append(Text(said, main=True))
+            text = f"It serves {worst} worst, with {metric_title(name)} {cell(enough[worst])}."
+            parts.append(Text(text, main=True))
         if few:
-            said = ", ".join(f"{site.name} ({site.samples})" for site in few)
-            parts.append(Text(f"Too few test samples, below {FEWEST}, to compare with other sites: {said}."))
+            text = ", ".join(f"{site.name} ({site.samples})" for site in few)
+            parts.append(Text(f"Too few test samples, below {FEWEST}, to compare with other sites: {text}."))
         if measured:
             parts.append(_bars(evaluated, baseline, name))
     return [*parts, *_gains(run, evaluated, baseline, names)]
 
 
 def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Figure:
-    """A bar for each site, and one below it for the site alone."""
+    """Draw a bar for each site, and one below it for the site alone."""
     labels, bars, rows = list[str](), {"together": list[float](), "alone": list[float]()}, list[list[Value]]()
     for site in evaluated:
         theirs = baseline.evaluated.get(site.client) if baseline else None
@@ -223,8 +223,8 @@ def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Fi
 
 def _gains(run: Run, evaluated: Sequence[Site], baseline: Baseline | None, names: Sequence[str]) -> list[Part]:
     if baseline is None:
-        said = "Whether taking part was worth it for each site is not known: no run in which they train alone is given."
-        return [Text(f"{said} To make one: {how_to(run)}.", warning=True)]
+        text = "Whether taking part was worth it for each site is not known: no run in which they train alone is given."
+        return [Text(f"{text} To make one: {baseline_command(run)}.", warning=True)]
     rows: list[list[Value]] = [
         [site.name, metric_title(name), site.last(name), alone.last(name), verdict(site, alone, name)]
         for site in evaluated
@@ -237,7 +237,7 @@ def _gains(run: Run, evaluated: Sequence[Site], baseline: Baseline | None, names
 
 
 def check(run: Run) -> list[list[Value]]:
-    """By what others can tell that this is the model, and that the metrics are its own."""
+    """Return hashes and commands by which others can check the model and its metrics."""
     last = next((row.get("sha256") for row in reversed(run.rows) if row.get("sha256")), None)
     path, git = run.path / MODEL, run.environment.get("git") or {}
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "there is none"
@@ -251,9 +251,9 @@ def check(run: Run) -> list[list[Value]]:
 
 
 def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[str]:
-    """What must not stay unsaid, one sentence each; those that hold for every model first."""
+    """Return the limitations of the model, one sentence each; general ones first."""
     summary: Mapping[str, Any] = run.summary
-    said = [
+    sentences = [
         "It was tested on samples of the sites that trained it. How it does elsewhere is not known; a site that took "
         "no part should test it first.",
         "It is one run with one seed: another one would have somewhat other figures.",
@@ -266,13 +266,13 @@ def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[s
     largest = max(sites, key=lambda s: s.share or 0.0)
     refused = [f"{s.name} ({len(s.refused)})" for s in sites if s.refused]
     clipped = [f"{s.name} ({len(s.clipped)})" for s in sites if s.clipped]
-    told = (summary.get("best_model"), run.environment.get("git"))
-    best, git = (each if isinstance(each, dict) else {} for each in told)
+    best_model = (summary.get("best_model"), run.environment.get("git"))
+    best, git = (each if isinstance(each, dict) else {} for each in best_model)
     lost = f"Ranks were lost on the way ({len(run.faults)} times); faults.jsonl says which rounds lack whom."
     chosen = f"{best.get('file')} was chosen by {best.get('figure')} (round {best.get('round')})"
     most = len(sites) > 2 and (largest.share or 0) > 0.5
     absent = [s.name for s in sites if not s.took_part]
-    held: tuple[tuple[Any, str], ...] = (  # whether it holds, and the sentence
+    conditions: tuple[tuple[Any, str], ...] = (  # whether it holds, and the sentence
         (few, f"Few test samples, so that figures are coarse: {', '.join(few)}."),
         (single, f"Training samples of one class alone: {', '.join(single)}."),
         (rare, f"Fewer than 10 training samples: {', '.join(rare[:8])}{' and more' if len(rare) > 8 else ''}."),
@@ -290,4 +290,4 @@ def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[s
         (True, "Figures are means over a site's samples. Whether it serves all groups of people alike within a site "
          "(sex, age, device) was not looked at."),
     )  # fmt: skip
-    return [*said, *(sentence for holds, sentence in held if holds)]
+    return [*sentences, *(sentence for holds, sentence in conditions if holds)]

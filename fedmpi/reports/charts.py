@@ -29,7 +29,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedmpi.analysis.figures import COLOURS as OKABE_ITO
 from fedmpi.analysis.figures import DASHES, MARKERS, save
-from fedmpi.common.text import printable
+from fedmpi.common.text import printable, shorten
 
 COLOURS = (*OKABE_ITO[:-1], "#111111")  # matplotlib leaves black out of an SVG, and nothing could replace it
 INK, SOFT, RULE, WHITE = "#1b1b1b", "#6b6b6b", "#e3e3e3", "#fefefe"
@@ -57,7 +57,7 @@ SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True)
 class Series:
-    """A line. y: None or nan leaves a gap; low, high: the band around it."""
+    """A line. y: None or nan makes a gap; low, high: the band around it."""
 
     label: str
     x: Sequence[float]
@@ -106,7 +106,7 @@ Box = tuple[float, float, float, str]  # row, from, to, what it says under the p
 
 @dataclass(frozen=True)
 class Spans:
-    """What happened from when to when, in rows. boxes: kind -> the spans of one colour."""
+    """Time spans in rows. boxes: kind -> the spans of one colour."""
 
     rows: Sequence[str]
     boxes: Mapping[str, Sequence[Box]]
@@ -162,8 +162,10 @@ def write(chart: Chart, name: str, title: str, folder: Path) -> None:
 def _axes(
     high: float, left: float, bottom: float, legend: Sequence[tuple[Any, str]] = (), above: float = 0.0, wide: float = 0
 ) -> Axes:
-    """Axes of a chart under its legend and `above`, the room for a line of text. All in inches; wide: 0 for all there
-    is."""
+    """Make the axes of a chart below its legend and `above`, space for a line of text. All in inches.
+
+    wide: 0 takes the whole width.
+    """
     longest = min(max((len(name) for _, name in legend), default=1), 60)
     columns = min(max(int((WIDE - 0.1) / (0.55 + LETTER * longest)), 1), max(len(legend), 1))
     total = high + LINE * -(-len(legend) // columns) + above + 0.1 + bottom
@@ -171,18 +173,20 @@ def _axes(
     if legend:
         handles, names = zip(*legend, strict=True)
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "ncols": columns}
-        figure.legend(handles, [_cut(name, 60) for name in names], borderpad=0.2, labelspacing=0.35, **place)
+        figure.legend(
+            handles, [shorten(printable(name), 60) for name in names], borderpad=0.2, labelspacing=0.35, **place
+        )
     return figure.add_axes((left / WIDE, bottom / total, (wide or WIDE - left - 0.2) / WIDE, high / total))
 
 
-def _numbers(axis: Any, most: int, *, whole: bool = False) -> None:
-    axis.set_major_locator(MaxNLocator(most, integer=whole, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+def _numbers(axis: Any, most: int, *, integer: bool = False) -> None:
+    axis.set_major_locator(MaxNLocator(most, integer=integer, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(short))
     axis.grid(True)
 
 
 def short(value: float, _: object = None) -> str:
-    """A number beside an axis.
+    """Format a number beside an axis.
 
     >>> [short(v) for v in (0.0, 0.25, 20.0, 1500.0, 2e6, 1e-5, -3.0)]
     ['0', '0.25', '20', '1.5k', '2M', '1e-05', '-3']
@@ -191,11 +195,6 @@ def short(value: float, _: object = None) -> str:
         if size <= abs(value) < 1e15:
             return f"{value / size:.4g}{suffix}"
     return f"{value:.4g}"
-
-
-def _cut(text: str, letters: int) -> str:
-    text = printable(text)
-    return text if len(text) <= letters else f"{text[: letters - 1].rstrip()}…"
 
 
 def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
@@ -207,9 +206,9 @@ def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
     axes = _axes(2.5, 0.7, 0.5, [(Line2D([], [], **look), each.label) for look, each in named], LINE)
     for look, each in zip(looks, chart.series, strict=True):
         every = -(-len(each.x) // POINTS) or 1
-        kept = sorted({*range(0, len(each.x), every), len(each.x) - 1} - {-1})
+        indices = sorted({*range(0, len(each.x), every), len(each.x) - 1} - {-1})
         x, y, low, high = (
-            np.array([math.nan if v is None else v for v in side], float)[kept if len(side) else []]
+            np.array([math.nan if v is None else v for v in side], float)[indices if len(side) else []]
             for side in (each.x, each.y, each.low, each.high)
         )
         gap = np.isnan([math.nan, *y, math.nan])
@@ -225,16 +224,16 @@ def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
     if chart.from_zero and least > -0.1 * most:
         axes.set_ylim(bottom=0)
     _numbers(axes.yaxis, 5)
-    _numbers(axes.xaxis, 7, whole=chart.whole_x)
-    axes.set_xlabel(_cut(chart.x_label, 70))
-    axes.set_title(_cut(chart.y_label, 70), x=-0.65 / (WIDE - 0.9))
+    _numbers(axes.xaxis, 7, integer=chart.whole_x)
+    axes.set_xlabel(shorten(printable(chart.x_label), 70))
+    axes.set_title(shorten(printable(chart.y_label), 70), x=-0.65 / (WIDE - 0.9))
     return axes
 
 
 def _rows(labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]] = (), cells: int = 0) -> Axes:
-    """Axes with a row for each label, from 0 at the top; thin rows where there are many. cells: of a grid, in a row."""
+    """Make axes with a row for each label, from 0 at the top; many rows are thin. cells: columns of a grid."""
     thick = max(min(0.28, 6.5 / max(len(labels), 1)), 0.03)
-    names = [_cut(label, 24) for label in labels]
+    names = [shorten(printable(label), 24) for label in labels]
     left = LETTER * max(map(len, names), default=1) + 0.2
     wide = min((WIDE - left - 0.2), 0.75 * cells)
     axes = _axes(thick * max(len(names), 1), left, bottom, legend, LINE if cells else 0.0, wide)
@@ -276,7 +275,7 @@ def _spans(chart: Spans, tips: list[list[str]]) -> Axes:
         thick_enough = [box for box in boxes if box[2] - box[1] > (high - low) / 3000]
         _boxes(axes, tips, thick_enough, KINDS[i % len(KINDS)])
     _numbers(axes.xaxis, 6)
-    axes.set_xlabel(_cut(chart.x_label, 60))
+    axes.set_xlabel(shorten(printable(chart.x_label), 60))
     return axes
 
 
@@ -286,7 +285,7 @@ def _grid(chart: Grid, tips: list[list[str]]) -> Axes:
     colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
     colours[..., 3] = np.abs(values) / (most or 1.0)
     colours[np.isnan(values)] = to_rgba(SOFT, 0.45)
-    columns = [_cut(name, 16) for name in chart.columns]
+    columns = [shorten(printable(name), 16) for name in chart.columns]
     longest, many = LETTER * max(map(len, columns), default=1), len(columns)
     slanted = longest / LETTER > 3 and many <= 24 and longest * many > WIDE - 1
     axes = _rows(chart.rows, 0.5 + 0.6 * longest * slanted, cells=max(many, 1))
@@ -302,14 +301,14 @@ def _grid(chart: Grid, tips: list[list[str]]) -> Axes:
         axes.imshow(colours, aspect="auto", interpolation="nearest", extent=extent)
     if chart.written and cell >= 0.25:
         for (r, c), v in np.ndenumerate(values):
-            said = "" if math.isnan(v) else short(round(v, 3 if most < 10 else 1))
-            if said and 0.8 * LETTER * len(said) < cell:
-                axes.text(c, r, said, ha="center", va="center", fontsize=9, color=WHITE if abs(v) > 0.6 * most else INK)
+            text = "" if math.isnan(v) else short(round(v, 3 if most < 10 else 1))
+            if text and 0.8 * LETTER * len(text) < cell:
+                axes.text(c, r, text, ha="center", va="center", fontsize=9, color=WHITE if abs(v) > 0.6 * most else INK)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     every = 1 if slanted else math.ceil((longest + 0.08) / cell)
     look: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
     axes.set_xticks(range(0, len(columns), every), columns[::every], **look)
-    axes.set_xlabel(_cut(chart.column_label, 60))
+    axes.set_xlabel(shorten(printable(chart.column_label), 60))
     _shades(axes, tips, chart, most, bool(np.isnan(values).any()))
     return axes
 
@@ -318,17 +317,17 @@ def _shades(axes: Axes, tips: list[list[str]], chart: Grid, most: float, gaps: b
     """What the colours of a grid mean, at the top right."""
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)
-    figure.text(0.05 / WIDE, 1 - 0.15 / high, _cut(chart.row_label, 24), va="center")
-    said = f"{short(most)} {_cut(chart.unit, 24)}{', grey: none' if gaps else ''}"
+    figure.text(0.05 / WIDE, 1 - 0.15 / high, shorten(printable(chart.row_label), 24), va="center")
+    text = f"{short(most)} {shorten(printable(chart.unit), 24)}{', grey: none' if gaps else ''}"
     wide = 0.16 * len(shades)
-    left = WIDE - 0.15 - LETTER * len(said) - wide
+    left = WIDE - 0.15 - LETTER * len(text) - wide
     key = figure.add_axes((left / WIDE, 1 - 0.22 / high, wide / WIDE, 0.15 / high))
     colours = [to_rgba(COLOURS[int(s < 0)], abs(s)) for s in shades]
     _boxes(key, tips, [(0, i - 0.5, i + 0.5, f"{s * most:.3g}") for i, s in enumerate(shades)], colours, 1.0)
     key.set(xlim=(-0.5, len(shades) - 0.5), ylim=(-0.5, 0.5))
     key.set_axis_off()
     key.text(-0.8, 0, short(-most) if chart.signed else "0", ha="right", va="center")
-    key.text(len(shades) - 0.2, 0, said, va="center")
+    key.text(len(shades) - 0.2, 0, text, va="center")
 
 
 # Each draws a chart in a figure of its own, and appends to `tips` the texts of each collection of boxes; its gid is

@@ -98,15 +98,15 @@ LOCAL_STEPS = (
 
 
 def updates(runs: Runs) -> list[Part | None]:
-    """How long updates are, how far they agree with each other and with what the server makes of them."""
+    """Draw norms of updates, and their cosines with each other and with the server's direction."""
     rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
     for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
         # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
         values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
         norms, length = numbers(row.get("norms")), number(row.get("direction"))
         shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        kept = length / fmean(norms) if length is not None and norms and fmean(norms) else None
-        rows[path].append({**row, "shares": shares, "kept": kept})
+        length_ratio = length / fmean(norms) if length is not None and norms and fmean(norms) else None
+        rows[path].append({**row, "shares": shares, "kept": length_ratio})
     parts = list[Part | None]()
     if runs.alone is not None:
         parts.append(_norms(runs.alone))
@@ -137,7 +137,7 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Features, heads and outputs of the models: of one run global and local models beside each other, and maps."""
+    """Draw features, heads and outputs of the models; for one run of global and local models, with maps."""
     parts = _over_rounds(runs, "features", FEATURES, {run.path: run.analysis for run in runs.all})
     for key, title, note in (
         ("spectrum", "singular values of features", "Standard deviations along the principal directions of the "
@@ -164,20 +164,20 @@ def features(runs: Runs) -> list[Part | None]:
 
 
 def local_steps(runs: Runs) -> list[Part | None]:
-    """FedSOL's Figures 3 and 5b: what local steps do to the proximal loss, and which layers they move."""
+    """Draw FedSOL's Figures 3 and 5b: how local steps change the proximal loss, and which layers they move."""
     parts = _over_rounds(runs, "steps", LOCAL_STEPS, {run.path: run.analysis for run in runs.all})
     if runs.alone is None:
         return parts
-    found = dict[int, list[float | None]]()
+    by_round = dict[int, list[float | None]]()
     for row in runs.alone.analysis:
         of = row.get("orthogonality")
         values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
         if any(v is not None for v in values):
-            found[row["round"]] = values
-    kept = list(found)[:: -max(1, -(-len(found) // STEPS))][::-1]
+            by_round[row["round"]] = values
+    shown = list(by_round)[:: -max(1, -(-len(by_round) // STEPS))][::-1]
     note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
     title = "cosine of the step and the proximal gradient, step by step"
-    lines = {f"round {t}": found[t] for t in kept}
+    lines = {f"round {t}": by_round[t] for t in shown}
     return [*parts, _profiles("steps-first", title, lines, ("local step", "cosine"), note), _layers(runs.alone)]
 
 
@@ -201,20 +201,20 @@ def _over_rounds(
 
 
 def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
-    """Client's name -> its numbers in the lists at `keys`, which go along with each row's `clients`."""
-    found: dict[int, Curve] = {}
+    """Return {client's name: curve} from the lists at `keys`, which are parallel to each row's `clients`."""
+    curves: dict[int, Curve] = {}
     for row in rows:
         values = row
         for key in keys:
             values = values.get(key) or {} if isinstance(values, dict) else {}
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
-                found.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_name(k): found[k] for k in sorted(found)}
+                curves.setdefault(int(k), {})[row["round"]] = v
+    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
 
 
 def _norms(run: Run) -> Figure | None:
-    """Lengths of updates: a line for each of a few clients; of many the mean, and a band from least to most."""
+    """Draw the norms of updates: a line for each client; for many clients the mean with a band from least to most."""
     of = _of_clients(run, run.updates, "norms")
     if not of:
         return None
@@ -231,7 +231,7 @@ def _norms(run: Run) -> Figure | None:
 
 
 def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note: str) -> Figure | None:
-    """A map of clients by rounds."""
+    """Draw a map of clients by rounds."""
     if not of:
         return None
     rounds = sorted({t for each in of.values() for t in each})
@@ -248,7 +248,7 @@ def _profiles(
     name: str, title: str, lines: Mapping[str, Sequence[float | None]], what: tuple[str, str], note: str,
     from_zero: bool = False,
 ) -> Figure | None:  # fmt: skip
-    """A line for each list of numbers, over their places."""
+    """Draw a line for each list of numbers, over their positions."""
     lines = {label: values for label, values in lines.items() if values}
     series = [Series(label, range(1, len(values) + 1), values) for label, values in lines.items()]
     data: list[list[Value]] = [[label, i, v] for label, values in lines.items() for i, v in enumerate(values, 1)]
@@ -257,8 +257,8 @@ def _profiles(
 
 
 def _maps(run: Run) -> list[Figure]:
-    """What models predict, and how alike they are, in the last round that has it."""
-    found = list[Figure]()
+    """Draw what models predict and how similar they are, in the last round with these measurements."""
+    maps = list[Figure]()
     for source, key, title, sides, unit, note in (
         ("features", "predicted", "what local models predict", ("client", "class"), "probability",
          "Mean probability that a local model gives to each class, on the same samples of the global test set."),
@@ -271,7 +271,7 @@ def _maps(run: Run) -> list[Figure]:
         if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
             continue
         values = [[number(v) for v in each] for each in rows[-1][source][key]]
-        clients = [run.client_name(int(k)) for k in rows[-1].get("clients") or ()]
+        clients = [run.client_names.get(int(k), str(k)) for k in rows[-1].get("clients") or ()]
         names, columns = (
             clients if side.endswith("client") else [str(c) for c in range(size)]
             for side, size in zip(sides, (len(values), len(values[0])), strict=True)
@@ -283,8 +283,8 @@ def _maps(run: Run) -> list[Figure]:
         cells = [row[::across] for row in values[::every]]
         chart = Grid(names[::every], columns[::across], cells, *sides, unit, written=len(cells) <= 24)
         title = f"{title}, round {rows[-1]['round']}"
-        found.append(Figure(f"{source}-{key.replace('_', '-')}", title, chart, (*sides, unit), data, note))
-    return found
+        maps.append(Figure(f"{source}-{key.replace('_', '-')}", title, chart, (*sides, unit), data, note))
+    return maps
 
 
 def _layers(run: Run) -> Figure | None:

@@ -1,4 +1,4 @@
-"""The runs of a report, grouped by settings: those of one group differ in their seeds alone, and give means."""
+"""The runs of a report, in groups that differ only by seed, over which means are taken."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BAND = "A line with a band is the mean of runs that differ in their seeds alone,
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone.
+    """Runs that differ only by seed.
 
     Attributes:
         name: how the settings differ from those of the other groups.
-        duplicates: runs with a seed that one of `runs` has, as of a sweep under two names; they are in no mean.
+        duplicates: runs with the seed of one of `runs`, such as those of a renamed sweep; they are in no mean.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Group:
 
 
 class Runs:
-    """What a report is about.
+    """The runs of a report.
 
     Attributes:
         all: the runs.
-        alone: the run, if there is but one.
+        alone: the run if there is only one, else None.
         differing: keys of settings that are not the same in all runs.
-        labels: what each run is called among the others, by its path.
+        labels: a distinct name for each run, by its path.
         metrics: those of any run, the ones of which more is better first.
     """
 
@@ -50,7 +50,7 @@ class Runs:
         self.all = tuple(every)
         self.alone = self.all[0] if len(self.all) == 1 else None
         self.differing = [] if self.alone else differing(self.all)
-        self.groups = [Group(self.alone.name, self.all)] if self.alone else grouped(self.all, self.differing)
+        self.groups = [Group(self.alone.name, self.all)] if self.alone else make_groups(self.all, self.differing)
         unique = len({run.name for run in self.all}) == len(self.all)
         self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}
         falls = {name: run.falls(name) for run in self.all for name in run.metrics}
@@ -63,7 +63,7 @@ def read(paths: Sequence[Path]) -> Runs:
     Raises:
         UserError: no such directory, or no run in it.
     """
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     for path in paths:
         if not path.is_dir():
             raise UserError(
@@ -78,8 +78,8 @@ def read(paths: Sequence[Path]) -> Runs:
             inside.sort(key=lambda each: (at.get(each.name, len(at)), each))
         if not inside:
             raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
-        found |= {each.resolve(): Run(each) for each in inside}
-    return Runs(list(found.values()))
+        runs |= {each.resolve(): Run(each) for each in inside}
+    return Runs(list(runs.values()))
 
 
 def is_run(path: Path) -> bool:
@@ -87,15 +87,18 @@ def is_run(path: Path) -> bool:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Keys of settings that are not the same in all runs, but `UNLIKE`; behind them digests of code and data that
+    """Return the keys of settings that differ between runs, without `UNLIKE`, then the digests of code and data that
     differ although the settings are the same."""
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in UNLIKE)
-    found = [key for key in keys if len({shown(run, key) for run in runs}) > 1]
+    result = [key for key in keys if len({shown(run, key) for run in runs}) > 1]
     for name in dict.fromkeys(name for run in runs for name in run.digests):
-        decide = [key for key in found if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
-        if any(len({run.digests.get(name) for run in each} - {None}) > 1 for each in alike(runs, decide).values()):
-            found.append(name)
-    return found
+        decide = [key for key in result if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
+        if any(
+            len({run.digests.get(name) for run in each} - {None}) > 1
+            for each in group_by_settings(runs, decide).values()
+        ):
+            result.append(name)
+    return result
 
 
 def shown(run: Run, key: str) -> str:
@@ -103,49 +106,53 @@ def shown(run: Run, key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def alike(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
-    """Values of these settings -> the runs that have them."""
-    found: dict[tuple[str, ...], list[Run]] = {}
+def group_by_settings(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    """Return {values of these settings: the runs that have them}."""
+    by_values: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
-    return found
+        by_values.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
+    return by_values
 
 
-def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
-    """Runs of the same settings, in the order in which they come. The name has as few settings as tell groups apart,
-    the method first; all that differ are in the table of settings. Groups of a sweep have its labels."""
-    found = alike(runs, keys)
+def make_groups(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
+    """Group runs of the same settings, in their order.
+
+    A group is named by the labels of its sweep, or by as few settings as distinguish the groups, the method first.
+    """
+    by_values = group_by_settings(runs, keys)
     needed = list[int]()
     for i in sorted(range(len(keys)), key=lambda i: (keys[i] != "method.name", keys[i].startswith("method."), i)):
-        before, after = ({tuple(each[j] for j in told) for each in found} for told in (needed, [*needed, i]))
+        before, after = ({tuple(each[j] for j in chosen) for each in by_values} for chosen in (needed, [*needed, i]))
         if len(after) > len(before):
             needed.append(i)
-    once = [without_duplicates(members) for members in found.values()]
-    names = sweep_names([kept for kept, _ in once])
+    once = [without_duplicates(members) for members in by_values.values()]
+    names = sweep_names([unique for unique, _ in once])
     if names is None:
-        told = [keys[i] for i in needed]
-        plain = [key.strip("()").removesuffix(".name") for key in told]
-        last = [whole if key[0] == "(" else whole.rpartition(".")[2] for key, whole in zip(told, plain, strict=True)]
-        words = [short if last.count(short) == 1 else whole for short, whole in zip(last, plain, strict=True)]
-        pairs = [list(zip(words, (each[i] for i in needed), strict=True)) for each in found]
+        chosen = [keys[i] for i in needed]
+        plain = [key.strip("()").removesuffix(".name") for key in chosen]
+        last = [full if key[0] == "(" else full.rpartition(".")[2] for key, full in zip(chosen, plain, strict=True)]
+        words = [short if last.count(short) == 1 else full for short, full in zip(last, plain, strict=True)]
+        pairs = [list(zip(words, (each[i] for i in needed), strict=True)) for each in by_values]
         names = [", ".join(base_name(v) if word == "method" else f"{word} {v}" for word, v in each) for each in pairs]
-    means = [kept[0].name if len(kept) == 1 else f"mean of {len(kept)} runs" for kept, _ in once]
+    means = [unique[0].name if len(unique) == 1 else f"mean of {len(unique)} runs" for unique, _ in once]
     return [Group(name or mean, *members) for name, mean, members in zip(names, means, once, strict=True)]
 
 
 def without_duplicates(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """(one run a seed, the others): the first of those that went furthest. Data that a user's source draws may differ
-    though settings and seed are the same; then so do the runs."""
+    """Return (one run for each seed, the others); of several runs the one with most rounds is taken.
+
+    Runs with different data count as different, even if settings and seed are the same.
+    """
     first: dict[tuple[object, ...], Run] = {}
     for run in sorted(runs, key=lambda run: (not run.complete, -len(run.rows))):
         drawn = [run.identity.get(key) for key in (digests.PARTITION, digests.DATA, digests.TEST)]
         first.setdefault((run.seed or run.path, *map(str, drawn)), run)
-    kept = set(map(id, first.values()))
-    return tuple(run for run in runs if id(run) in kept), tuple(run for run in runs if id(run) not in kept)
+    unique = set(map(id, first.values()))
+    return tuple(run for run in runs if id(run) in unique), tuple(run for run in runs if id(run) not in unique)
 
 
 def sweep_names(groups: Sequence[Sequence[Run]]) -> list[str] | None:
-    """Names of groups by the labels that a sweep has given its runs; None where these do not tell groups apart."""
+    """Return names of groups by the labels of their sweep; None where these do not distinguish the groups."""
     labels = list[dict[str, str]]()
     for members in groups:
         distinct = set[tuple[tuple[str, str], ...]]()
@@ -173,11 +180,11 @@ def axis_name(axis: str, label: str) -> str:
 
 def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
     """round -> mean, sample standard deviation (None of one run), runs that have the round."""
-    found: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     for curve in curves:
         for t, value in curve.items():
-            found.setdefault(t, []).append(value)
-    return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(found.items())}
+            by_round.setdefault(t, []).append(value)
+    return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(by_round.items())}
 
 
 def by_group(
@@ -191,12 +198,12 @@ def by_group(
     series, data = list[Series](), list[list[Value]]()
     least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-inf, inf)  # a band ends where no value can be
     for group in runs.groups:
-        found = means(curves[run.path] for run in group.runs)
-        if found:
-            band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in found.values()]
+        by_round = means(curves[run.path] for run in group.runs)
+        if by_round:
+            band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in by_round.values()]
             low, high = zip(*band, strict=True) if len(group.runs) > 1 else ((), ())
-            series.append(Series(group.name, list(found), [m for m, _, _ in found.values()], low, high))
-            data += [[group.name, t, *facts] for t, facts in found.items()]
+            series.append(Series(group.name, list(by_round), [m for m, _, _ in by_round.values()], low, high))
+            data += [[group.name, t, *facts] for t, facts in by_round.items()]
     head = ("settings", "round", column or name, "std", "runs")
     return Figure(name, title, Lines(series, "round", y_label), head, data, note) if series else None
 

@@ -1,4 +1,4 @@
-"""What a page is made of, and the page: one file of HTML that needs nothing else.
+"""The parts of a report page, and their rendering as one self-contained HTML file.
 
 All text is plain text: the template escapes it, wherever it comes from.
 """
@@ -19,7 +19,13 @@ from markupsafe import Markup
 from fedmpi.common.text import printable
 from fedmpi.reports import charts
 
-BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what odd contents of files lead to
+BROKEN = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)  # from unexpected contents of files
 MOST_BYTES = 2_900_000  # of a page
 SHORT = 24  # letters of a cell that is never broken
 Value = float | int | str | None  # of a cell; None and nan: empty
@@ -27,7 +33,7 @@ Value = float | int | str | None  # of a cell; None and nan: empty
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its numbers. name: of its files, unlike any other in the report; head, data: the CSV."""
+    """A chart with its numbers. name: of its files, unique in the report; head, data: the CSV."""
 
     name: str
     title: str
@@ -39,7 +45,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells; long tables are folded away if `folded` gives them a heading to be opened by."""
+    """Rows of cells. folded: the heading of a table that is folded; "" shows it open."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[Value]]
@@ -50,7 +56,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph: a remark, or with `main` what the page is about."""
+    """A paragraph. main: it is part of the main text, not a remark."""
 
     text: str
     warning: bool = False
@@ -62,7 +68,7 @@ Part = Figure | Table | Text
 
 @dataclass(frozen=True)
 class Section:
-    """name: the anchor in the page, unlike any other."""
+    """A section of a page. name: its anchor, unique in the page."""
 
     name: str
     title: str
@@ -105,13 +111,13 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def damaged(error: Exception) -> Text:
-    """What stands in place of a part that cannot be made."""
+    """Return the text in place of a part that cannot be made."""
     why = f"This part cannot be made: a file of the run directory is not as fedmpi writes it ({error!r})."
     return Text(why, warning=True)
 
 
 def cell(value: Any) -> str:
-    """A value for people; the template passes all that it writes through this.
+    """Format a value; the template passes all its output through this.
 
     >>> cell(1234567), cell(0.123456), cell(float("nan")), cell(None), cell(96.1002785)
     ('1,234,567', '0.1235', '-', '-', '96.1')
@@ -126,7 +132,7 @@ def cell(value: Any) -> str:
 
 
 def as_csv(figure: Figure) -> str:
-    """The numbers behind a figure, in full."""
+    """Return the numbers of a figure as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(figure.head)
@@ -135,10 +141,10 @@ def as_csv(figure: Figure) -> str:
 
 
 def column_classes(table: Table) -> list[str]:
-    """Of each column: "n" if it has numbers, which are aligned right."""
-    found = []
+    """Return the CSS class of each column: "n" for numbers, which are aligned right, else ""."""
+    classes = []
     for column in zip(*table.rows, strict=True):
         values = [value for value in column if value is not None]
         numbers = [isinstance(v, (int, float)) or (v[:1].isdigit() and len(v) < 20) for v in values]
-        found.append("n" if numbers and all(numbers) else "")
-    return found
+        classes.append("n" if numbers and all(numbers) else "")
+    return classes

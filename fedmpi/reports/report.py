@@ -1,4 +1,4 @@
-"""`fedmpi report`: all that is recorded of runs, as one page."""
+"""`fedmpi report`: one page with everything that is recorded of runs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] 
 
 
 def sections(runs: Runs) -> list[Section]:
-    """Return the sections for which there are records. One that cannot be made of damaged files says so.
+    """Return the sections for which there are records. A section with damaged files says so.
 
-    Names of figures are those of files and of places in the page: plain, and no two alike, whatever a task calls its
-    metrics.
+    Figures get unique plain names, as these name files and anchors, whatever a task calls its metrics.
     """
-    found, taken = list[Section](), set[str]()
+    result, taken = list[Section](), set[str]()
     for name, title, needs, make in SECTIONS:
         try:
             parts = [p for p in make(runs) if p is not None] if any(getattr(r, needs) for r in runs.all) else []
@@ -59,12 +58,12 @@ def sections(runs: Runs) -> list[Section]:
                 taken.add(free)
                 parts[i] = replace(part, name=free)
         if parts:
-            found.append(Section(name, title, parts))
-    return found
+            result.append(Section(name, title, parts))
+    return result
 
 
 def html(runs: Runs) -> str:
-    """The page."""
+    """Return the page."""
     places = list(dict.fromkeys(run.path.resolve().parent.name for run in runs.all))
     where = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
     title = runs.alone.name if runs.alone else f"{count(len(runs.all), 'run')} in {where}"
@@ -75,7 +74,7 @@ def html(runs: Runs) -> str:
 
 
 def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
-    """`fedmpi report`.
+    """Write the page, and with `figures` the files of all figures.
 
     Args:
         to: the file; None: report.html in the directory, of several here.

@@ -1,4 +1,4 @@
-"""Sections of a report on what came out: summary, learning curves, clients, classes, data, and faults."""
+"""The sections of a report on results: summary, learning curves, clients, classes, partition, and faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS = 200  # of a table of faults
 
 
 def summary(runs: Runs) -> list[Part | None]:
-    """A row a group: its last metrics, mean and standard deviation over the runs; of one run its metrics in rows."""
+    """Show the last metrics of each group, mean and standard deviation over its runs; or all metrics of one run."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     warnings = [Text(text, warning=True) for text in _warnings(runs)]
     if runs.alone is not None:
@@ -61,23 +61,23 @@ def summary(runs: Runs) -> list[Part | None]:
 
 
 def _warnings(runs: Runs) -> list[str]:
-    found, unfinished = list[str](), [run for run in runs.all if not run.complete]
+    warnings, unfinished = list[str](), [run for run in runs.all if not run.complete]
     if unfinished:
         who = f"This run has not finished ({runs.alone.state})" if runs.alone else (
             f"{count(len(unfinished), 'run')} of {len(runs.all)} not finished"
         )  # fmt: skip
-        found.append(f"{who}: figures are of the rounds so far.")
+        warnings.append(f"{who}: figures are of the rounds so far.")
     if hidden := [key[1:-1] for key in runs.differing if key.startswith("(")]:
-        found.append(f"Runs differ in {', '.join(hidden)}, though the settings say the same; no mean is over both.")
+        warnings.append(f"Runs differ in {', '.join(hidden)}, though the settings say the same; no mean is over both.")
     if again := [runs.labels[run.path] for group in runs.groups for run in group.duplicates]:
-        found.append(f"Not in any mean, for another run has the same settings, data and seed: {', '.join(again)}.")
+        warnings.append(f"Not in any mean, for another run has the same settings, data and seed: {', '.join(again)}.")
     if len({run.identity[CODE] for run in runs.all if CODE in run.identity}) > 1:
-        found.append(f"Not all runs were made with one {CODE[1:-1]}; see Environment.")
+        warnings.append(f"Not all runs were made with one {CODE[1:-1]}; see Environment.")
     if odd := [run.name for run in runs.all if run.rounds != list(range(len(run.rounds)))]:
-        found.append(f"Rounds are missing from metrics.jsonl, or stand there twice: {', '.join(odd)}.")
+        warnings.append(f"Rounds are missing from metrics.jsonl, or stand there twice: {', '.join(odd)}.")
     if notes := sum(len(run.notes) for run in runs.all):
-        found.append(f"Not all files could be read; see Faults ({count(notes, 'note')}).")
-    return found
+        warnings.append(f"Not all files could be read; see Faults ({count(notes, 'note')}).")
+    return warnings
 
 
 def _facts(run: Run, names: Sequence[str]) -> list[Part]:
@@ -96,54 +96,54 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
     rows = list[list[Value]]()
     for name in names:
         mean, best, at = ((run.summary.get(part) or {}).get(name) for part in ("mean_last_10", "best", "best_round"))
-        said = [None if v is None else format_metric(name, v, 4) for v in (run.last.get(name), mean, best)]
-        rows.append([name.replace("_", " "), *said, at])
+        values = [None if v is None else format_metric(name, v, 4) for v in (run.last.get(name), mean, best)]
+        rows.append([name.replace("_", " "), *values, at])
     head = ("figure", "last", "mean of the last ten", "best", "in round")
     biased = "The best round is chosen by the test set itself, so it flatters."
-    told = Table(("what", "value"), [[key, str(value)] for key, value in facts.items() if value not in (None, "")])
-    return [told, *([Table(head, rows, note=biased)] if rows else [])]
+    table = Table(("what", "value"), [[key, str(value)] for key, value in facts.items() if value not in (None, "")])
+    return [table, *([Table(head, rows, note=biased)] if rows else [])]
 
 
 # ---- learning ----
 
 
 def learning(runs: Runs) -> list[Part | None]:
-    """Every metric of training and evaluation: a run's own line, or the mean of a group's with its band."""
+    """Draw every metric of training and evaluation: the curve of a run, or the mean of each group with a band."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     of_sites = [name for name in names if "@" in name]
     if runs.alone is not None or len({name.partition("@")[2] for name in of_sites}) > MOST_SITES:
         names = [name for name in names if name not in of_sites]
-    found = list[Part | None]()
+    parts = list[Part | None]()
     for name in names:
         curves = {run.path: curve(run.rows, name) for run in runs.all}
-        found.append(by_group(runs, f"learning-{name}", name.replace("_", " "), metric_title(name), curves, name))
+        parts.append(by_group(runs, f"learning-{name}", name.replace("_", " "), metric_title(name), curves, name))
     for what in dict.fromkeys(name.partition("@")[0] for name in of_sites) if runs.alone else ():
         own = [name for name in of_sites if name.startswith(f"{what}@")]
         sites = {name.partition("@")[2]: curve(runs.all[0].rows, name) for name in own}
         title, note = f"{what.replace('_', ' ')} by site", "The global model on the test rows of each site."
-        found.append(by_name(f"learning-{what}-by-site", title, metric_title(what), sites, note=note))
-    if found and any(len(group.runs) > 1 for group in runs.groups):
-        found.insert(0, Text(BAND))
-    if not found:
+        parts.append(by_name(f"learning-{what}-by-site", title, metric_title(what), sites, note=note))
+    if parts and any(len(group.runs) > 1 for group in runs.groups):
+        parts.insert(0, Text(BAND))
+    if not parts:
         why = "No figure of any round is a number: nothing was evaluated yet, or training came apart at once."
-        found.append(Text(why, warning=True))
-    return found
+        parts.append(Text(why, warning=True))
+    return parts
 
 
 def own_metrics(runs: Runs) -> list[Part | None]:
-    """What the methods have reported of their steps."""
-    found = list[Part | None]()
+    """Draw the metrics that methods report about their steps."""
+    parts = list[Part | None]()
     for name in dict.fromkeys(name for run in runs.all for name in run.own_metrics):
         curves = {run.path: curve(run.rows, name) for run in runs.all}
-        found.append(by_group(runs, f"method-{name}", name.replace("_", " "), name, curves, name))
-    return found
+        parts.append(by_group(runs, f"method-{name}", name.replace("_", " "), name, curves, name))
+    return parts
 
 
 # ---- clients ----
 
 
 def clients(runs: Runs) -> list[Part | None]:
-    """How evenly clients are served, by each metric of clients.jsonl: over the rounds, and after the last one."""
+    """Show the spread over clients of each metric of clients.jsonl, over the rounds and after the last one."""
     parts = list[Part | None]()
     kinds = list[tuple[str, str]]()
     for run in runs.all:
@@ -154,7 +154,7 @@ def clients(runs: Runs) -> list[Part | None]:
     for protocol, name in dict.fromkeys(kinds):
         ends, statistics = dict[Path, dict[str, float]](), dict[Path, dict[str, Curve]]()
         for run in runs.all:
-            ends[run.path], statistics[run.path] = _judged(run, protocol, name)
+            ends[run.path], statistics[run.path] = _client_metrics(run, protocol, name)
         title, slug = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}"
         if len(runs.groups) == 1:
             same = {part: means(statistics[run.path][part] for run in runs.groups[0].runs) for part in SPREAD}
@@ -180,22 +180,23 @@ def clients(runs: Runs) -> list[Part | None]:
     return parts
 
 
-def _judged(run: Run, protocol: str, name: str) -> tuple[dict[str, float], dict[str, Curve]]:
-    """(client's name -> value in the last round that was evaluated so, statistic over clients -> its curve)"""
-    found: dict[int, dict[str, float]] = {}
+def _client_metrics(run: Run, protocol: str, name: str) -> tuple[dict[str, float], dict[str, Curve]]:
+    """Return ({client's name: value in the last evaluated round}, {statistic over clients: curve})."""
+    by_round: dict[int, dict[str, float]] = {}
     for line in run.clients:
         if str(line.get("protocol")) == protocol:
-            at = found.setdefault(line["round"], {})
+            at = by_round.setdefault(line["round"], {})
             if (value := number(line.get(name))) is not None:
-                at[run.client_name(line.get("client", -1))] = value
-    rounds = {t: over_clients(list(at.values()), run.falls(name)) for t, at in found.items() if at}
+                client = line.get("client", -1)
+                at[run.client_names.get(client, str(client))] = value
+    rounds = {t: over_clients(list(at.values()), run.falls(name)) for t, at in by_round.items() if at}
     parts = (*SPREAD, *FAIRNESS)
     curves = {part: {t: v for t, each in rounds.items() if (v := each[part]) is not None} for part in parts}
-    return found[max(found)] if found else {}, curves
+    return by_round[max(by_round)] if by_round else {}, curves
 
 
 def _each_client(values_by_name: dict[str, float], slug: str, title: str, name: str) -> list[Figure]:
-    """Each client after the last evaluated round, the lowest first."""
+    """Draw the value of each client after the last evaluated round, the lowest first."""
     order = sorted(values_by_name.items(), key=lambda pair: pair[1])
     if not order:
         return []
@@ -208,7 +209,7 @@ def _each_client(values_by_name: dict[str, float], slug: str, title: str, name: 
 
 
 def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | None]:
-    """The numbers of SPREAD and FAIRNESS. falling: less is better.
+    """Return the statistics of SPREAD and FAIRNESS. falling: less is better.
 
     >>> list(over_clients([90.0, 70.0, 80.0], falling=False).values())[:4]
     [70.0, 72.0, 80.0, 88.0]
@@ -229,28 +230,27 @@ def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | No
 
 
 def classes(runs: Runs) -> list[Part | None]:
-    """How well each class of the global test set is recognised. Of one group a column a round, mean over its runs; of
-    several a row a group, after the last round."""
-    found = dict[str, dict[int, list[float | None]]]()
+    """Draw the accuracy of each class of the global test set: by round, or after the last one of several groups."""
+    accuracies = dict[str, dict[int, list[float | None]]]()
     for group in runs.groups:
         rows = [row for run in group.runs for row in run.rows if isinstance(row.get("class_accuracy"), list)]
         width = max((len(row["class_accuracy"]) for row in rows), default=0)
         curves = [means(curve([row], "class_accuracy", str(c)) for row in rows) for c in range(width)]
         if rows:
             rounds = sorted({row["round"] for row in rows})
-            found[group.name] = {t: [each[t][0] if t in each else None for each in curves] for t in rounds}
-    if not found:
+            accuracies[group.name] = {t: [each[t][0] if t in each else None for each in curves] for t in rounds}
+    if not accuracies:
         return []
     note = "Percent of the samples of a class in the global test set that are recognised as of it."
-    if len(found) > 1:
-        last = {name: rows[max(rows)] for name, rows in found.items()}
+    if len(accuracies) > 1:
+        last = {name: rows[max(rows)] for name, rows in accuracies.items()}
         names = [str(c) for c in range(max(map(len, last.values())))]
         values = [[*row, *[None] * (len(names) - len(row))] for row in last.values()]
         chart = Grid(list(last), names, values, "settings", "class", "%", written=True)
         data: list[list[Value]] = [[name, c, v] for name, row in last.items() for c, v in enumerate(row)]
         head = ("settings", "class", "accuracy")
         return [Figure("classes", "accuracy by class, last round", chart, head, data, note)]
-    (by_round,) = found.values()
+    (by_round,) = accuracies.values()
     every = -(-len(by_round) // ROUNDS)
     shown = list(by_round)[::every]
     columns = [list(each) for each in zip(*(by_round[t] for t in shown), strict=True)]
@@ -262,28 +262,28 @@ def classes(runs: Runs) -> list[Part | None]:
 
 
 def partition(runs: Runs) -> list[Part | None]:
-    """Samples by client and class, and by client, for each partition; runs of one seed share theirs mostly."""
-    found: dict[str, list[Run]] = {}
+    """Draw the samples by client and class, and by client, for each partition."""
+    by_partition: dict[str, list[Run]] = {}
     for run in runs.all:
         sizes, _ = run.by_client
         if sizes is not None and len(sizes):
-            found.setdefault(json.dumps(run.partition, sort_keys=True), []).append(run)
-    parts, seeds = list[Part | None](), {members[0].seed for members in found.values()}
-    for i, (run, *_) in enumerate(list(found.values())[:PARTITIONS], 1):
-        whose = f"seed {run.seed}" if len(seeds) == len(found) else runs.labels[run.path]
-        parts += _samples(run, *(("", "") if len(found) == 1 else (f"-{i}", f", {whose}")))
-    if len(found) > PARTITIONS:
-        parts.append(Text(f"The runs have {len(found)} partitions; the first {PARTITIONS} are shown."))
+            by_partition.setdefault(json.dumps(run.partition, sort_keys=True), []).append(run)
+    parts, seeds = list[Part | None](), {members[0].seed for members in by_partition.values()}
+    for i, (run, *_) in enumerate(list(by_partition.values())[:PARTITIONS], 1):
+        whose = f"seed {run.seed}" if len(seeds) == len(by_partition) else runs.labels[run.path]
+        parts += _samples(run, *(("", "") if len(by_partition) == 1 else (f"-{i}", f", {whose}")))
+    if len(by_partition) > PARTITIONS:
+        parts.append(Text(f"The runs have {len(by_partition)} partitions; the first {PARTITIONS} are shown."))
     return parts
 
 
 def _samples(run: Run, ending: str, whose: str) -> list[Part]:
-    """ending: of the figures' names; whose: of their titles."""
+    """Draw one partition. ending: of the figures' names; whose: the end of their titles."""
     facts, (sizes, counts) = run.partition, run.by_client
     every = -(-len(sizes) // CLIENTS)
     drawn = range(0, len(sizes), every)
     listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
-    names, parts = [run.client_name(k) for k in range(len(sizes))], list[Part]()
+    names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part]()
     if counts is not None and any(map(any, counts)):
         wide = len(counts[0])
         values = [[float(v) for v in counts[k][:CLASSES]] for k in drawn]
@@ -318,9 +318,9 @@ def faults(runs: Runs) -> list[Part | None]:
     for run in runs.all:
         whose = "" if runs.alone else f"{runs.labels[run.path]}: "
         since = run.summary.get("diverged")
-        said = [] if since is None else [f"training came apart: from round {since} on the loss is far above its best."]
-        said += [] if run.complete else [f"{run.state}."]
-        parts += [Text(f"{whose}{text}", warning=True) for text in (*said, *run.notes)]
+        notes = [] if since is None else [f"training came apart: from round {since} on the loss is far above its best."]
+        notes += [] if run.complete else [f"{run.state}."]
+        parts += [Text(f"{whose}{text}", warning=True) for text in (*notes, *run.notes)]
         first: list[Value] = [] if runs.alone else [runs.labels[run.path]]
         for row in run.faults:
             ranks = [f"{rank} on {host}" if host else str(rank) for rank, host in (row.get("ranks") or {}).items()]

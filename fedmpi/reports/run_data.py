@@ -1,4 +1,4 @@
-"""One run directory as it is read for a report: whole, cut short, still growing, or damaged."""
+"""Read a run directory for a report, even if it is incomplete, growing or damaged."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Run:
         rows, clients, faults, updates, analysis: of the files NAME.jsonl.
         summary, environment, identity, partition: of the files NAME.json.
         complete: whether it ended as it was meant to.
-        last: name -> number in the last round that has it; None if it was none there: an earlier round's does not
-            stand for it.
+        last: name -> value in the last row that has it; None if that is not a number.
         metrics: names of those of training and evaluation, the ones of which more is better first.
         own_metrics: names of those that the method has reported.
     """
@@ -45,8 +44,7 @@ class Run:
         self.config: Row = {}
         config = path / "config.yaml"
         try:
-            # One with references to the environment is not read: fedmpi writes none, and others shall not read what is
-            # in ours.
+            # A config with references to the environment could reveal our variables; fedmpi writes none.
             if config.exists() and yaml_source.OPEN in yaml_source.read_text(config):
                 self.notes.append("config.yaml refers to environment variables, and is not read")
             elif config.exists():
@@ -76,12 +74,12 @@ class Run:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Digests that are the same in all runs which differ in their seeds alone."""
-        return digests.fixed(self.identity)
+        """The digests that are the same in all runs that differ only by seed."""
+        return digests.shared_digests(self.identity)
 
     @cached_property
     def by_client(self) -> tuple[Any, Any]:
-        """Training samples of each client, and of each class at each client; None where that is not known."""
+        """(training samples by client, by client and class); None for what is not known."""
         try:
             return data_files.by_client(self.path, self.partition)
         except ValueError as error:
@@ -90,8 +88,7 @@ class Run:
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """Of clients that are sites: their names, from the config or their evaluation. Where several clients share a
-        site, with their numbers."""
+        """{client: name of its site}, from config or clients.jsonl; with its number where a site has several."""
         silos = self.config.get("data.silos")
         names = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
         for row in self.clients:
@@ -100,28 +97,24 @@ class Run:
         many = Counter(names.values())
         return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
 
-    def client_name(self, client: int) -> str:
-        """Its site's name, or its number."""
-        return self.client_names.get(client, str(client))
-
     def falls(self, name: str) -> bool:
-        """Whether less of a metric is better."""
+        """Return whether less of a metric is better."""
         own = self.summary.get("falling")
         return lower_is_better(name, map(str, own) if isinstance(own, list) else ())
 
     def lines(self, name: str, *, rounds: bool = True) -> list[Row]:
-        """The rows of a .jsonl file (rounds: of those with a `round`); other lines are counted in `notes`."""
+        """Return the rows of a .jsonl file; damaged lines are counted in `notes`. rounds: rows need a `round`."""
         try:
-            found = read_jsonl(self.path / name, rounds=rounds)
+            content = read_jsonl(self.path / name, rounds=rounds)
         except UserError as error:
             self.notes.append(str(error))
             return []
-        if bad := len(found.damaged) + found.cut:
+        if bad := len(content.damaged) + content.cut:
             self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
-        return found.rows
+        return content.rows
 
     def _object(self, name: str) -> Row:
-        """The object in a .json file; {} where there is none."""
+        """Return the object in a .json file; {} where there is none."""
         try:
             value = json.loads((self.path / name).read_text(encoding="utf-8", errors="replace"))
         except FileNotFoundError:
@@ -138,14 +131,14 @@ class Run:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """Return a value as a float if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def numbers(values: Any) -> list[float]:
-    """The finite numbers of a list; [] of what is none."""
+    """Return the finite numbers in a list; [] for anything else."""
     return [v for each in values if (v := number(each)) is not None] if isinstance(values, list) else []
 
 
@@ -155,7 +148,7 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
     >>> curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
     {3: 1.5}
     """
-    found = {}
+    points = {}
     for row in rows:
         value: Any = row
         for key in keys:
@@ -166,12 +159,12 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
         if isinstance(value, list):
             value = fmean(known) if (known := numbers(value)) else None
         if (v := number(value)) is not None:
-            found[row["round"]] = v
-    return found
+            points[row["round"]] = v
+    return points
 
 
 def base_name(value: Any) -> str:
-    """The name in a setting; of a plug-in without the folders of its file.
+    """Return the name in a setting, for a plug-in without the folders of its file.
 
     >>> base_name("/home/me/mine.py:Mine"), base_name("fedavg")
     ('mine.py:Mine', 'fedavg')

@@ -1,4 +1,4 @@
-"""Sections of a report on what a run has cost, what was asked for, and by what it can be repeated."""
+"""The sections of a report on traffic, time, settings, environment and hashes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
-from fedmpi.common.redaction import redacted, to_one_line
+from fedmpi.common.redaction import redacted
 from fedmpi.common.text import metric_title
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings, section
@@ -38,7 +38,7 @@ FACTS = (
 
 
 def traffic(runs: Runs) -> list[Part | None]:
-    """Bytes up to each round, and the first metric of the evaluation over the parameters that have travelled."""
+    """Draw the bytes up to each round, and the first metric of evaluation over the parameters sent and received."""
     if not any(curve(run.rows, "sent_bytes") for run in runs.all):
         return []
     note = "Sums up to a round, of all that rank 0 has sent to and received from all ranks, itself among them."
@@ -66,32 +66,32 @@ def traffic(runs: Runs) -> list[Part | None]:
 
 
 def _sums(run: Run, unit: float, *keys: str) -> Curve:
-    """Sums up to each round of all these numbers together, times unit."""
-    found = [curve(run.rows, key) for key in keys]
-    rounds = [t for t in found[0] if all(t in each for each in found)]
-    return dict(zip(rounds, accumulate(unit * sum(each[t] for each in found) for t in rounds), strict=True))
+    """Return the sum of all these numbers up to each round, times `unit`."""
+    curves = [curve(run.rows, key) for key in keys]
+    rounds = [t for t in curves[0] if all(t in each for each in curves)]
+    return dict(zip(rounds, accumulate(unit * sum(each[t] for each in curves) for t in rounds), strict=True))
 
 
 def time(runs: Runs) -> list[Part | None]:
-    """Of one group the parts of a round, of several the whole round; of one run also each rank's laps."""
+    """Draw the parts of a round for one group, or the whole round for several; for one run also each rank's spans."""
     measures = any(run.config.get("analysis") for run in runs.all)
     note = "Rounds in which `analysis` measures train their clients twice, which counts." if measures else ""
     if len(runs.groups) > 1:
-        whole = {run.path: curve(run.rows, "wall_s") for run in runs.all}
-        return [by_group(runs, "seconds", "seconds a round", "seconds", whole, "wall_s", note)]
+        wall_s = {run.path: curve(run.rows, "wall_s") for run in runs.all}
+        return [by_group(runs, "seconds", "seconds a round", "seconds", wall_s, "wall_s", note)]
     curves = {
-        said: {t: m for t, (m, _, _) in means(curve(run.rows, key) for run in runs.groups[0].runs).items()}
-        for said, key in zip(SECONDS_OF, SECONDS, strict=True)
+        label: {t: m for t, (m, _, _) in means(curve(run.rows, key) for run in runs.groups[0].runs).items()}
+        for label, key in zip(SECONDS_OF, SECONDS, strict=True)
     }
     parts: list[Part | None] = [by_name("seconds", "seconds a round", "seconds", curves, SECONDS, note, from_zero=True)]
     if runs.alone is None:
         return parts
     try:
-        found = timeline.read(runs.alone.path)  # the jobs, the oldest first
+        recorded = timeline.read(runs.alone.path)  # the jobs, the oldest first
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         runs.alone.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
-        found = []
-    jobs = [job for job in found if any(each["rounds"] for each in job["ranks"].values())]
+        recorded = []
+    jobs = [job for job in recorded if any(each["rounds"] for each in job["ranks"].values())]
     if not jobs:
         return [*parts, Text("What each rank did when is not recorded (timeline: false), or not yet.")]
     return [*parts, *figures(jobs[-1], ROUNDS, SPANS)]
@@ -101,7 +101,7 @@ def time(runs: Runs) -> list[Part | None]:
 
 
 def settings(runs: Runs) -> list[Part | None]:
-    """A table of what differs between groups; of what all share and is no default; all of it, folded."""
+    """Show what differs between groups, shared settings that are no defaults, and all settings, folded."""
     first = next((run for run in runs.all if run.config), None)
     if first is None:
         return []
@@ -131,27 +131,27 @@ def settings(runs: Runs) -> list[Part | None]:
 
 
 def _shown(run: Run, key: str) -> str:
-    return to_one_line(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
+    return describe_value(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
 
 
 def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Dotted key -> default of all settings of the schema."""
-    found: dict[str, Any] = {}
+    """Return {dotted key: default} of all settings."""
+    defaults: dict[str, Any] = {}
     holder: Any = section(path) or Settings
     for name, declared in holder.model_fields.items():
         if section((*path, name)) is not None:
-            found |= _defaults((*path, name))
+            defaults |= _defaults((*path, name))
         elif declared.default is not PydanticUndefined:
-            found[".".join((*path, declared.alias or name))] = declared.default
-    return found
+            defaults[".".join((*path, declared.alias or name))] = declared.default
+    return defaults
 
 
 # ---- environment and hashes ----
 
 
 def environment(runs: Runs) -> list[Part | None]:
-    """environment.json: what is the same in all runs, and beside it what differs."""
-    found = list[tuple[Run, dict[str, str]]]()
+    """Show environment.json: what is the same in all runs, and what differs."""
+    by_run = list[tuple[Run, dict[str, str]]]()
     for run in (run for run in runs.all if run.environment):
         of = run.environment
         facts = {key.replace("_", " "): str(of[key]) for key in FACTS if of.get(key) is not None}
@@ -161,20 +161,20 @@ def environment(runs: Runs) -> list[Part | None]:
             where = f"{each.get('device')} on {each.get('host')}"
             facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
         versions = (of.get("packages") or {}).items()
-        found.append((run, facts | {name: str(version) for name, version in versions if version}))
-    keys = dict.fromkeys(key for _, facts in found for key in facts)
-    other = [key for key in keys if len({facts.get(key) for _, facts in found}) > 1]
-    parts: list[Part | None] = [Table(("what", "value"), [[k, found[0][1][k]] for k in keys if k not in other])]
+        by_run.append((run, facts | {name: str(version) for name, version in versions if version}))
+    keys = dict.fromkeys(key for _, facts in by_run for key in facts)
+    other = [key for key in keys if len({facts.get(key) for _, facts in by_run}) > 1]
+    parts: list[Part | None] = [Table(("what", "value"), [[k, by_run[0][1][k]] for k in keys if k not in other])]
     if other:
         rows: list[list[Value]] = [
-            [runs.labels[run.path], *(facts.get(key, "-") for key in other)] for run, facts in found
+            [runs.labels[run.path], *(facts.get(key, "-") for key in other)] for run, facts in by_run
         ]
         parts.append(Table(("run", *other), rows, folded=f"What differs: {', '.join(other)}"))
     return parts
 
 
 def hashes(runs: Runs) -> list[Part | None]:
-    """SHA-256 of the global model after the last round, and of code, data and plug-ins."""
+    """Show the SHA-256 of the global model after the last round, and of code, data and plug-ins."""
     rows = list[list[Value]]()
     for run in runs.all:
         last = next((str(row["sha256"]) for row in reversed(run.rows) if row.get("sha256")), "")

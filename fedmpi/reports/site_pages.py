@@ -1,6 +1,6 @@
 """`fedmpi report RUN_DIR --sites`: a page for each site, and the model card.
 
-A site's page says what it gave, what it gained, what left it. It names no other site's metrics.
+The page of a site shows its contribution, its benefit, and which messages left it, without metrics of other sites.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedmpi.reports.sites import (
     Baseline,
     Evaluated,
     Site,
+    baseline_command,
     find_baseline,
-    how_to,
     read_baseline,
     sites,
     verdict,
@@ -54,8 +54,8 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     statements = card.read_statements(about) if about is not None else {}
     folder, private = run.path / FOLDER, run.config.get("output_mode") == "private"
     of = f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}"
-    told = card.sections(run, everybody, baseline, statements)
-    pages = {f"{CARD}.html": render(f"Model card: {run.name}", [of], told)}
+    card_sections = card.sections(run, everybody, baseline, statements)
+    pages = {f"{CARD}.html": render(f"Model card: {run.name}", [of], card_sections)}
     for site in everybody:  # names of files that any system can have, no two alike
         plain = re.sub(r"[^a-z0-9_-]+", "-", site.name.lower()).strip("-")[:60] or f"site-{site.client}"
         plain = f"{plain}-{site.client}" if f"{plain}.html" in pages else plain
@@ -68,7 +68,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:
-        say(f"no run in which the sites train alone was found beside this one. To make one: {how_to(run)}")
+        say(f"no run in which the sites train alone was found beside this one. To make one: {baseline_command(run)}")
     else:
         say(f"compared with sites that train alone: {baseline.run.path}")
     say(f"written: {folder}/{CARD}.html, and a page for each of {len(everybody)} sites")
@@ -78,14 +78,14 @@ def sections(run: Run, site: Site, everybody: Sequence[Site], baseline: Baseline
     total, audit = sum(each.train for each in everybody), audits.read_audit(run, site, everybody)
     return [
         Section("short", "In short", in_short(site, total, baseline)),
-        Section("gave", "What the site gave", gave(run, site, total)),
-        Section("gained", "What the site gained", gained(run, site, baseline)),
+        Section("gave", "What the site gave", contribution(run, site, total)),
+        Section("gained", "What the site gained", benefit(run, site, baseline)),
         audits.section(run, site, audit),
     ]
 
 
 def in_short(site: Site, total: int, baseline: Baseline | None) -> list[Part]:
-    """A sentence for each of the other sections. total: training samples of all sites."""
+    """Summarise each of the other sections in a sentence. total: training samples of all sites."""
     share = "" if site.share is None else f", with {site.share:.1%} of the weight in the common model"
     lines = [
         f"{site.name} gave {site.train:,} of {total:,} training samples ({site.train / max(total, 1):.1%}) and took "
@@ -97,12 +97,12 @@ def in_short(site: Site, total: int, baseline: Baseline | None) -> list[Part]:
         name = site.metrics[0]
         both = (site.last(name), alone.last(name))
         if None not in both:
-            said = f"{metric_title(name).capitalize()}: {cell(both[0])} together, {cell(both[1])} alone"
-            lines.append(f"{said}: {verdict(site, alone, name)}.")
+            text = f"{metric_title(name).capitalize()}: {cell(both[0])} together, {cell(both[1])} alone"
+            lines.append(f"{text}: {verdict(site, alone, name)}.")
     return [Text(line, main=True) for line in lines]
 
 
-def gave(run: Run, site: Site, total: int) -> list[Part]:
+def contribution(run: Run, site: Site, total: int) -> list[Part]:
     """Samples, rounds, weight; how long its updates were, beside the others' mean."""
     rows: list[list[Value]] = [
         ["training samples", f"{site.train:,} of {total:,} ({site.train / max(total, 1):.1%})"],
@@ -131,19 +131,19 @@ def gave(run: Run, site: Site, total: int) -> list[Part]:
                 others[row["round"]] = fmean(norms.values())
     note = "How far training on its samples moved the model away from the common one (norm)."
     lines, head = {site.name: own, "mean of the others": others}, ("its own", "mean of the others")
-    made = by_name("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
-    return [*parts, *([made] if made else [])]
+    lengths = by_name("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
+    return [*parts, *([lengths] if lengths else [])]
 
 
-def gained(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
-    """The joint model on the site's own test samples, beside what the site reaches by itself."""
+def benefit(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
+    """Compare the joint model on the site's test samples with the model that the site trained alone."""
     if site.own is None:
         why = "Nobody has measured the model on this site's own samples; evaluate.protocol: [global, personal] does."
         return [Text(why, warning=True)]
     alone = baseline.evaluated.get(site.client) if baseline else None
     parts = list[Part]()
     if baseline is None or alone is None:
-        parts.append(Text(NO_BASELINE.format(how=how_to(run)), warning=True))
+        parts.append(Text(NO_BASELINE.format(how=baseline_command(run)), warning=True))
     else:
         parts.append(Text(f"Alone: the run {baseline.run.path.name}, in which each site trains by itself."))
         if baseline.differs:
@@ -160,15 +160,15 @@ def gained(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
 
 
 def _comparison(site: Site, own: Evaluated, alone: Evaluated | None) -> Table:
-    """After the last evaluated round, by each protocol; of what the site would use, against alone."""
-    kept = {p: each for p, each in site.evaluated.items() if each is own or each.curves != own.curves}
+    """Return a table of metrics by protocol after the last evaluated round, with the verdict against training alone."""
+    distinct = {p: each for p, each in site.evaluated.items() if each is own or each.curves != own.curves}
     rows = list[list[Value]]()
     for name in site.metrics:
-        for protocol, each in kept.items():
+        for protocol, each in distinct.items():
             beside = [alone.last(name), verdict(site, alone, name)] if each is own and alone else [None, ""]
             rows.append([metric_title(name), PROTOCOLS.get(protocol, protocol), each.last(name), *beside])
     head, note = ["figure", "of", "together", "alone", "verdict"], f"Of {own.samples:,} test samples. "
-    if len(kept) == 1 and rows:
+    if len(distinct) == 1 and rows:
         note = f"Of {rows[0][1]}, {own.samples:,} of them. "
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     return Table(head, rows, note=note + NOTE)

@@ -1,4 +1,4 @@
-"""Who took part in a run: a `Site` for each of them, and the run in which each trained alone as their baseline."""
+"""The sites of a run, and the baseline run in which each site trained alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Evaluated:
     end: int
 
     def last(self, name: str) -> float | None:
-        """None where it was no number: an earlier round's does not stand for it."""
+        """Return the value in the last evaluated round; None if it was not a number."""
         return self.curves.get(name, {}).get(self.end)
 
 
@@ -56,7 +56,7 @@ class Site:
 
     Attributes:
         train: number of training samples.
-        counts: of each class, if targets are classes and sites tell.
+        counts: training samples of each class; None if they are not classes, or not shared.
         took_part, refused, clipped: rounds; refused: its upload did not count.
         share: of the weight of all updates, mean over the rounds.
         evaluated: by protocol.
@@ -81,18 +81,18 @@ class Site:
 
     @property
     def samples(self) -> int | None:
-        """Test samples."""
+        """Number of test samples."""
         return self.own.samples if self.own else None
 
     @property
     def metrics(self) -> list[str]:
-        """Its metrics, the loss last."""
+        """Names of its metrics, the loss last."""
         names = dict.fromkeys(name for each in self.evaluated.values() for name in each.curves)
         return sorted(names, key=lambda name: (name == "loss", self.falls(name)))
 
 
 def sites(run: Run) -> list[Site]:
-    """All sites, in the order of the clients.
+    """Return all sites, in the order of the clients.
 
     Raises:
         UserError: the clients of the run are no sites.
@@ -106,7 +106,7 @@ def sites(run: Run) -> list[Site]:
         )
     # Targets that are no classes have counts of zeros.
     known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
-    shares, found = _shares(run, sizes), list[Site]()
+    shares, result = _shares(run, sizes), list[Site]()
     for k, n in enumerate(sizes):
         evaluated = _evaluated(run, k)
         took_part = tuple(row["round"] for row in run.rows if k in (row.get("cohort") or ()))
@@ -116,8 +116,8 @@ def sites(run: Run) -> list[Site]:
         own = evaluated.get("personal") or evaluated.get("global")
         by_class = [int(c) for c in counts[k]] if known else None
         part = (took_part, refused, clipped, shares.get(k))
-        found.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
-    return found
+        result.append(Site(k, names.get(k, str(k)), int(n), by_class, *part, evaluated, own, run.falls))
+    return result
 
 
 def _clients(row: Mapping[str, Any], key: str) -> set[int]:
@@ -125,7 +125,7 @@ def _clients(row: Mapping[str, Any], key: str) -> set[int]:
 
 
 def _shares(run: Run, sizes: Sequence[int] | np.ndarray) -> dict[int, float]:
-    """p_k, by samples or alike among those whose uploads count; a round without a client gives it none."""
+    """Return the mean over rounds of each client's weight p_k; it is 0 in rounds where its upload did not count."""
     alike, total, rounds = run.config.get("cohort.weighting") == "uniform", dict[int, float](), 0
     for row in run.rows:
         members = [k for k in row.get("cohort") or () if k not in _clients(row, "refused") and k < len(sizes)]
@@ -142,7 +142,7 @@ def _evaluated(run: Run, client: int) -> dict[str, Evaluated]:
     for line in run.clients:
         if line.get("client") == client:
             lines.setdefault(str(line.get("protocol")), []).append(line)
-    found = dict[str, Evaluated]()
+    by_protocol = dict[str, Evaluated]()
     for protocol, own in lines.items():
         curves = dict[str, dict[int, float]]()
         for line in own:
@@ -151,8 +151,8 @@ def _evaluated(run: Run, client: int) -> dict[str, Evaluated]:
                     curves.setdefault(name, {})[line["round"]] = value
                 elif line[name] is None:  # not defined there, such as the loss of a site without events
                     curves.setdefault(name, {})
-        found[protocol] = Evaluated(int(own[0].get("samples") or 0), curves, max(line["round"] for line in own))
-    return found
+        by_protocol[protocol] = Evaluated(int(own[0].get("samples") or 0), curves, max(line["round"] for line in own))
+    return by_protocol
 
 
 @dataclass(frozen=True)
@@ -197,22 +197,22 @@ def read_baseline(run: Run, path: Path) -> Baseline:
 
 
 def find_baseline(run: Run) -> Baseline | None:
-    """The newest run beside this one, of the same folder or sweep, that is its baseline without a difference."""
+    """Return the newest run in the same folder that is a baseline with the same settings; None without one."""
     beside = run.path.resolve().parent.iterdir()
     for path in sorted(beside, key=lambda each: (-each.stat().st_mtime, each)):
         try:  # of the many beside it no more than the config is read
             method = yaml_source.read(path / "config.yaml").data.get("method") if is_run(path) else None
             if isinstance(method, dict) and method.get("name") == METHOD:
-                found = read_baseline(run, path)
-                if not found.differs:
-                    return found
+                baseline = read_baseline(run, path)
+                if not baseline.differs:
+                    return baseline
         except (UserError, OSError):
             continue
     return None
 
 
-def how_to(run: Run) -> str:
-    """A command that makes a baseline. What has no meaning where nothing travels goes back to its default."""
+def baseline_command(run: Run) -> str:
+    """Return a command that trains a baseline; settings without effect in it are reset to their defaults."""
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []

@@ -30,19 +30,19 @@ def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> Non
     to = report.folder(to)
     job = last_job(run)
     try:
-        found = shares(job)
+        by_rank = shares(job)
         _, figure = figures(job, rounds)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"{run / timeline.FOLDER} is damaged: a line is not as fedmpi writes it ({error})") from error
-    for text in table(found):
+    for text in table(by_rank):
         say(text)
-    say(f"written: {report.write(to / 'timeline.json', {'run': str(run), 'ranks': found})}")
+    say(f"written: {report.write(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
     charts.write(figure.chart, figure.name, figure.title, to)
     say(f"written: {to / 'timeline.svg'}, {to / 'timeline.png'}")
 
 
 def last_job(run: Path) -> Job:
-    """Raises UserError where there is none."""
+    """Return the records of the last job of a run. Raises UserError where there are none."""
     jobs: list[Job] = [job for job in timeline.read(run) if any(r["rounds"] for r in job["ranks"].values())]
     if not jobs:
         why = "written by `fedmpi run` unless the config has timeline: false"
@@ -51,15 +51,15 @@ def last_job(run: Path) -> Job:
 
 
 def real_rounds(job: Job) -> set[int]:
-    """The numbers of rounds; what is done behind the last one, its evaluation say, is a line of its own, and none."""
+    """Return the numbers of the rounds, without the line of what is done after the last one, such as its evaluation."""
     lines = [line for each in job["ranks"].values() for line in each["rounds"]]
-    found = {line["round"] for line in lines if {*(span[0] for span in line["spans"]), *line.get("rest", ())} - CLOSING}
-    return found or {line["round"] for line in lines}
+    laps = [(line["round"], {*(span[0] for span in line["spans"]), *line.get("rest", ())}) for line in lines]
+    return {number for number, names in laps if names - CLOSING} or {number for number, _ in laps}
 
 
 def shares(job: Job) -> list[dict[str, Any]]:
-    """For each rank: seconds of its rounds, and the share of each lap, of waiting, and of all else (busy)."""
-    found, real = [], real_rounds(job)
+    """Return for each rank the seconds of its rounds, and the shares of each span, of waiting, and of the rest."""
+    by_rank, real = [], real_rounds(job)
     for rank, each in sorted(job["ranks"].items()):
         laps: dict[str, float] = {}
         total = sum(line["s"] for line in each["rounds"])
@@ -74,50 +74,50 @@ def shares(job: Job) -> list[dict[str, Any]]:
         waiting = sum(share.get(what, 0.0) for what in WAITS)
         rounds = len({line["round"] for line in each["rounds"]} & real)
         facts = {"rank": rank, "host": each["host"], "rounds": rounds, "seconds": total}
-        found.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
-    return found
+        by_rank.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
+    return by_rank
 
 
-def table(found: Sequence[dict[str, Any]]) -> list[str]:
+def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
     total: dict[str, float] = {}
-    for each in found:
+    for each in by_rank:
         for what, share in each["laps"].items():
             total[what] = total.get(what, 0.0) + share
     laps = sorted(total, key=lambda what: -total[what])
     rows: list[list[object]] = [["rank", "host", "rounds", "s a round", "busy", "waiting", *laps]]
-    for each in found:
+    for each in by_rank:
         seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
         parts = [each["busy"], each["waiting"], *(each["laps"].get(what, 0.0) for what in laps)]
         percent = [f"{100 * part:.1f} %" for part in parts]
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
-    return [*formatting.table(rows), f"{_busiest(found)} (waiting: {', '.join(WAITS)})"]
+    return [*formatting.table(rows), f"{_busiest(by_rank)} (waiting: {', '.join(WAITS)})"]
 
 
 def figures(job: Job, rounds: int, most_spans: float = float("inf")) -> tuple[Figure, Figure]:
-    """Seconds of each rank by lap in all rounds, and the last rounds as they were.
+    """Draw the seconds of each rank by span in all rounds, and the last rounds as a timeline.
 
     Args:
         rounds: how many of the last ones are drawn; fewer if they hold more than `most_spans` spans.
     """
-    found = shares(job)
-    seconds = [{lap: share * each["seconds"] for lap, share in each["laps"].items()} for each in found]
+    by_rank = shares(job)
+    seconds = [{lap: share * each["seconds"] for lap, share in each["laps"].items()} for each in by_rank]
     total: dict[str, float] = {}
     for laps in seconds:
         for lap, s in laps.items():
             total[lap] = total.get(lap, 0.0) + s
     kinds = sorted(total, key=lambda lap: -total[lap])[:LAPS]
-    every = -(-len(found) // RANKS)
+    every = -(-len(by_rank) // RANKS)
     parts = {kind: [laps.get(kind, 0.0) for laps in seconds[::every]] for kind in kinds}
     if len(total) > LAPS:
         parts["other"] = [sum(s for lap, s in laps.items() if lap not in kinds) for laps in seconds[::every]]
-    chart = Bars([f"rank {each['rank']}" for each in found[::every]], parts, "seconds in all rounds of the last job")
+    chart = Bars([f"rank {each['rank']}" for each in by_rank[::every]], parts, "seconds in all rounds of the last job")
     data = list[list[Value]]()
-    for each, laps in zip(found, seconds, strict=True):
+    for each, laps in zip(by_rank, seconds, strict=True):
         data += [[each["rank"], each["host"], lap, s] for lap, s in laps.items()]
-    note = f"{_busiest(found)} ({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
+    note = f"{_busiest(by_rank)} ({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
     bars = Figure("laps", "seconds by rank and lap", chart, ("rank", "host", "lap", "seconds"), data, note)
 
-    ranks, last = [each["rank"] for each in found[::every]], max(real_rounds(job))
+    ranks, last = [each["rank"] for each in by_rank[::every]], max(real_rounds(job))
     lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
     lines = [(i, line) for i, line in lines if line["round"] > last - rounds]
     while rounds > 1 and sum(len(line["spans"]) for _, line in lines) > most_spans:
@@ -138,6 +138,6 @@ def figures(job: Job, rounds: int, most_spans: float = float("inf")) -> tuple[Fi
     return bars, Figure("timeline", title, chart_of_spans, head, rows)
 
 
-def _busiest(found: Sequence[dict[str, Any]]) -> str:
-    least = min(found, key=lambda each: (each["waiting"], each["rank"]))
+def _busiest(by_rank: Sequence[dict[str, Any]]) -> str:
+    least = min(by_rank, key=lambda each: (each["waiting"], each["rank"]))
     return f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time"

@@ -1,4 +1,4 @@
-"""Settings -> objects. Only this module and run.py know all the other packages."""
+"""Build the objects of an experiment from settings. Only this module and run.py know all other packages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fedmpi.config import Settings, resources
 from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.best import Choice
 from fedmpi.engine.checks import are_finite
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
 from fedmpi.engine.local.optimizers import state_shapes
-from fedmpi.engine.local.recipe import Recipe, learning_rate
 from fedmpi.engine.messages import Messages
-from fedmpi.engine.packed import together
-from fedmpi.engine.plan import Plan, Sink
+from fedmpi.engine.model_selection import SelectionCriterion
+from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import Rule
 from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
@@ -59,10 +59,10 @@ class Experiment:
     net: Net
     model: FlatModel
     messages: Messages
-    recipe: Recipe
+    local_training: LocalTrainingConfig
     rule: Rule | None  # a server rule that replaces the method's own
     initial: Initial | None = None  # what the model starts from, where it is given
-    best: Choice | None = None  # by which metric the best model is chosen, if by any
+    best: SelectionCriterion | None = None  # by which metric the best model is chosen, if by any
     pack: int = 1  # clients that a rank trains at once
 
     @property
@@ -100,8 +100,8 @@ class Experiment:
         """
         faults, server = self.settings.faults, self.settings.server
         drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
-        reads = self.rule is not None or self.settings.record.updates == "gram"
-        return not drops and not reads and (ranks == 1 or not server.trains)
+        reads_rows = self.rule is not None or self.settings.record.updates == "gram"
+        return not drops and not reads_rows and (ranks == 1 or not server.trains)
 
 
 def make_method(
@@ -120,16 +120,18 @@ def make_method(
     """
     choice, origins = choice or settings.method, settings.origins("method") if origins is None else origins
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
-    found = registry.load(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    target = registry.load(choice.selected_name, kind.registry, kind.label, origins.get("", ""))
+    if not (isinstance(target, type) and issubclass(target, Method)):
         raise UserError(f"{where}: {choice.selected_name} is no subclass of fedmpi.Method")
-    inner: set[str] = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
+    inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
-    made = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
-    held = {key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}}
+    construct = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
+    inner_methods = {
+        key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}
+    }
     try:
         with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
-            method: Method = made(**{key: value for key, value in held.items() if value is not None})
+            method: Method = construct(**{key: value for key, value in inner_methods.items() if value is not None})
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
     return method
@@ -137,12 +139,12 @@ def make_method(
 
 def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str, str], where: str) -> Method | None:
     """Make the method given as option `key` of another one: a name, {name, ...options}, or null for none."""
-    said = given if isinstance(given, dict) else {"name": given}
-    options = {k: v for k, v in said.items() if k != "name"}
+    section = given if isinstance(given, dict) else {"name": given}
+    options = {k: v for k, v in section.items() if k != "name"}
     own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
     at = origins.get(key, "")
-    if said.get("name") is not None:
-        chosen = registry.Selection(str(said["name"]), options)
+    if section.get("name") is not None:
+        chosen = registry.Selection(str(section["name"]), options)
         return make_method(settings, chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
     if options:
         prefix = f"{at}: " if at else ""
@@ -151,8 +153,8 @@ def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str
 
 
 def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
-    """The architecture with its initial weights, a function of the seed alone. dtype: of the samples."""
-    made = registry.make(models.KIND, settings.model, settings.origins("model"))
+    """Make the architecture with its initial weights, a function of the seed alone. dtype: of the samples."""
+    construct = registry.make(models.KIND, settings.model, settings.origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
         named = ", ".join(input_shape)
         raise UserError(
@@ -160,8 +162,8 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
             f"model with forward(self, {named}): model.name=file.py:Name"
         )
     with attribute_errors(f"model {settings.model.name}"), seeds.seeded(settings.seed, "init"):
-        module = made(input_shape, classes)
-        check_module(f"model.name: {settings.model.name}", module, made)
+        module = construct(input_shape, classes)
+        check_module(f"model.name: {settings.model.name}", module, construct)
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
             training = module.training
             with torch.no_grad():
@@ -184,7 +186,7 @@ def prepared_module(
 
 def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
     """Make model, task and method for the data at hand, and check that they fit together."""
-    method, recipe, name = make_method(settings), make_recipe(settings), settings.model.name
+    method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
     with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
         task = make_task(data.classes)
@@ -192,9 +194,9 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
         contract.check_task(task)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
-    given = None
+    start = None
     if settings.init.source is not None:
-        given = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
+        start = initial.load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
@@ -203,7 +205,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
     if not all(are_finite([model.w, model.b, *floats])):
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
-    compatibility.check_method(settings, method, task, net, recipe)
+    compatibility.check_method(settings, method, task, net, local_training)
     warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
     chooses = settings.evaluate.best.metric is not None
@@ -215,11 +217,13 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_evaluation(settings, method, task, net, data, messages)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = 1 if settings.compute.pack == 1 else clients_at_once(settings, method, task, model, net, recipe, data)
+    pack = (
+        1 if settings.compute.pack == 1 else clients_at_once(settings, method, task, model, net, local_training, data)
+    )
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
         resources.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
-    return Experiment(settings, moved, method, task, net, model, messages, recipe, rule, given, best, pack)
+    return Experiment(settings, moved, method, task, net, model, messages, local_training, rule, start, best, pack)
 
 
 def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
@@ -244,16 +248,16 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     plain: dict[str, Format | None] = {"fp32": None, "int8": Int8(), "bf16": Half("bf16"), "fp16": Half("fp16")}
     sent, received = (TopK(e.fraction or FRACTION) if e.name == "topk" else plain[e.name] for e in (up, down))
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-    formats, states = Wire(sent, received, up.feedback), state_shapes(make_recipe(settings), model.layout)
+    formats, states = Wire(sent, received, up.feedback), state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
         return Messages(method, model, *sizes, formats, states)
 
 
-def make_recipe(settings: Settings) -> Recipe:
+def make_local_training(settings: Settings) -> LocalTrainingConfig:
     """Make what the engine is told of local training (the section `train`)."""
     train = settings.train
     own: dict[str, Any] = {"betas": tuple(train.betas) if train.betas else None, "eps": train.eps, "alpha": train.alpha}
-    return Recipe(
+    return LocalTrainingConfig(
         epochs=train.epochs,
         steps=train.steps,
         batch_size=None if train.batch_size == "full" else train.batch_size,
@@ -271,29 +275,38 @@ def make_recipe(settings: Settings) -> Recipe:
 
 
 def clients_at_once(
-    settings: Settings, method: Method, task: Any, model: FlatModel, net: Net, recipe: Recipe, data: Federated
+    settings: Settings,
+    method: Method,
+    task: Any,
+    model: FlatModel,
+    net: Net,
+    local_training: LocalTrainingConfig,
+    data: Federated,
 ) -> int:
     """Return how many clients a rank trains at once (compute.pack), 1 with a warning where they cannot be."""
     compute, pack = settings.compute, settings.compute.pack
-    reason = together.why_not(method, model, recipe, bf16=compute.precision == "bf16", compiled=compute.compile)
+    reason = packed_rounds.unsupported_reason(
+        method, model, local_training, bf16=compute.precision == "bf16", compiled=compute.compile
+    )
     reason = "a sample is several tensors" if isinstance(data.input_shape, dict) else reason
     weigh, balanced = getattr(type(task), "weigh", Task.weigh), settings.task.options.get("weights") == "balanced"
     uses_counts = balanced if weigh is Classification.weigh else weigh is not Task.weigh
     if not settings.data.share_label_counts and uses_counts:
         reason = reason or "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
-        full = recipe.momentum or recipe.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
+        other_gradient = any(overrides(method, hook) for hook in ("loss", "gradient"))
+        full = local_training.momentum or local_training.weight_decay or other_gradient
         most = int(data.train_sizes.max(initial=0))
-        samples = 0 if full else int(recipe.epochs or 0) * most
-        return together.many(pack, model, net, min(recipe.batch_size or most, most), samples)
+        samples = 0 if full else int(local_training.epochs or 0) * most
+        return packed_rounds.clients_at_once(pack, model, net, min(local_training.batch_size or most, most), samples)
     if pack != "auto":
-        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
+        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")
     warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
     return 1
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
-    """The server rule by which the config replaces the method's own, for all `groups` or some; None if it does not."""
+    """Make the server rule that replaces the method's own, for all `groups` or some; None if the config has none."""
     rule = settings.server.rule
     for group in rule.groups or ():
         if group not in groups:
@@ -310,27 +323,40 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
     return rules.over(rule.groups, chosen) if rule.groups else chosen
 
 
-def make_trainer(made: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
+def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
     """Make what trains clients on this rank; stop() is true once the run was asked to stop."""
-    s = made.settings
+    s = experiment.settings
     return ClientTrainer(
-        *(made.model, made.net, made.task, made.method, made.data, made.messages, made.recipe, s.seed),
+        *(
+            experiment.model,
+            experiment.net,
+            experiment.task,
+            experiment.method,
+            experiment.data,
+            experiment.messages,
+            experiment.local_training,
+            s.seed,
+        ),
         bf16=s.compute.precision == "bf16",
         drops_bad_updates=s.faults.on_bad_update != "abort",
         drops_failed_clients=s.faults.on_client_error == "drop",
-        pack=made.pack,
+        pack=experiment.pack,
         strict=s.compute.pack != "auto",
-        graphs=made.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
+        graphs=experiment.model.w.is_cuda and not s.compute.compile and s.compute.graphs,
         stop=stop,
     )
 
 
 def federation(
-    made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None, regroups: bool = True
+    experiment: Experiment,
+    comm: Communicator,
+    stop: Callable[[], bool],
+    callbacks: RunCallbacks | None = None,
+    regroups: bool = True,
 ) -> Federation:
-    """The experiment, ready to run on this rank. regroups: whether the job can go on without a rank."""
-    s = made.settings
-    plan = Plan(
+    """Make the federation, ready to run on this rank. regroups: whether the job can go on without a rank."""
+    s = experiment.settings
+    config = FederationConfig(
         rounds=s.rounds,
         seed=s.seed,
         learning_rate=lambda t: learning_rate(
@@ -338,32 +364,35 @@ def federation(
         ),
         fraction=s.cohort.fraction,
         members=s.cohort.size,
-        draw=s.cohort.draw,
+        sampling=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
-        measured=made.pack == 1,  # whom a client is trained with moves its last bits: that must not be a matter of time
+        measures_speed=experiment.pack
+        == 1,  # packed with other clients a client gets other bits, so time may not decide
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",
-        adds_up=made.can_stream_sums(comm.size),
-        reduce=s.server.reduce == "local",
-        every=s.evaluate.every,
+        streams_sums=experiment.can_stream_sums(comm.size),
+        reduces_locally=s.server.reduce == "local",
+        evaluate_every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
         probes=s.analysis,
         max_norm=s.faults.max_norm,
-        drop=s.faults.on_bad_update != "abort",
-        clip=s.faults.on_bad_update == "clip",
-        stop_apart=s.faults.on_divergence == "stop",
-        on_lost=s.faults.on_lost_rank if regroups else "abort",
-        replay=s.faults.replay is not None,
-        best=made.best,
+        drops_bad_updates=s.faults.on_bad_update != "abort",
+        clips_updates=s.faults.on_bad_update == "clip",
+        stops_on_divergence=s.faults.on_divergence == "stop",
+        on_lost_rank=s.faults.on_lost_rank if regroups else "abort",
+        replays_failures=s.faults.replay is not None,
+        best=experiment.best,
         timeout_s=s.comm.round_timeout_s,
-        updates=s.record.updates,
-        undo=made.needs_undo,
-        acknowledge=bool(s.checkpoint.every and made.messages.client_state.size),
+        update_stats=s.record.updates,
+        needs_undo=experiment.needs_undo,
+        acknowledges=bool(s.checkpoint.every and experiment.messages.client_state.size),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
-    like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
+    like = torch.empty(
+        0 if comm.rank else experiment.model.layout.size, dtype=experiment.model.w.dtype, device=comm.device
+    )
     constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
     optimizer = ServerOptimizer(s.server.optim, like, *constants)
-    return Federation(plan, comm, make_trainer(made, stop), optimizer, made.rule, sink)
+    return Federation(config, comm, make_trainer(experiment, stop), optimizer, experiment.rule, callbacks)

@@ -1,11 +1,11 @@
-"""Settings -> the federation's data, as one rank sees them."""
+"""Build the data of a federation, as one rank sees them."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,6 @@ from fedmpi.data.augment.chosen import augmented, operation
 from fedmpi.data.augment.operation import Operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
-from fedmpi.data.fetching.getting import one_at_a_time
 from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
@@ -45,64 +44,62 @@ TARGETS = ("number, sum and sum of squares of targets",)
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
-    """The ranks that train: all but rank 0, which trains only if it is alone or server.trains is set."""
+    """Return the ranks that train: all but rank 0, which trains only if it is alone or server.trains is set."""
     return list(range(0 if size == 1 or settings.server.trains else 1, size))
 
 
 def open_source(settings: Settings) -> partial[Any]:
-    """The data source with its checked options; call it with data.root."""
+    """Return the data source with its checked options; call it with data.root."""
     chosen = registry.Selection(settings.data.source, settings.data.options, settings.data.reserved_keys)
-    made = registry.make(sources.KIND, chosen, settings.origins("data"))
+    source = registry.make(sources.KIND, chosen, settings.origins("data"))
     if not settings.data.download:
-        return made
-    taken = inspect.signature(made.func).parameters.values()
-    if not any(each.name == "download" or each.kind is each.VAR_KEYWORD for each in taken):
+        return source
+    parameters = inspect.signature(source.func).parameters.values()
+    if not any(each.name == "download" or each.kind is each.VAR_KEYWORD for each in parameters):
         where = settings.origins("data").get("download")
-        said = f"data.download: true, but data set {settings.data.source} cannot fetch its files; leave it out"
-        raise UserError(f"{where}: {said}" if where else said)
+        reason = f"data.download: true, but data set {settings.data.source} cannot fetch its files; leave it out"
+        raise UserError(f"{where}: {reason}" if where else reason)
     chosen = replace(chosen, options={**settings.data.options, "download": True})
     return registry.make(sources.KIND, chosen, settings.origins("data"))
 
 
 def operations(settings: Settings) -> list[Operation]:
-    """data.augment as operations with checked options."""
-    found = []
+    """Return the operations of data.augment, with checked options."""
+    parsed = []
     for i, item in enumerate(settings.data.augment):
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
-        found.append(operation(name, given, f"data.augment.{i}", settings.origins(f"data.augment.{i}.{name}")))
-    return found
+        parsed.append(operation(name, given, f"data.augment.{i}", settings.origins(f"data.augment.{i}.{name}")))
+    return parsed
 
 
 def partitioned(settings: Settings) -> Federated:
-    """The federation of one partitioned data set, which every rank holds as a whole."""
+    """Build the federation of one partitioned data set, of which every rank holds all."""
     source, cut, augment = open_source(settings), settings.data.partition, operations(settings)
     assert cut is not None
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
     check_settings(settings)
-    waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
+    waiting: AbstractContextManager[None] = nullcontext()
+    if settings.data.download:
+        from fedmpi.data.fetching.getting import one_at_a_time  # and the catalogue, which no other run needs
+
+        waiting = one_at_a_time(settings.data.root)
     with waiting, attribute_errors("data"):
-        with (
-            choosing(settings.data.stream),
-            ignoring(settings.task.options.get("ignore")),
-            seeds.seeded(settings.seed, "source"),
-        ):
-            dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
+        ignored = settings.task.options.get("ignore")
+        with choosing(settings.data.stream), ignoring(ignored), seeds.seeded(settings.seed, "source"):
+            dataset = require_dataset(source((settings.working_dir / settings.data.root).absolute()), source.func)
         check_dataset(settings, dataset)
     with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
-        whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
+        federation = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     if settings.data.standardise_target:
-        whole = target_scaling.scaled(settings, whole, dataset)
-    return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
+        federation = target_scaling.scaled(settings, federation, dataset)
+    return augmented(hold_out(federation, settings.data.validation, settings.seed), augment)
 
 
 def check_settings(settings: Settings) -> None:
     """Raise UserError where sections of the settings contradict each other, before data are read."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
-    label, how, only = (
-        data.options.get("label_column", "label"),
-        data.standardise_target,
-        cut and cut.options.get("only"),
-    )
+    label, how = data.options.get("label_column", "label"), data.standardise_target
+    only = cut and cut.options.get("only")
     if only and data.source in sources.registry and data.options.get("standardise") == "pooled":
         raise UserError(
             "data.partition.only leaves sites out of training, but with data.standardise: pooled all sites' training "
@@ -165,8 +162,8 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
             )
 
 
-def checked(dataset: Any, source: Any) -> Dataset:
-    """What a source returned, if that is a data set."""
+def require_dataset(dataset: Any, source: Any) -> Dataset:
+    """Return what a source returned. Raises UserError if it is no data set."""
     if not isinstance(dataset, Dataset):
         name = getattr(source, "__name__", type(source).__name__)
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
@@ -177,7 +174,7 @@ def checked(dataset: Any, source: Any) -> Dataset:
 
 
 def site_ranks(settings: Settings, size: int) -> dict[int, int]:
-    """site -> rank that opens its files, by numbers.
+    """Return number of a site -> rank that opens its files.
 
     Raises:
         UserError: a rank would open the files of two sites, and data.share_ranks does not allow it. One process alone
@@ -197,62 +194,68 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
 
 
 def siloed(settings: Settings, comm: Communicator) -> Federated:
-    """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and, where
-    data.share_label_counts is true, label counts."""
+    """Build the federation of silos: this rank opens only the files of its own clients.
+
+    Ranks exchange sizes and, where data.share_label_counts is true, label counts.
+    """
     source, names, augment = open_source(settings), settings.data.silos, operations(settings)
     assert names is not None
     check_settings(settings)
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
-    with attribute_errors("data"), _told_by_any_rank():
+    with attribute_errors("data"), _warnings_of_any_rank():
         with choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
             root = (settings.working_dir / settings.data.root).absolute()
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
-        datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
+        datasets = {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
         for k, dataset in datasets.items():
             check_dataset(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)
     table = from_owners(comm, table, owner, COLUMNS)
     own, shared = label_table(datasets, table, names), settings.data.share_label_counts
-    found = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
+    unsplit = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
 
     def exchange(rows: np.ndarray) -> np.ndarray:
         return from_owners(comm, rows.view(np.int64), owner, TARGETS).view(np.float64)
 
     if settings.data.standardise_target:
-        found = target_scaling.scaled_silos(settings, found, datasets, exchange)
-    whole = augmented(hold_out(found, settings.data.validation, settings.seed), augment)
-    whole = replace(whole, counts_shared=shared)
+        unsplit = target_scaling.scaled_silos(settings, unsplit, datasets, exchange)
+    federation = augmented(hold_out(unsplit, settings.data.validation, settings.seed), augment)
+    federation = replace(federation, counts_shared=shared)
     if not settings.data.validation:
-        return whole
+        return federation
     # Where groups of rows stay together a site alone knows how many it has put aside.
-    sizes = from_owners(comm, whole.validation_sizes[:, None], owner, HELD)[:, 0]
-    whole = replace(whole, validation_sizes=sizes, train_sizes=found.train_sizes - sizes)
-    return replace(whole, label_counts=from_owners(comm, whole.label_counts, owner, LABELS)) if shared else whole
+    sizes = from_owners(comm, federation.validation_sizes[:, None], owner, HELD)[:, 0]
+    federation = replace(federation, validation_sizes=sizes, train_sizes=unsplit.train_sizes - sizes)
+    return (
+        replace(federation, label_counts=from_owners(comm, federation.label_counts, owner, LABELS))
+        if shared
+        else federation
+    )
 
 
-def of_one_site(settings: Settings, client: int) -> Federated:
-    """The federation of silos where one site's files alone are at hand: sizes of the others are taken to be its own."""
+def site_federation(settings: Settings, client: int) -> Federated:
+    """Build the federation of silos from the files of one site: the others are assumed to have its sizes."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
     with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
         root = (settings.working_dir / settings.data.root).absolute()
         opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
-    datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
+    datasets = {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
     table = describe(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
-    found = silo_federation(datasets, table, label_table(datasets, table, names), names)
+    unsplit = silo_federation(datasets, table, label_table(datasets, table, names), names)
     # With `pooled` the sums of the other sites are not at hand: its own stand in for them.
     if settings.data.standardise_target:
-        found = target_scaling.scaled_silos(settings, found, datasets, lambda rows: rows)
-    whole = augmented(hold_out(found, settings.data.validation, settings.seed), operations(settings))
-    return replace(whole, counts_shared=False)
+        unsplit = target_scaling.scaled_silos(settings, unsplit, datasets, lambda rows: rows)
+    federation = augmented(hold_out(unsplit, settings.data.validation, settings.seed), operations(settings))
+    return replace(federation, counts_shared=False)
 
 
 @contextmanager
-def _told_by_any_rank() -> Iterator[None]:
-    """Warnings about a site's data are shown by the rank that alone has opened it, and not by rank 0 only."""
+def _warnings_of_any_rank() -> Iterator[None]:
+    """Have warnings on a site's data shown by any rank, as only one rank opens them, and not by rank 0 alone."""
     with warnings.catch_warnings(record=True) as caught:
         yield
     for each in caught:
@@ -260,17 +263,17 @@ def _told_by_any_rank() -> Iterator[None]:
 
 
 def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:
-    """(N, columns) int64 on every rank, row k as `owner[k]` has it: nobody is asked about another's client."""
+    """Collect row k of a table from rank owner[k]. Returns (N, columns) int64, the same on every rank."""
     rows = torch.from_numpy(table).to(comm.device)
-    held = {rank: [k for k in owner if owner[k] == rank] for rank in set(owner.values())}
+    clients_of = {rank: [k for k in owner if owner[k] == rank] for rank in set(owner.values())}
     if comm.rank == 0:
-        came = {rank: rows[clients].flatten() for rank, clients in held.items() if rank != 0}
-        comm.exchange([], list(came.items()))
-        for rank, part in came.items():
-            rows[held[rank]] = part.view(-1, rows.shape[1])
-    elif comm.rank in held:
+        received = {rank: rows[clients].flatten() for rank, clients in clients_of.items() if rank != 0}
+        comm.exchange([], list(received.items()))
+        for rank, part in received.items():
+            rows[clients_of[rank]] = part.view(-1, rows.shape[1])
+    elif comm.rank in clients_of:
         comm.about = None, what
-        comm.exchange([(0, rows[held[comm.rank]].flatten())], [])
+        comm.exchange([(0, rows[clients_of[comm.rank]].flatten())], [])
     flat = rows.flatten()
     comm.broadcast(flat)
     return flat.cpu().view(table.shape).numpy()

@@ -15,10 +15,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.best import Choice
-from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.federation_config import SERVERS
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import Messages, is_change
-from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.reporting import own_parts
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (
@@ -56,9 +56,9 @@ REMEDIES = {  # what to set where a method needs something else
 }
 
 
-def check_method(settings: Settings, method: Method, task: Any, net: Net, recipe: Recipe) -> None:
+def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
     """Check that model, task and settings are what the method needs, and warn of settings that it does not use."""
-    name, beyond, train = settings.method.name, recipe.beyond_sgd(), settings.train
+    name, beyond, train = settings.method.name, local_training.not_plain_sgd_reason(), settings.train
     model, server = settings.model.name, settings.server
     cannot = f"model {model} does not end in a linear layer that can be split off"
     rows = f"model {model} gives more than one row of features, or of outputs, a sample"
@@ -78,11 +78,11 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, recipe
     }
     for needed in sorted(method.needs):
         if needed not in lacking:
-            known = (
+            allowed = (
                 "PLAIN_SGD, SGD_STEPS, PLAIN_SERVER, FEATURES, LAST_LAYER, CLASSES, ONE_CLASS, LABEL_COUNTS, "
                 "VALIDATION of fedmpi.method"
             )
-            raise UserError(f"method {name}: needs holds {needed!r}; it takes {known}")
+            raise UserError(f"method {name}: needs holds {needed!r}; it takes {allowed}")
         if reason := lacking[needed]:
             key = str(reason).partition(" ")[0]
             at = settings.origin(key) if key in REMEDIES else ""
@@ -90,9 +90,9 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, recipe
             raise UserError(
                 f"method {name} needs {needed}, but {reason}{f' ({at})' if at and '=' not in at else ''}{remedy}"
             )
-    given = [key for key in ("epochs", "steps") if getattr(train, key) not in (None, 1)]
-    if method.own_length and given:
-        warnings.warn(f"train.{given[0]} plays no part in method {name}, whose options say how long", stacklevel=2)
+    unused = [key for key in ("epochs", "steps") if getattr(train, key) not in (None, 1)]
+    if method.own_length and unused:
+        warnings.warn(f"train.{unused[0]} plays no part in method {name}, whose options say how long", stacklevel=2)
     kind = next(net.module.parameters()).dtype
     if train.keep_optim and kind.itemsize < 4:
         raise UserError(f"train.keep_optim: model {model} is of {kind}, which cannot count an optimiser's steps")
@@ -117,8 +117,8 @@ def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None
             f"a classification needs one output a class{' (of texts: task.name=next_symbol)' if texts else ''}"
         )
     # Of clients whose rows this rank sees; where all are parts of one data set, each tensor once.
-    whole = {} if data.global_test is None else {"test data": data.global_test.y}
-    parts = whole | {
+    shared = {} if data.global_test is None else {"test data": data.global_test.y}
+    parts = shared | {
         f"{part} of {data.site_names[k] if data.site_names else f'client {k}'}" if data.parts is None else part: y
         for part, shards in (("training data", data.train), ("test data", data.test))
         for k, _, y in samples_of(shards)
@@ -143,8 +143,8 @@ def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None
             f"; no row is {split}: test: mark some (validation rows are no test rows), or leave data.split_column out, "
             "so that data.test_fraction of the rows are the test part"
         )
-        said = "data: the test set is empty; the global model will have no loss and no metrics"
-        warnings.warn(f"{said}{remedy if split else ''}", stacklevel=3)
+        reason = "data: the test set is empty; the global model will have no loss and no metrics"
+        warnings.warn(f"{reason}{remedy if split else ''}", stacklevel=3)
 
 
 def _warn_of_sites(data: Federated, is_classification: bool) -> None:
@@ -204,7 +204,7 @@ def check_cohort(settings: Settings, data: Federated) -> None:
         )
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
     """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
     best, names = settings.evaluate.best, ("loss", *task.names)
     assert best.metric is not None
@@ -222,7 +222,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
     lowest = best.goal == "lowest" or (
         best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))
     )
-    return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
+    return SelectionCriterion(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:

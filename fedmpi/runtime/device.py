@@ -17,8 +17,10 @@ MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
-    """compute.device for this rank: GPUs are dealt out by local rank. Raises UserError if a rank that trains has none,
-    though the config asks for it."""
+    """Return the device of this rank (compute.device); GPUs are assigned by local rank.
+
+    Raises UserError if a rank that trains has no GPU although the config asks for one.
+    """
     wanted = settings.compute.device
     if wanted == "cpu":
         return torch.device("cpu")

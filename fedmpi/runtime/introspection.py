@@ -1,4 +1,4 @@
-"""What a config may name, and the options of that.
+"""List what a config may name, and describe the options of each.
 
 Names and first lines are read from the sources, in milliseconds: importing would load torch, which takes seconds.
 """
@@ -64,16 +64,16 @@ class Description:
 
 def entries(kind: str) -> list[Entry]:
     """The entries of one of `KINDS`, in the order of its registry."""
-    found = []
+    listed = []
     for name, target in registry(kind).items():
         module, _, attribute = target.partition(":")
         source = tree(module)
         node = next((each for each in source.body if getattr(each, "name", None) == attribute), None)
         if kind == "methods" and isinstance(node, ast.ClassDef):
-            found.append(Entry(name, _first_line(source), _facts(node)))
+            listed.append(Entry(name, _first_line(source), _facts(node)))
         else:
-            found.append(Entry(name, _first_line(node)))
-    return found
+            listed.append(Entry(name, _first_line(node)))
+    return listed
 
 
 def registry(kind: str) -> dict[str, str]:
@@ -81,8 +81,8 @@ def registry(kind: str) -> dict[str, str]:
     for statement in tree(KINDS[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
-            found: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-            return found
+            entries: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+            return entries
     raise AssertionError("every module of KINDS has a registry")  # a test reads them all
 
 
@@ -107,18 +107,21 @@ def description(kind: str, name: str) -> Description:
     hints, required, _ = options.declared_options(target, inspect.signature(target).parameters, supplied)
     if dataclasses.is_dataclass(target):
         fields = {field.name: field for field in dataclasses.fields(target)}
-        known = {key: (field.default, field.metadata.get("doc", "")) for key, field in fields.items()}
+        documented = {key: (field.default, field.metadata.get("doc", "")) for key, field in fields.items()}
     else:
         signature = inspect.signature(target)
         about = inspect.cleandoc(target.__doc__ or "")
-        known = {key: (each.default, _meaning(about, key)) for key, each in signature.parameters.items()}
-    found = [
+        documented = {key: (each.default, _meaning(about, key)) for key, each in signature.parameters.items()}
+    described_options = [
         Option(
-            key, describe_type(hint), "required" if key in required else describe_value(known[key][0]), known[key][1]
+            key,
+            describe_type(hint),
+            "required" if key in required else describe_value(documented[key][0]),
+            documented[key][1],
         )
         for key, hint in hints.items()
     ]
-    return Description(kind, name, text, tuple(found))
+    return Description(kind, name, text, tuple(described_options))
 
 
 def _meaning(text: str, name: str) -> str:
@@ -128,8 +131,8 @@ def _meaning(text: str, name: str) -> str:
     if own:
         return own[1].strip()
     sentences = re.split(r"(?<=[.;]) ", plain)
-    found = next((each.rstrip(".;") for each in sentences if re.search(rf"\b{name}\b", each)), "")
-    return found if found.count("(") == found.count(")") else found.rpartition(" (")[0]
+    sentence = next((each.rstrip(".;") for each in sentences if re.search(rf"\b{name}\b", each)), "")
+    return sentence if sentence.count("(") == sentence.count(")") else sentence.rpartition(" (")[0]
 
 
 def _facts(node: ast.ClassDef) -> dict[str, str]:

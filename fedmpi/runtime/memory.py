@@ -11,7 +11,7 @@ from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
-from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.transport.gather import UNSENT, ChunkPlan, pinned
 from fedmpi.flat import linear
 from fedmpi.method.base import means_of
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from fedmpi.runtime.build import Experiment
 
 
-def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gpu: bool = False) -> dict[str, int]:
+def memory_needs(
+    experiment: Experiment, size: int, gathers_on_gpu: bool, trains_on_gpu: bool = False
+) -> dict[str, int]:
     """Return the bytes that each of so many ranks needs, by part.
 
     Args:
-        made: the experiment.
+        experiment: the experiment that is to run.
         size: number of ranks.
         gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
         trains_on_gpu: whether clients train on one. If only they do, their uploads go from there to the host.
@@ -34,8 +36,8 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
         "rank 0": gathered uploads, model and server state; "a training rank": uploads, models and client states; of
         this "of which client state", and "of which on the host".
     """
-    s, messages, itemsize = made.settings, made.messages, made.itemsize
-    rounds, cohort, trainers = range(max(s.rounds, 1)), made.cohort_size, len(training_ranks(s, size))
+    s, messages, itemsize = experiment.settings, experiment.messages, experiment.itemsize
+    rounds, cohort, trainers = range(max(s.rounds, 1)), experiment.cohort_size, len(training_ranks(s, size))
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
     announcement = messages.announcement().packing.size
     # Where messages travel in another format, its bytes lie beside the numbers.
@@ -43,15 +45,17 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
     download = announcement + (messages.announcement().size + model if messages.wire.down else 0)
 
     # State: of clients that can be drawn, or of all where all are evaluated. Some may lie in files (state.memory).
-    evaluated = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None or made.data.global_test is None
-    clients = made.data.clients if evaluated else min(made.data.clients, len(rounds) * cohort)
-    own, twice = -(-clients // trainers), -(-cohort // trainers) * made.needs_undo
-    limit = made.max_states_in_memory if s.checkpoint.every else None
+    evaluated = (
+        {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None or experiment.data.global_test is None
+    )
+    clients = experiment.data.clients if evaluated else min(experiment.data.clients, len(rounds) * cohort)
+    own, twice = -(-clients // trainers), -(-cohort // trainers) * experiment.needs_undo
+    limit = experiment.max_states_in_memory if s.checkpoint.every else None
     states = ((own if limit is None else min(own, max(limit, twice))) + twice) * messages.client_state.size
 
-    root_rows, rows = upload_rows(made, size)
+    root_rows, rows = upload_rows(experiment, size)
     through_host = trains_on_gpu and not gathers_on_gpu
-    trained_rows, packed = made.pack if through_host else rows, made.pack if made.pack > 1 else 0
+    trained_rows, packed = experiment.pack if through_host else rows, experiment.pack if experiment.pack > 1 else 0
     kept_models = 3 + (s.evaluate.best.metric is not None)
     server = itemsize * (root_rows * (upload + coded) + download + kept_models * model + messages.server_state.size)
     trainer = itemsize * (trained_rows * (upload + coded) + download + (6 + 3 * packed) * model + states)
@@ -62,11 +66,8 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
         "of which on the host": 0,
     }
     if through_host:
-        root, mine, model_bytes = (
-            int(itemsize * upload * root_rows),
-            int(itemsize * upload * rows),
-            itemsize * announcement,
-        )
+        root, mine = int(itemsize * upload * root_rows), int(itemsize * upload * rows)
+        model_bytes = itemsize * announcement
         on_host = pinned(mine) + int(itemsize * coded * rows) + pinned(model_bytes)
         needs["of which on the host"] = on_host
         needs["a training rank"] += on_host
@@ -74,12 +75,17 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
     return needs
 
 
-def upload_rows(made: Experiment, size: int) -> tuple[float, float]:
+def upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     """Return how many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
-    way, cohort = upload_way(made, size), made.cohort_size
+    way, cohort = upload_way(experiment, size), experiment.cohort_size
     if way == "reduced":
-        return (1 + 2 * max(sum(map(len, (means_of(made.method) or {}).values())), 1),) * 2  # one row, sums in 64 bits
-    mine, row = -(-cohort // len(training_ranks(made.settings, size))), made.itemsize * made.messages.largest_upload()
+        return (
+            1 + 2 * max(sum(map(len, (means_of(experiment.method) or {}).values())), 1),
+        ) * 2  # one row, sums in 64 bits
+    mine, row = (
+        -(-cohort // len(training_ranks(experiment.settings, size))),
+        experiment.itemsize * experiment.messages.largest_upload(),
+    )
     unsent = min(mine, max(1, UNSENT // max(row, 1)))
     if way == "sharded" and size > 1:
         return cohort / size, cohort / size + unsent
@@ -88,47 +94,47 @@ def upload_rows(made: Experiment, size: int) -> tuple[float, float]:
     return 2 if way == "streamed" else cohort, unsent
 
 
-def upload_way(made: Experiment, size: int) -> str:
+def upload_way(experiment: Experiment, size: int) -> str:
     """Return how uploads travel between so many ranks (engine/transport): whole, streamed, sharded or reduced.
 
     Slots of one block or less are neither added up nor shared out.
     """
-    server, means = made.settings.server, means_of(made.method)
-    packings = {made.messages.upload(t).packing for t in range(max(made.settings.rounds, 1))}
+    server, means = experiment.settings.server, means_of(experiment.method)
+    packings = {experiment.messages.upload(t).packing for t in range(max(experiment.settings.rounds, 1))}
     large = {name for packing in packings for name in ChunkPlan(packing).large}
     if large and server.placement == "sharded" and size > 1:
         return "sharded"
     if large and means is not None and large <= {*means, "_b"}:
-        return "reduced" if server.reduce == "local" else "streamed" if made.can_stream_sums(size) else "whole"
+        return "reduced" if server.reduce == "local" else "streamed" if experiment.can_stream_sums(size) else "whole"
     return "whole"
 
 
-def check_job(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
+def check_job(experiment: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
     """Check that this host has the memory that its ranks need, by what one of them knows. Returns `memory_needs`.
 
     Args:
-        made: the experiment.
+        experiment: the experiment that is to run.
         job: how many ranks there are, and how many of them here.
         devices: where each of those here computes; default where this one's model lies.
 
     Raises:
         UserError: the host, or a GPU of it, has less.
     """
-    first, places = max(job.rank - job.local_rank, 0), devices or [made.model.w.device] * job.local_size
+    first, places = max(job.rank - job.local_rank, 0), devices or [experiment.model.w.device] * job.local_size
     gpus = {device for device in places if device.type == "cuda"}
-    nccl = made.settings.comm.backend in ("auto", "nccl") and len(gpus) == len(places)
+    nccl = experiment.settings.comm.backend in ("auto", "nccl") and len(gpus) == len(places)
     gathers_on_gpu = nccl if job.size > 1 else bool(gpus)
     here = {
         rank: {
             "host": job.host,
             "gpu": str(device) if device.type == "cuda" else "",
-            "needs": memory_needs(made, job.size, gathers_on_gpu, device.type == "cuda"),
+            "needs": memory_needs(experiment, job.size, gathers_on_gpu, device.type == "cuda"),
             "free": free(device),
         }
         for rank, device in enumerate(places, first)
     }
-    check(here, training_ranks(made.settings, job.size), gathers_on_gpu)
-    return memory_needs(made, job.size, gathers_on_gpu)
+    check(here, training_ranks(experiment.settings, job.size), gathers_on_gpu)
+    return memory_needs(experiment, job.size, gathers_on_gpu)
 
 
 def free(device: torch.device) -> dict[str, int | None]:
@@ -161,17 +167,17 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
             if on_host:
                 parts.setdefault((each["host"], ""), []).append((rank, "a training rank", on_host))
     for (host, gpu), those in parts.items():
-        asked = sum(nbytes for _, _, nbytes in those)
-        known = [ranks[rank]["free"]["gpu" if gpu else "host"] for rank, _, _ in those]
-        has = min((n for n in known if n is not None), default=None)
-        if has is not None and asked > has:
+        needed = sum(nbytes for _, _, nbytes in those)
+        free_bytes = [ranks[rank]["free"]["gpu" if gpu else "host"] for rank, _, _ in those]
+        has = min((n for n in free_bytes if n is not None), default=None)
+        if has is not None and needed > has:
             trainers, gathers = sum(part != "rank 0" for _, part, _ in those), those[0][1] == "rank 0"
             who = " and ".join([*["rank 0"] * gathers, *[count(trainers, "training rank")] * (trainers > 0)])
             needs = ranks[those[0][0]]["needs"]
             server, trainer, state = (
                 size_text(needs[part]) for part in ("rank 0", "a training rank", "of which client state")
             )
-            all_ = size_text(asked)
+            all_ = size_text(needed)
             elsewhere = "; comm.backend=gloo gathers the uploads in the memory of the host" * (len(ranks) > 1)
             raise UserError(
                 f"memory: {who} on {f'GPU {gpu} of ' if gpu else ''}host {host} need{'s' * (len(those) == 1)} about "

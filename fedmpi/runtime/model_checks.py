@@ -28,9 +28,9 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
         made_by: the function or class that made it; an error names its file.
     """
     if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
-        found = "a module without any" if isinstance(module, nn.Module) else type(module).__name__
+        returned = "a module without any" if isinstance(module, nn.Module) else type(module).__name__
         raise located_error(
-            f"{where} must return a torch.nn.Module with trainable parameters; it returned {found}", made_by
+            f"{where} must return a torch.nn.Module with trainable parameters; it returned {returned}", made_by
         )
     trained = [p for p in module.parameters() if p.requires_grad]
     kinds = sorted({str(p.dtype) for p in trained})
@@ -64,7 +64,7 @@ def warn_of_untracked(name: str, module: nn.Module) -> None:
 
     Layers with forward pre-hooks are left out: weight_norm and pruning make tensors in each pass.
     """
-    known = {id(x) for x in (*module.parameters(), *module.buffers())}
+    registered = {id(x) for x in (*module.parameters(), *module.buffers())}
     ours, layers, tensors = vars(nn.Module()).keys(), list[str](), list[str]()
     for path, part in module.named_modules():
         for key in sorted(vars(part).keys() - ours):
@@ -75,10 +75,10 @@ def warn_of_untracked(name: str, module: nn.Module) -> None:
                 if inside is None
                 else [p for each in inside for p in (each.parameters() if isinstance(each, nn.Module) else [each])]
             )
-            found = [p for p in parts if isinstance(p, Tensor) and id(p) not in known]
-            if inside is not None and any(isinstance(p, nn.Parameter) and p.requires_grad for p in found):
+            unregistered = [p for p in parts if isinstance(p, Tensor) and id(p) not in registered]
+            if inside is not None and any(isinstance(p, nn.Parameter) and p.requires_grad for p in unregistered):
                 layers.append(at)
-            if not part._forward_pre_hooks and any(not isinstance(p, nn.Parameter) for p in found):
+            if not part._forward_pre_hooks and any(not isinstance(p, nn.Parameter) for p in unregistered):
                 tensors.append(at)
     for at in layers:
         warnings.warn(

@@ -32,11 +32,11 @@ def digest(*parts: str | bytes | Iterable[bytes]) -> str:
 
     A part may come in pieces, which need not be in memory together.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in parts:
         for piece in [part.encode()] if isinstance(part, str) else [part] if isinstance(part, bytes) else part:
-            found.update(piece)
-    return found.hexdigest()[: 2 * SHORT]
+            sha256.update(piece)
+    return sha256.hexdigest()[: 2 * SHORT]
 
 
 def code_digests() -> dict[str, str]:
@@ -111,10 +111,10 @@ def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> Non
     if len(mine.encode()) > 4000:  # too many items for one message: compare them as one
         mine = f"(config)={digest(mine)}"
     texts = [payload.decode() for payload in comm.allgather_bytes(mine.encode(), timeout_s)]
-    said = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]
+    answers = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]
     problems = []
-    for rank, theirs in enumerate(said):
-        keys = [key for key in {**said[0], **theirs} if said[0].get(key) != theirs.get(key)]
+    for rank, theirs in enumerate(answers):
+        keys = [key for key in {**answers[0], **theirs} if answers[0].get(key) != theirs.get(key)]
         if keys:
             problems.append(f"rank {rank} differs from rank 0 in {', '.join(keys)}")
     if problems:

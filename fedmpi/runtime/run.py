@@ -21,7 +21,7 @@ import torch
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.audit import Audit
 from fedmpi.comm.backends.choice import gpu_uuid
-from fedmpi.comm.base import Gone
+from fedmpi.comm.base import ConnectionLostError
 from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
 from fedmpi.comm.failures.process_exit import tell_fatal_signals
@@ -132,7 +132,7 @@ def execute(
         if error_reporter is not None:
             # Still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard.
             error = timeout_tracing.root_cause(error_reporter, error)
-            error_reporter.fail(*_explained(error), reacts=isinstance(error, Gone))
+            error_reporter.fail(*_explained(error), reacts=isinstance(error, ConnectionLostError))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
             recorder.close_failed(reason(_explained(error)[0]))
         known = known_fix(error)
@@ -176,13 +176,13 @@ def _agree(run: RunContext) -> None:
     rank_agreement.agree(comm, {key: rank_agreement.digest(text) for key, text in compared.items()}, timeout_s)
     if settings.data.silos:
         run.experiment = build.experiment(settings, build_data.siloed(settings, comm), run.device)
-    run.ranks, made = exchange_facts(run), run.experiment
+    run.ranks, experiment = exchange_facts(run), run.experiment
     run.no_regroup = next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
     names = trust.foreign(settings.model_dump(mode="json")).values()
-    run.plugins = plugins.find_plugins(names, made.method, made.task, made.net.module)
-    layout = {"(layout)": rank_agreement.digest(repr(made.model.layout))}
-    layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
-    layout |= rank_agreement.frozen_digest(made.model.frozen) if made.model.frozen else {}
+    run.plugins = plugins.find_plugins(names, experiment.method, experiment.task, experiment.net.module)
+    layout = {"(layout)": rank_agreement.digest(repr(experiment.model.layout))}
+    layout |= {} if experiment.initial is None else {"(initial weights)": experiment.initial.digest}
+    layout |= rank_agreement.frozen_digest(experiment.model.frozen) if experiment.model.frozen else {}
     own = plugins.digests(run.plugins) if run.plugins else {}
     digests = {**run.code_digests, **own, **run.data_digests, **layout}
     rank_agreement.agree(comm, digests, timeout_s)
@@ -196,35 +196,37 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
     Only now is it known which ranks share a host or a GPU, and where uploads are gathered: raises UserError, the same
     on every rank, if they need more memory than there is. Rank 0 warns of those that should have a GPU.
     """
-    comm, made, device, host = run.comm, run.experiment, run.device, run.job.host
-    on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
+    comm, experiment, device, host = run.comm, run.experiment, run.device, run.job.host
+    on_cpu, auto = device.type == "cpu", experiment.settings.compute.device == "auto"
     facts = {"host": host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
     if not on_cpu:
         name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
         facts |= {"device": name, "gpu": gpu, **describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
-    needs = memory.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
+    needs = memory.memory_needs(experiment, comm.size, gathers_on_gpu, experiment.model.w.is_cuda)
     more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto and comm.size > 1 else ""}
     payload = json.dumps({**facts, **more}).encode()
-    answers = [json.loads(text) for text in comm.allgather_bytes(payload, made.settings.comm.start_timeout_s)]
+    answers = [json.loads(text) for text in comm.allgather_bytes(payload, experiment.settings.comm.start_timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in answers))
-    trains = build_data.training_ranks(made.settings, comm.size)
+    trains = build_data.training_ranks(experiment.settings, comm.size)
     memory.check(dict(enumerate(answers)), trains, gathers_on_gpu)
     has_gpus = any(each["gpu"] for each in answers)
-    if comm.rank == 0 and has_gpus and (slow := report_text.without_gpu(answers, trains)):
+    if comm.rank == 0 and has_gpus and (slow := report_text.slow_ranks_warning(answers, trains)):
         warnings.warn(slow, stacklevel=2)
     return [{key: value for key, value in each.items() if key not in more} for each in answers]
 
 
 def _open(run: RunContext, recorder: Recorder) -> None:
     """Open the run directory and the console (rank 0)."""
-    settings, job, made = run.settings, run.job, run.experiment
+    settings, job, experiment = run.settings, run.job, run.experiment
     loggers = make_loggers(settings) if settings.track or settings.callbacks else None
-    directory, run.is_resumed, run.accepted = resume.directory(settings, run.identity, run.until_end)
+    directory, run.is_resumed, run.accepted = resume.open_directory(settings, run.identity, run.until_end)
     backend = type(run.comm).__name__.lower()
     run.environment = describe_environment(job.launcher, backend, run.ranks, settings.compute.threads)
     live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
-    recorder.open(directory, made, run.stop, loggers, report_text.headlines(made, job, backend, run.ranks), live)
+    recorder.open(
+        directory, experiment, run.stop, loggers, report_text.headlines(experiment, job, backend, run.ranks), live
+    )
     if not run.is_resumed:  # else when it is known that it can be
         recorder.describe(run.identity, run.environment, run.plugins)
     if settings.faults.on_lost_rank != "abort" and job.size > 1 and run.no_regroup:
@@ -238,35 +240,39 @@ def _restore(run: RunContext, fed: Federation) -> int:
 
     Returns the round after which the run goes on, -1 for a run from the start.
     """
-    settings, comm, made, recorder = run.settings, run.comm, run.experiment, run.recorder
-    timeout_s, asked, private = settings.comm.start_timeout_s, settings.checkpoint, settings.output_mode == "private"
+    settings, comm, experiment, recorder = run.settings, run.comm, run.experiment, run.recorder
+    timeout_s, checkpoint, private = (
+        settings.comm.start_timeout_s,
+        settings.checkpoint,
+        settings.output_mode == "private",
+    )
     directory = recorder.directory if isinstance(recorder, Recorder) else None
-    told: dict[str, Any] = {}
+    own_facts: dict[str, Any] = {}
     if directory is not None:
-        told = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
-        told |= resume.earlier_records(settings, directory)
-    heard = comm.broadcast_json(told)
-    fed.scheduler.lost_ranks = LostRanks(heard["losses"])
-    if heard["placement"]:
-        fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
-    there = settings.working_dir / settings.output / heard["name"]
+        own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
+        own_facts |= resume.earlier_records(settings, directory)
+    start = comm.broadcast_json(own_facts)
+    fed.scheduler.lost_ranks = LostRanks(start["losses"])
+    if start["placement"]:
+        fed.scheduler.replayed_rows = resume.placement_of_these_ranks(start["placement"], fed, experiment)
+    there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", private)
     if settings.data.silos:
-        write_own_preprocessing(path, settings, made.data)
+        write_own_preprocessing(path, settings, experiment.data)
     if settings.timeline and path.is_dir():
-        head = {"job": heard["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
+        head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head, private)
         fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0  # it waits then
-    if asked.every == 0:
+    if checkpoint.every == 0:
         return -1
-    stateful, silos = bool(made.messages.client_state.size), settings.data.silos
-    seen = comm.allgather_bytes(b"seen" if (path / resume.IDENTITY).is_file() else b"", timeout_s)
-    blind = [rank for rank, said in enumerate(seen) if said != b"seen"]
+    stateful, silos = bool(experiment.messages.client_state.size), settings.data.silos
+    answers = comm.allgather_bytes(b"seen" if (path / resume.IDENTITY).is_file() else b"", timeout_s)
+    blind = [rank for rank, answer in enumerate(answers) if answer != b"seen"]
     if stateful and blind and not silos:
         where = f"rank {blind[0]} does not see {path}, where the clients' state would be kept"
-        if heard["going_on"] or asked.resume == "must":
+        if start["going_on"] or checkpoint.resume == "must":
             raise UserError(f"checkpoint: {where}; put output on a file system that all ranks share")
         if comm.rank == 0:
             warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
@@ -274,10 +280,10 @@ def _restore(run: RunContext, fed: Federation) -> int:
     rows = Rows(path / "state", silos, private)
     if comm.rank == 0:
         (path / "checkpoints").mkdir(0o700 if private else 0o777, exist_ok=True)
-    recorder.checkpoints = Checkpoints(path / "checkpoints", rows, asked.every, asked.keep)
+    recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
     if stateful:
-        fed.states.shelf, fed.states.room = rows, made.max_states_in_memory or made.data.clients
-    if not heard["going_on"]:
+        fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
+    if not start["going_on"]:
         return -1
     return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
 
@@ -289,18 +295,18 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
         recorder.say(f"accepted: {change}; from round {after + 1} on")
     if run.accepted:
         directory.append("accepted.jsonl", {"round": after + 1, "changes": run.accepted})
-    whole = (directory.path / "config.yaml").exists()  # else it is where a replay begins
+    was_described = (directory.path / "config.yaml").exists()  # else it is where a replay begins
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
-    over = after + 1 >= settings.rounds or (best is not None and best.ends())
-    known = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
+    over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
+    rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, was_described)
     if best and best.round is not None:
-        recorder.best(best)
+        recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
         directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
     placed = directory.rows("placement.jsonl")[-1:]
     fed.scheduler.recorded = {k: v for row in placed for k, v in row.items() if k != "round"}
-    recorder.say(report_text.goes_on(after, settings.rounds, known))
+    recorder.say(report_text.resume_line(after, settings.rounds, rows_before))
 
 
 def _finish(
@@ -318,7 +324,7 @@ def _finish(
     result = recorder.close(fed, reason)
     # The signal may have come to another rank.
     stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
-    code = {"finished": 0, "enough": 0, "apart": 1}.get(reason, stopped)
+    code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME):
         fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)
         with suppress(OSError):  # its reader has the launcher's exit code, too
@@ -341,7 +347,7 @@ def unused_gpu(settings: Settings, size: int) -> str:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+    """Return the message on an error, and the exit code."""
     known = known_fix(error)
     if known is None and not isinstance(error, UserError | Lost):
         return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1

@@ -87,5 +87,5 @@ def _check_targets(dataset: Dataset) -> None:
 
 def _with_scales(data: Federated, scales: Mapping[str, TargetScale], new: Mapping[int, Tensor]) -> Federated:
     """new: by the id of a tensor of targets what stands in its place."""
-    found = data.with_samples(lambda x: x, lambda y: new[id(y)])
-    return replace(found, target_scales=scales, target_shape=(3, *data.target_shape))
+    standardised = data.with_samples(lambda x: x, lambda y: new[id(y)])
+    return replace(standardised, target_scales=scales, target_shape=(3, *data.target_shape))

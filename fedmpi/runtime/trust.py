@@ -1,4 +1,4 @@
-"""Whose code a run directory may start.
+"""Refuse code of others that the config of a run directory names.
 
 A config is code: wherever it names `file.py:Name` or `package.module:Name`, that file is executed. A run directory has
 a config of its own, and may be somebody else's. Unless it is trusted, one that names code which is not fedmpi's own is
@@ -24,7 +24,7 @@ from fedmpi.runtime import introspection
 from fedmpi.runtime.reading.files import no_run
 from fedmpi.runtime.record import plugins
 
-DEAF = ("track=[]", "callbacks=[]")  # who looks at a run tells nobody of it
+NO_LOGGERS = ("track=[]", "callbacks=[]")  # who looks at a run tells nobody of it
 NAMED = {  # where a config names code, and what
     ("data", "source"): "datasets",
     ("data", "partition", "scheme"): "partitions",
@@ -37,8 +37,10 @@ NAMED = {  # where a config names code, and what
 
 
 def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
-    """The settings of a run directory; those that `overrides` gives are the caller's own, and trusted. Where the user's
-    own code is no longer where it was, they name the copy in the run directory.
+    """Load the settings of a run directory.
+
+    `overrides` are the caller's own, and trusted. Where plug-ins are no longer where they were, the settings name their
+    copies in the run directory.
 
     Raises:
         UserError: no run directory; or it is not trusted, and names code or files of its own.
@@ -47,7 +49,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     if not path.is_file():
         raise no_run(run_dir)
     if trust:
-        given = ["init.from=null", *DEAF, *overrides]  # the run has a model of its own
+        given = ["init.from=null", *NO_LOGGERS, *overrides]  # the run has a model of its own
         return config.load(path, given, plugins.relocate(run_dir, plugins_of(path, given)))
     tree = read(path).data
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
@@ -56,15 +58,17 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
             f"{path} names other files (base), which the config of a run never does: it was changed. "
             f"They are not read; {how}"
         )
-    if found := foreign(tree):
-        named = ", ".join(f"{name} ({where})" for where, name in found.items())
+    if names := foreign(tree):
+        named = ", ".join(f"{name} ({where})" for where, name in names.items())
         raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
-    return config.load(path, ["data.download=false", "init.from=null", *DEAF, *overrides])
+    return config.load(path, ["data.download=false", "init.from=null", *NO_LOGGERS, *overrides])
 
 
 def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
-    """The settings with which the user's own run goes on: where own code is no longer where it was, they name the place
-    where it is now, else its copy in the run directory."""
+    """Load the settings with which the user's own run is resumed.
+
+    Plug-ins that have moved are named by their new place, else by their copy in the run directory.
+    """
     path = run_dir / "config.yaml"
     return config.load(path, overrides, plugins.relocate(run_dir, plugins_of(path, overrides), changed=False))
 
@@ -72,8 +76,9 @@ def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings
 def replay_settings(
     run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
 ) -> config.Settings:
-    """Those of the run in `run_dir`, to be run with its faults.jsonl and placement.jsonl, from the weights that it
-    started from. place: settings that say where; without them beside it, as NAME-replay.
+    """Load the settings of a run for a replay: with its faults.jsonl, placement.jsonl and initial weights.
+
+    place: settings that say where the replay is written; default: beside the run, as NAME-replay.
 
     Raises UserError as `run_settings` does.
     """
@@ -88,21 +93,24 @@ def replay_settings(
 
 
 def plugins_of(path: Path, overrides: Sequence[str]) -> list[str]:
-    """The code of the user's own that a config and these overrides name together."""
+    """Return the names of the plug-ins in a config with these overrides."""
     layers = Document(read(path).data), loading.command_line(overrides)
     return list(foreign(loading.merge(*layers).data).values())
 
 
 def guard(trust: bool) -> AbstractContextManager[None]:
-    """What comes of the settings is made within this: code that `foreign` did not find is not run either."""
+    """Return a context that refuses to load code from outside fedmpi, unless `trust` is true.
+
+    It is a second lock, for code that `foreign` does not find.
+    """
     return nullcontext() if trust else registry.own_code_only()
 
 
 def foreign(tree: Any) -> dict[str, str]:
     """Return where a config names code that is not fedmpi's own -> that name; `tree` is the config as it was read."""
     kinds = ((keys, text, NAMED.get(keys, "methods" if keys[:1] == ("method",) else "")) for keys, text in _texts(tree))
-    known = {kind: introspection.registry(kind) for kind in NAMED.values()}
-    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, known[kind])}
+    own = {kind: introspection.registry(kind) for kind in NAMED.values()}
+    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, own[kind])}
 
 
 def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -40,15 +40,15 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     set_numerics(settings)
     comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
     data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
-    made = build.experiment(settings, data, cpu)
-    fed = build.federation(made, comm, lambda: False)
+    experiment = build.experiment(settings, data, cpu)
+    fed = build.federation(experiment, comm, lambda: False)
     make_loggers(settings)
     job = job or detect({})
-    return _check_list(made, fed, memory.check_job(made, job, _devices_here(settings, job)))
+    return _check_list(experiment, fed, memory.check_job(experiment, job, _devices_here(settings, job)))
 
 
 def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
-    """Where each rank of this host would compute; on the CPU where `pick_device` refuses, which says so elsewhere."""
+    """Return the device of each rank of this host; the CPU where `pick_device` refuses, which is reported elsewhere."""
     devices, first = list[torch.device](), max(job.rank - job.local_rank, 0)
     for local_rank in range(job.local_size):
         try:
@@ -58,38 +58,39 @@ def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
     return devices
 
 
-def _check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
-    """What `fedmpi validate` shows."""
-    s, data, messages, entry = made.settings, made.data, made.messages, made.itemsize
+def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the rows that `fedmpi validate` shows."""
+    s, data, messages, entry = experiment.settings, experiment.data, experiment.messages, experiment.itemsize
     sizes, tests = data.train_sizes, data.test_sizes
-    held = data.validation_sizes
+    held_out = data.validation_sizes
+    per_round = report_text.describe_training(s, data.clients, messages.method.own_length)
     shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
     state = size_text(messages.client_state.size * entry)
     root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
-    held_out = f", {held.min()} to {held.max()} more for validation" if len(held) else ""
+    validation = f", {held_out.min()} to {held_out.max()} more for validation" if len(held_out) else ""
     return [
-        (s.name, report_text.what(made)),
-        ("clients", f"{data.clients}, {training}{held_out}"),
-        ("rounds", f"{s.rounds}, with {report_text.schedule(s, data.clients, made.messages.method.own_length)}"),
+        (s.name, report_text.describe_experiment(experiment)),
+        ("clients", f"{data.clients}, {training}{validation}"),
+        ("rounds", f"{s.rounds}, with {per_round}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
-        *_site_rows(data, made.task),
+        *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
-        ("message", report_text.traffic(messages, s.rounds, entry)),
-        *(("wire", said.removeprefix("wire: ")) for said in report_text.wire(made, 1)),
+        ("message", report_text.describe_traffic(messages, s.rounds, entry)),
+        *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment, 1)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
-        *(("initial", said) for said in (made.initial.lines if made.initial is not None else ())),
+        *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (
             "memory",
             f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
         ),
-        *((f"from {file}", said) for file, said in report_text.brought(s)),
+        *((f"from {file}", text) for file, text in report_text.fragments(s)),
         ("result", "ok"),
     ]
 
 
 def _sample(shape: Shape) -> str:
-    """What a model gets of one sample: of images and volumes with the meaning of each axis."""
+    """Describe the shape of one sample; of images and volumes with the meaning of each axis."""
     if isinstance(shape, dict):
         return ", ".join(f"{name} {part}" for name, part in shape.items())
     axes = {3: "CHW", 4: "CDHW"}.get(len(shape))

@@ -53,8 +53,8 @@ def axis(path: Path, document: Document, name: str, given: Any, below: str = "ov
         if any(isinstance(item, dict | list) for item in given):
             raise UserError(f"{where}: a list holds plain values or files; give settings a name: {{mine: {{...}}}}")
         if name in ("method", "model", "task") and all(isinstance(item, str) for item in given):
-            said = f"over: {{{name}.name: [{', '.join(given)}]}}"
-            raise UserError(f"{where}: {name} is a section; to vary its name alone write {said}")
+            example = f"over: {{{name}.name: [{', '.join(given)}]}}"
+            raise UserError(f"{where}: {name} is a section; to vary its name alone write {example}")
         layers = {_label(item): loading.nested(name, item, where) for item in given}
         is_key = True
     if len(layers) < len(given):
@@ -83,7 +83,7 @@ def _layer(document: Document, dotted: str, tree: Any) -> Document:
     return Document(tree, origins)
 
 
-def check_consistent(axes: Sequence[Axis], labels: Mapping[str, str], whole: Document, alone: Collection[str]) -> None:
+def check_consistent(axes: Sequence[Axis], labels: Mapping[str, str], merged: Document, alone: Collection[str]) -> None:
     """Whether a run is what its labels say. Raises UserError where another layer has set a key that is an axis itself,
     or where the command line has put another method (model, data source, ...) in the place of that which a label names.
 
@@ -92,17 +92,17 @@ def check_consistent(axes: Sequence[Axis], labels: Mapping[str, str], whole: Doc
     for axis in axes:
         given = axis.choices[labels[axis.name]].data
         for key in (axis.name,) if axis.is_key else loading.PLUGINS:
-            wanted, found = _at(given, key), _at(whole.data, key)
-            by = whole.origins.get(key, "")
+            wanted, value = _at(given, key), _at(merged.data, key)
+            by = merged.origins.get(key, "")
             by_hand = by.startswith("command line")
-            if wanted == found or (not by_hand and (not axis.is_key or axis.name in alone)):
+            if wanted == value or (not by_hand and (not axis.is_key or axis.name in alone)):
                 continue
             if not axis.is_key and wanted is None:
                 continue
-            if isinstance(found, dict) and wanted in found.values():  # server.rule: krum, with options from elsewhere
+            if isinstance(value, dict) and wanted in value.values():  # server.rule: krum, with options from elsewhere
                 continue
             raise UserError(
-                f"{by}: {key} is {show(found)}, and the sweep's axis {axis.name} says {labels[axis.name]}: the table "
+                f"{by}: {key} is {show(value)}, and the sweep's axis {axis.name} says {labels[axis.name]}: the table "
                 f"would call it that; choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
             )
 
@@ -118,7 +118,7 @@ def by_axis(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[str,
     if not isinstance(given, dict):
         raise UserError(f"{path}: {key}: {show(given)}; axis: labels is needed")
     known = {axis.name: axis for axis in axes}
-    found = {}
+    chosen = {}
     for name, labels in given.items():
         if name not in known:
             raise UserError(f"{path}: {key}: unknown axis '{name}'; {nearest(name, known)}")
@@ -126,5 +126,5 @@ def by_axis(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[str,
         for label in wanted:
             if label not in known[name].choices:
                 raise UserError(f"{path}: {key}.{name}: unknown label '{label}'; {nearest(label, known[name].choices)}")
-        found[name] = wanted
-    return found
+        chosen[name] = wanted
+    return chosen

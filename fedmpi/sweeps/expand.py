@@ -49,7 +49,7 @@ MOST = 100_000  # runs
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs that a file asks for. labels: of each run, by axis; with `best`, a candidate's come to them."""
+    """The runs of a sweep file. labels: of each run, {axis: label}; with `best`, those of a candidate are added."""
 
     path: Path
     axes: tuple[Axis, ...]
@@ -62,11 +62,11 @@ class Sweep:
 
     @property
     def command(self) -> str:
-        """What trains it, without secrets."""
+        """The command line that trains the sweep, without secrets."""
         return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.given)])
 
     def name(self, labels: dict[str, str]) -> str:
-        """The name of a run: a piece for each axis."""
+        """Return the name of a run, which has a part for each axis."""
         return "_".join(axis.slug(labels[axis.name]) for axis in self._having(labels))
 
     def _having(self, labels: dict[str, str]) -> list[Axis]:
@@ -75,37 +75,38 @@ class Sweep:
 
     @cached_property
     def _alone(self) -> set[str]:
-        """Axes of which one label is run."""
+        """Names of the axes of which only one label is run."""
         return {axis.name for axis in self.axes if len({labels[axis.name] for labels in self.labels}) == 1}
 
     def settings(self, labels: dict[str, str]) -> Settings:
-        """One run's settings; it is written to output/NAME OF THE SWEEP/name of the run.
+        """Return the settings of one run, whose directory is output/SWEEP/RUN.
 
-        Raises UserError for each mistake in them, and says for which run.
+        Raises:
+            UserError: mistakes in the settings, with the labels of the run.
         """
         layers = [self.base, *(axis.choices[labels[axis.name]] for axis in self._having(labels))]
         if self.best is not None:
             layers = [self.best.measured, *layers]
         layers.append(loading.command_line(self.overrides))
-        said = ", ".join(f"{name}: {label}" for name, label in labels.items())
+        run = ", ".join(f"{name}: {label}" for name, label in labels.items())
         try:
             check_consistent(self._having(labels), labels, reduce(loading.merge, layers), self._alone)
-            whole = loading.settings(layers, self.path)
-            place = whole.output / whole.name
+            combined = loading.settings(layers, self.path)
+            place = combined.output / combined.name
             given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
             return loading.settings([*layers, loading.command_line(given)], self.path)
         except UserError as error:
-            raise UserError(f"{error}\n  in the run {said}") from error
+            raise UserError(f"{error}\n  in the run {run}") from error
 
     def first(self) -> list[dict[str, str]]:
-        """The labels of all runs; with `best`, of those by which candidates are chosen."""
+        """Return the labels of all runs; with `best`, only of those by which candidates are chosen."""
         if self.best is None:
             return list(self.labels)
         on = [each for each in self.labels if self.best.tunes(each)]
         return [labels | candidate for labels in on for candidate in self.best.candidates]
 
     def covering(self) -> Iterator[dict[str, str]]:
-        """Runs in which every label of every axis occurs."""
+        """Yield the labels of some runs in which every label of every axis occurs."""
         seen: set[tuple[str, str]] = set()
         for labels in self.first():
             if not seen.issuperset(labels.items()):
@@ -113,7 +114,7 @@ class Sweep:
                 yield labels
 
     def runs(self) -> Iterator[tuple[dict[str, str], Settings]]:
-        """All of them; with `best`, those by which candidates are chosen."""
+        """Yield labels and settings of all runs; with `best`, only of those by which candidates are chosen."""
         seen: dict[str, dict[str, str]] = {}
         for labels in self.first():
             settings = self.settings(labels)
@@ -123,7 +124,7 @@ class Sweep:
             yield labels, settings
 
     def choices(self) -> dict[tuple[str, ...], Choice]:
-        """Return what `best` has chosen so far, by cell; {} without `best`."""
+        """Return the candidates that `best` has chosen so far, by cell; {} without `best`."""
         return tuning.choose(self.best, self.runs()) if self.best else {}
 
     def final_runs(self) -> list[tuple[dict[str, str], Settings | None]]:
@@ -143,14 +144,14 @@ class Sweep:
         return {settings.name: settings for settings in runs if settings is not None}.values()
 
     def is_over(self, state: progress.State) -> bool:
-        """Whether a run need not be trained: it is done, or a candidate that has diverged."""
+        """Return whether a run needs no training: it is done, or a candidate that has diverged."""
         return state.what == progress.DONE or (self.best is not None and state.diverged)
 
     def write_list(self, place: Path, names: Iterable[str]) -> None:
-        """Leave sweep.json in the directory of the runs, by which `fedmpi status` and `report` know them."""
+        """Write sweep.json into the directory of the runs, for `fedmpi status` and `report`."""
         known = {self.name(labels): labels for labels in self.first()}
         runs = list(names)
-        found = {
+        content = {
             "file": str(self.path.resolve()),
             "overrides": [loading.shown(text) for text in self.given],
             "runs": runs,
@@ -160,18 +161,18 @@ class Sweep:
             place.mkdir(parents=True, exist_ok=True)
             from fedmpi.runtime.record import durable  # imports torch, which `fedmpi status` of a sweep does without
 
-            durable.write(place / SWEEP_LIST, (json.dumps(found, indent=2) + "\n").encode())
+            durable.write(place / SWEEP_LIST, (json.dumps(content, indent=2) + "\n").encode())
         except OSError as error:
             raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
 
 
-def is_one(path: str | Path) -> bool:
-    """Whether a file, or one that it is based on, asks for many runs."""
+def is_sweep(path: str | Path) -> bool:
+    """Return whether a file, or one of its bases, describes a sweep."""
     return any(key in loading.files(Path(path)).data for key in SWEEP)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """The sweep in a file. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
+    """Load a sweep. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
     path = Path(path)
     asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
     document = loading.merge(loading.files(path), loading.command_line(asked))
@@ -187,11 +188,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
             f"{path}: over: {'missing' if over is None else show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}"
         )
     axes = tuple(axis(path, document, name, given) for name, given in over.items())
-    kept = _only(path, axes, only)
-    every = math.prod(len(labels) for labels in kept)
+    included = _only(path, axes, only)
+    every = math.prod(len(labels) for labels in included)
     if every > MOST:
         raise UserError(f"{path}: over: {every:,} runs; at most {MOST:,}")
-    labels = [dict(zip(over, chosen, strict=True)) for chosen in product(*kept)]
+    labels = [dict(zip(over, chosen, strict=True)) for chosen in product(*included)]
     dropped = _leave_out(path, axes, without)
     labels = [each for each in labels if not any(drop.items() <= each.items() for drop in dropped)]
     if not labels:
@@ -216,7 +217,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def _only(path: Path, axes: Sequence[Axis], given: Any) -> list[list[str]]:
-    """The labels of each axis that are run, in the axis's order."""
+    """Return the labels of each axis that are run, in the order of the axis."""
     chosen = by_axis(path, axes, "only", given or {})
     for name, labels in chosen.items():
         if not labels:
@@ -225,13 +226,13 @@ def _only(path: Path, axes: Sequence[Axis], given: Any) -> list[list[str]]:
 
 
 def _leave_out(path: Path, axes: Sequence[Axis], given: Any) -> list[dict[str, str]]:
-    """Each entry of leave_out as {axis: label}; a list of labels is as many entries."""
+    """Return the entries of leave_out as {axis: label}, one for each combination of labels in a list."""
     if not isinstance(given or [], list):
         raise UserError(f"{path}: leave_out: {show(given)}; a list is needed: [{{method: fedavg, seed: 1}}]")
-    found = []
+    excluded = []
     for i, entry in enumerate(given or []):
         chosen = by_axis(path, axes, f"leave_out[{i}]", entry)
         if not chosen:
             raise UserError(f"{path}: leave_out[{i}]: names no axis")
-        found += [dict(zip(chosen, labels, strict=True)) for labels in product(*chosen.values())]
-    return found
+        excluded += [dict(zip(chosen, labels, strict=True)) for labels in product(*chosen.values())]
+    return excluded

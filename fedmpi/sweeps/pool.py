@@ -40,8 +40,13 @@ Job = Callable[[Settings], NoReturn]  # trains, and ends the process with its ex
 
 @dataclass(frozen=True)
 class Resources:
-    """jobs: runs at once; gpus: what CUDA_VISIBLE_DEVICES of each is, none: as it is; check_memory: before a run begins
-    beside others."""
+    """What runs may use at the same time.
+
+    Attributes:
+        jobs: number of runs.
+        gpus: values of CUDA_VISIBLE_DEVICES, one for each run; (): it is left as it is.
+        check_memory: whether a run waits until there is memory for it beside the others.
+    """
 
     jobs: int
     gpus: tuple[str, ...] = ()
@@ -50,7 +55,7 @@ class Resources:
 
 @dataclass
 class Running:
-    """A run that is under way, or has just ended. rounds: that it had closed when it began."""
+    """A run that is training or has just ended. rounds: how many were done when it was started."""
 
     settings: Settings
     process: BaseProcess
@@ -64,7 +69,13 @@ class Running:
 
 
 class Pool:
-    """job: what a child does; on_end is called with each run that has ended, on_look with those under way."""
+    """Trains runs in child processes.
+
+    Args:
+        job: what a child does.
+        on_end: called with each run that has ended.
+        on_look: called regularly with the runs that are training.
+    """
 
     def __init__(
         self,
@@ -80,7 +91,7 @@ class Pool:
         self.largest_is_known = False
 
     def run(self, todo: Sequence[Settings]) -> bool:
-        """Train them in their order; return False where a signal has ended it earlier. No child is left behind."""
+        """Train runs in their order; return False if a signal ended that early. No child outlives the call."""
         before = [signal.signal(number, self._stop) for number in SIGNALS]
         waiting = deque(todo)
         try:
@@ -101,23 +112,23 @@ class Pool:
         return not self.stop_signals
 
     def _stop(self, number: int, frame: object) -> None:
-        """The first request: children close their round; the third: they are killed."""
+        """Handle a stop signal: children finish their round; at the third signal they are killed."""
         self.stop_signals += 1
         for each in self.running:
             with suppress(ProcessLookupError):  # it has just been waited for
                 os.kill(each.process.pid or 0, signal.SIGTERM if self.stop_signals < 3 else signal.SIGKILL)
 
     def _has_room(self) -> bool:
-        """Whether one more run may begin: it is taken to need what the largest so far has held, as are the others."""
-        held = [_memory_of(each.process.pid) for each in self.running]
-        self.largest = max([self.largest, *(most for _, most in held)])
+        """Return whether one more run may start. Each run is assumed to need as much memory as the largest so far."""
+        used = [_memory_of(each.process.pid) for each in self.running]
+        self.largest = max([self.largest, *(most for _, most in used)])
         self.largest_is_known |= any(
             progress.rounds_done(each.settings) > each.rounds or each.seconds > PATIENCE_S for each in self.running
         )
         free = host_memory.available_bytes() if self.resources.check_memory and self.running else None
         if len(self.running) >= self.resources.jobs or free is None:
             return len(self.running) < self.resources.jobs
-        growth = sum(max(self.largest - now, 0) for now, _ in held)
+        growth = sum(max(self.largest - now, 0) for now, _ in used)
         return self.largest_is_known and free - growth - SPARE * _total_memory() >= self.largest
 
     def _start(self, settings: Settings) -> None:
@@ -139,7 +150,7 @@ class Pool:
 
 
 def _train(job: Job, settings: Settings, gpu: str | None, parent: int, unblocked: set[signal.Signals]) -> None:
-    """What a child does: its log takes the place of the console, and it ends with the sweep."""
+    """Train in a child process, which writes to its log instead of the console and ends with the sweep."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(RESTART_LATER)
@@ -157,12 +168,12 @@ def _train(job: Job, settings: Settings, gpu: str | None, parent: int, unblocked
 
 
 def log(settings: Settings) -> Path:
-    """What a run says on its console; beside its directory, since it may end before that is made."""
+    """Return the path of a run's console log, beside its directory, which may not exist yet."""
     return settings.output / f"{settings.name}.log"
 
 
 def resources(jobs: str, todo: Sequence[Settings]) -> Resources:
-    """For --jobs: a number, which is taken at its word, or auto: as many as cores, GPUs and memory allow."""
+    """Return the resources for --jobs: a number of runs, or auto for as many as cores, GPUs and memory allow."""
     built = torch.version.cuda or getattr(torch.version, "hip", None)
     gpus = _gpus() if built and any(settings.compute.device != "cpu" for settings in todo) else ()
     if jobs != "auto":
@@ -175,32 +186,33 @@ def resources(jobs: str, todo: Sequence[Settings]) -> Resources:
 
 
 def _gpus() -> tuple[str, ...]:
-    """The entries of CUDA_VISIBLE_DEVICES (numbers, GPU-..., MIG-...); where it is unset the GPUs that nobody uses, or
-    all where somebody uses each. Asked of nvidia-smi, by names, as its numbers are not CUDA's: to ask CUDA in this
-    process would spoil it for its children."""
+    """Return the entries of CUDA_VISIBLE_DEVICES, or where it is unset the idle GPUs, or all if none is idle.
+
+    nvidia-smi is asked, as CUDA must not be initialised in a process that forks, and for UUIDs, as its numbers differ.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(gpu.strip() for gpu in visible.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles"))
     command = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         lines = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout.splitlines()
-        found = [line.split(", ") for line in lines]
+        rows = [line.split(", ") for line in lines]
         # [N/A] where GPUs are divided: nobody knows whether they are used.
-        idle = [gpu for gpu, used, of in found if not (used.isdigit() and of.isdigit()) or int(used) < 0.1 * int(of)]
-        return tuple(idle) or tuple(gpu for gpu, *_ in found)
+        idle = [gpu for gpu, used, of in rows if not (used.isdigit() and of.isdigit()) or int(used) < 0.1 * int(of)]
+        return tuple(idle) or tuple(gpu for gpu, *_ in rows)
     return ()
 
 
 def _memory_of(pid: int | None) -> tuple[int, int]:
-    """Bytes that a process holds, and has held at its most; 0 of one that has ended."""
+    """Return the resident memory of a process in bytes, now and at its peak; 0 after its end."""
     with suppress(OSError):
         lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-        found = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
-        return found.get("VmRSS:", 0), found.get("VmHWM:", 0)
+        sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
+        return sizes.get("VmRSS:", 0), sizes.get("VmHWM:", 0)
     return 0, 0
 
 
 def _total_memory() -> int:
-    """Memory of this host, or of the control groups that this process is in, whichever is less."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([whole, *(limit for limit, _ in host_memory.control_groups())])
+    """Return the bytes of memory of this host, or the limit of this process's control groups if that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for limit, _ in host_memory.control_groups())])

@@ -1,4 +1,4 @@
-"""The state and the figures of a sweep's runs, read from their directories; nothing else is kept about a sweep."""
+"""Read the states and metrics of a sweep's runs from their directories, which are the only record of a sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIAGNOSTICS_OF = ("last", "mean_last_10")  # no value of a diagnostic is the bes
 
 @dataclass(frozen=True)
 class State:
-    """One run's directory. rounds: that it has closed; summary: of a run that is done."""
+    """The state of a run's directory. rounds: how many are done; summary: of a run that is done."""
 
     what: str
     rounds: int
@@ -36,12 +36,16 @@ class State:
 
     @property
     def diverged(self) -> bool:
-        """Whether its numbers have ended it: going on would end there again."""
+        """Whether the run ended because its numbers diverged; a resumed run would end there again."""
         return self.what == BEGUN and DIVERGED.search(self.reason) is not None
 
     def figure(self, of: str, name: str) -> float:
-        """One of summary.json (of: last, mean_last_10, best, selected) of a run that is done; nan where it has none,
-        and where the last round's was no number: an earlier round's does not stand for it."""
+        """Return a metric in summary.json of a run that is done; nan if the last round has no number.
+
+        Args:
+            of: last, mean_last_10, best or selected.
+            name: the metric.
+        """
         value = self.summary.get(of, {}).get(name)
         at = self.summary.get("last_round", {}).get(name)
         late = at is None or at >= self.summary.get("rounds", 0) - 1
@@ -55,19 +59,19 @@ def directory(settings: Settings) -> Path:
 
 
 def identity(settings: Settings) -> dict[str, Any] | None:
-    """What the run in the directory was made with; None where that is not known (yet)."""
+    """Return identity.json of the run in the directory; None where there is none (yet)."""
     return json_of(directory(settings) / "identity.json")
 
 
 def read_state(settings: Settings) -> State:
-    """Raises UserError where the directory holds a run with other settings, or with more rounds."""
+    """Read the state of a run. Raises UserError where its directory holds a run with other settings or more rounds."""
     place = directory(settings)
     if not place.exists():
         return State(MISSING, 0, {}, "")
-    made = identity(settings)
-    if made is None:
+    recorded = identity(settings)
+    if recorded is None:
         return State(BEGUN, 0, {}, "")
-    _check(settings, made, place)
+    _check(settings, recorded, place)
     rounds = _rounds(place / "metrics.jsonl")
     if rounds > settings.rounds:
         raise UserError(
@@ -78,39 +82,39 @@ def read_state(settings: Settings) -> State:
     reason = str(summary.get("exit_reason", ""))
     finished = reason == "finished" and rounds >= settings.rounds
     patience = "evaluate.best.patience"
-    enough = reason.startswith("enough: ") and made.get(patience) == settings.identity()[patience]
+    enough = reason.startswith("enough: ") and recorded.get(patience) == settings.identity()[patience]
     return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
 
 
 def check_state(settings: Settings) -> State:
-    """Return `read_state`; raise UserError also where the user's own code is not what that run was made with.
+    """Return `read_state`, or raise UserError where the user's plug-ins have changed since that run.
 
-    A table of what is there does without this: the code may have changed after all of it.
+    Tables use `read_state`, as the code may have changed after all runs were done.
     """
-    found, accepts = read_state(settings), settings.checkpoint.changes == "accept"
+    state, accepts = read_state(settings), settings.checkpoint.changes == "accept"
     if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
-        return found
+        return state
     place = directory(settings)
     for file, copy in plugins.changed_files(place, trust.foreign(settings.model_dump(mode="json")).values()):
         raise UserError(
             f"{place} holds a run that was made with another content of {file}, which is in {copy}; undo the change, "
             f"{REMEDY}; to keep it all the same: checkpoint.changes=accept"
         )
-    return found
+    return state
 
 
 def last_row(settings: Settings) -> dict[str, Any]:
-    """The line of the last round that a run has closed; {} before the first one. Reads the file's end alone."""
+    """Return the row of the last round that is done; {} before the first one. Only the file's end is read."""
     return next(reversed(tail(directory(settings) / "metrics.jsonl", TAIL)), {})
 
 
 def rounds_done(settings: Settings) -> int:
-    """How many rounds a run has closed."""
+    """Return how many rounds of a run are done."""
     return int(last_row(settings).get("round", -1)) + 1
 
 
 def resuming(settings: Settings) -> Settings:
-    """Return the settings of a run that goes on where an earlier one has left it."""
+    """Return the settings with which a run is resumed if it has begun."""
     resumed = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
     resumed._origins.update(settings._origins)
     resumed._file = settings._file
@@ -118,7 +122,7 @@ def resuming(settings: Settings) -> Settings:
 
 
 def is_diagnostic(metric: str) -> bool:
-    """Whether a figure is one of analysis.jsonl, by its name.
+    """Return whether a metric is one of analysis.jsonl, by its name.
 
     >>> is_diagnostic("losses.shift"), is_diagnostic("top.5"), is_diagnostic("losses")
     (True, False, False)
@@ -128,7 +132,7 @@ def is_diagnostic(metric: str) -> bool:
 
 
 def diagnostics(settings: Settings) -> dict[str, Any]:
-    """Return the numbers that `analysis` has measured of a run as figures with names, like the parts of summary.json.
+    """Return the numbers of analysis.jsonl as named metrics, like the parts of summary.json.
 
     {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} of a run
     that has measured nothing. Lists are left out, and so is a figure that is null, being no number in its round.
@@ -137,9 +141,9 @@ def diagnostics(settings: Settings) -> dict[str, Any]:
         {"round": row["round"]}
         | {
             f"{probe}.{name}": value
-            for probe, found in row.items()
-            if isinstance(found, dict)
-            for name, value in found.items()
+            for probe, values in row.items()
+            if isinstance(values, dict)
+            for name, value in values.items()
             if type(value) in (int, float) and math.isfinite(value)
         }
         for row in read_jsonl(directory(settings) / "analysis.jsonl", rounds=True).rows
@@ -147,29 +151,29 @@ def diagnostics(settings: Settings) -> dict[str, Any]:
     if not rows:
         return {}
     names = list(dict.fromkeys(name for row in rows for name in row if name != "round"))
-    found = summary(rows, names, "")
-    return {"rounds": rows[-1]["round"] + 1, **{part: found[part] for part in (*DIAGNOSTICS_OF, "last_round")}}
+    values = summary(rows, names, "")
+    return {"rounds": rows[-1]["round"] + 1, **{part: values[part] for part in (*DIAGNOSTICS_OF, "last_round")}}
 
 
-def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
-    """What is there was made with these settings; it may ask for more rounds."""
-    own, made = comparable(settings.identity()), comparable(made)
-    changed = _changed(own, made, settings)
+def _check(settings: Settings, recorded: dict[str, Any], place: Path) -> None:
+    """Raise UserError if the run directory was made with other settings; more rounds are fine."""
+    own, recorded = comparable(settings.identity()), comparable(recorded)
+    changed = _changed(own, recorded, settings)
     if changed:  # it may be in words alone: a run writes every option down
         from fedmpi.runtime.record.metadata import resolve  # imports torch
 
         own = comparable(resolve(settings).identity())
-        changed = _changed(own, made, settings)
+        changed = _changed(own, recorded, settings)
     if changed:
         key = changed[0]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
-            f"{place} holds a run with {key}: {made[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
+            f"{place} holds a run with {key}: {recorded[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
         )
 
 
-def _changed(own: dict[str, str], made: dict[str, Any], settings: Settings) -> list[str]:
-    return [key for key in own if key in made and made[key] != own[key] and not may_change(key, settings)]
+def _changed(own: dict[str, str], recorded: dict[str, Any], settings: Settings) -> list[str]:
+    return [key for key in own if key in recorded and recorded[key] != own[key] and not may_change(key, settings)]
 
 
 def _rounds(path: Path) -> int:

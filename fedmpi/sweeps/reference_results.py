@@ -1,4 +1,4 @@
-"""What others report of the cells of a sweep."""
+"""Published results for the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
 
 @dataclass(frozen=True)
 class Published:
-    """What others report of one figure: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
+    """Published values of one metric: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
 
     source: str
     metric: str  # accuracy; "best accuracy": that of the best round
@@ -26,13 +26,13 @@ class Published:
 
     @property
     def figure(self) -> tuple[str, str]:
-        """(one of OF; the figure's name)"""
+        """The part of summary.json (one of OF), and the name of the metric."""
         first, _, rest = self.metric.partition(" ")
         return (first, rest) if first in OF and rest else ("last", self.metric)
 
 
 def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
-    """The section `published`, a Published for each metric. Raises UserError."""
+    """Read the section `published`: one `Published` for each metric. Raises UserError."""
     if given is None:
         return ()
     if not isinstance(given, dict) or not isinstance(given.get("values"), dict):
@@ -49,7 +49,7 @@ def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
     metrics = metrics if several else [metrics]
     if not metrics or any(not isinstance(metric, str) for metric in metrics) or len(set(metrics)) < len(metrics):
         raise UserError(f"{path}: published.metric: {show(metrics)}; a name, or a list of different ones, is needed")
-    found: list[dict[tuple[str, ...], tuple[float, float]]] = [{} for _ in metrics]
+    by_metric: list[dict[tuple[str, ...], tuple[float, float]]] = [{} for _ in metrics]
 
     def walk(tree: Any, so_far: tuple[str, ...]) -> None:
         where = f"{path}: published.values" + "".join(f".{label}" for label in so_far)
@@ -57,7 +57,7 @@ def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
             figures = tree if several else [tree]
             if not isinstance(figures, list) or len(figures) != len(metrics):
                 raise UserError(f"{where}: {show(tree)}; a list with a figure of each metric is needed: {metrics}")
-            for values, each in zip(found, figures, strict=True):
+            for values, each in zip(by_metric, figures, strict=True):
                 if each is not None:
                     values[so_far] = _figure(where, each)
             return
@@ -71,7 +71,9 @@ def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
 
     walk(given["values"], ())
     source = str(given.get("source", ""))
-    return tuple(Published(source, *each) for each in zip(metrics, [tuple(names)] * len(metrics), found, strict=True))
+    return tuple(
+        Published(source, metric, tuple(names), values) for metric, values in zip(metrics, by_metric, strict=True)
+    )
 
 
 def _figure(where: str, given: Any) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""`fedmpi reproduce`: a published table from nothing: data, sweep, table, and a verdict for each of its cells as data.
+"""`fedmpi reproduce`: fetch the data of a published table, train its runs, and judge each cell.
 
 The tables are the files of configs/papers and configs/benchmarks. A verdict: `=` ours is within the published standard
 deviation, `~` within two, `!` beyond; `?`: there is no deviation to judge by; "" where runs are missing.
@@ -35,18 +35,18 @@ WORDS = {"=": "within the published spread", "~": "within two", "!": "outside", 
 
 
 def places() -> list[Path]:
-    """Where configs may lie: beside the sources; where a wheel puts them; in the working directory."""
+    """Return the possible folders of configs: beside the sources, where a wheel puts them, in the working directory."""
     package = Path(__file__).parents[2]
     shared = [package, Path(sys.prefix), Path(site.getuserbase())]
-    found = [package / "configs", *(place / "share" / "fedmpi" / "configs" for place in shared), Path("configs")]
-    return list(dict.fromkeys(path.absolute() for path in found))
+    folders = [package / "configs", *(place / "share" / "fedmpi" / "configs" for place in shared), Path("configs")]
+    return list(dict.fromkeys(path.absolute() for path in folders))
 
 
 def files() -> dict[str, Path]:
-    """Name -> file, of the first place that has any. Raises UserError where none has."""
+    """Return {name: file} of the tables in the first folder that has any. Raises UserError where none has."""
     for place in places():
-        found = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
-        named = {name: path for name, path in found.items() if not name.removesuffix("_small").endswith("_common")}
+        tables = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
+        named = {name: path for name, path in tables.items() if not name.removesuffix("_small").endswith("_common")}
         if named:
             return named
     looked = ", ".join(map(str, places()))
@@ -62,20 +62,20 @@ def find_table(name: str) -> Path:
 
 
 # ---- data ----
-def needs(sweep: Sweep) -> dict[str, Settings]:
-    """Data set -> settings of a run that reads it; medmnist's sets by their own names."""
-    found: dict[str, Settings] = {}
+def data_sets(sweep: Sweep) -> dict[str, Settings]:
+    """Return {data set: settings of a run that reads it}, with the sets of MedMNIST by their own names."""
+    examples: dict[str, Settings] = {}
     for labels in sweep.covering():
         settings = sweep.settings(labels)
         data = settings.data
-        found.setdefault(
+        examples.setdefault(
             str(data.options.get("set", data.source)) if data.source == "medmnist" else data.source, settings
         )
-    return found
+    return examples
 
 
-def here(name: str, settings: Settings) -> bool:
-    """Whether the files of a data set are there; what is in them is looked at when it is read."""
+def is_present(name: str, settings: Settings) -> bool:
+    """Return whether the files of a data set exist; their content is checked when it is read."""
     if name in getting.SETS:
         root = settings.data.root
         return all(any((root / path).exists() for path in part.paths) for part in getting.SETS[name].parts)
@@ -89,14 +89,14 @@ def here(name: str, settings: Settings) -> bool:
 
 
 def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(name, data that it needs and whether they are here, number of runs) of each table."""
+    """Yield (name, number of runs and data sets with their state) for each table."""
     known: dict[tuple[str, str], bool] = {}
     for name, path in files().items():
         sweep = expand.load(path, overrides)
         parts = []
-        for data, settings in needs(sweep).items():
+        for data, settings in data_sets(sweep).items():
             key = data, str(settings.data.root)
-            known[key] = known[key] if key in known else here(data, settings)
+            known[key] = known[key] if key in known else is_present(data, settings)
             can = data in getting.SETS and bool(getting.SETS[data].downloads)
             parts.append(data if known[key] else f"{data} ({'to be fetched' if can else 'missing, by hand'})")
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
@@ -104,9 +104,9 @@ def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def fetch_data(sweep: Sweep, say: Say) -> None:
-    """Fetch what is missing. Raises UserError where it cannot be had by a program, and says how else."""
-    for name, settings in needs(sweep).items():
-        if here(name, settings):
+    """Fetch missing data sets. Raises UserError, with instructions, where a data set must be fetched by hand."""
+    for name, settings in data_sets(sweep).items():
+        if is_present(name, settings):
             continue
         root = settings.data.root
         if name not in getting.SETS:
@@ -121,7 +121,7 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
 
 # ---- verdict ----
 def write(sweep: Sweep, to: Path, say: Say) -> int:
-    """The table on the console and in `to`; 0 if no cell is missing or outside what is published, else 1."""
+    """Show the table and write it to `to`; return 0 if no cell is missing or outside the published spread, else 1."""
     tables = [table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
     tables = tables or [table.collect(sweep, None, None)]
     for line in (line for cells in tables for line in (*table.text(cells), "")):
@@ -134,13 +134,13 @@ def write(sweep: Sweep, to: Path, say: Say) -> int:
         (to / "verdict.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another directory") from error
-    said = ", ".join(f"{number} {word}" for word, number in facts["verdict"].items())
-    say(f"verdict: {said or 'nothing is published of this table'}; written: {to}/verdict.json, table.csv, table.md")
+    counts = ", ".join(f"{number} {word}" for word, number in facts["verdict"].items())
+    say(f"verdict: {counts or 'nothing is published of this table'}; written: {to}/verdict.json, table.csv, table.md")
     return 1 if facts["verdict"].keys() & {WORDS["!"], WORDS[""]} else 0
 
 
 def _csv(cells: Sequence[dict[str, Any]]) -> str:
-    """A line a cell, a column for each label."""
+    """Return the cells as CSV, with a column for each label."""
     out = io.StringIO()
     flat_ = [{**cell["labels"], **{k: v for k, v in cell.items() if k != "labels"}} for cell in cells]
     writer = csv.DictWriter(out, flat_[0], lineterminator="\n")
@@ -150,22 +150,22 @@ def _csv(cells: Sequence[dict[str, Any]]) -> str:
 
 
 def _models(sweep: Sweep) -> Iterator[tuple[str, str]]:
-    """(name, SHA-256 of the global model after the last round) of each run that is done."""
+    """Yield (name, SHA-256 of the global model after the last round) of each run that is done."""
     for _, settings in sweep.final_runs():
         if settings is not None and run_state.read_state(settings).what == run_state.DONE:
             yield settings.name, run_state.last_row(settings)["sha256"]
 
 
 def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
-    """What docs are made of: each cell of the tables of one sweep, ours and theirs, and how many have which verdict."""
+    """Return the content of verdict.json: each cell with our and the published values, and the numbers of verdicts."""
     sweep, rows = tables[0].sweep, []
-    told: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for cells, key in ((each, key) for each in tables for key in each.keys):
         mean, std, seeds, asked = cells.statistics(key)
         theirs = table.published_of(cells, key)
         sign = table.verdict(cells, key, theirs) if theirs else None
         if sign is not None:
-            told[WORDS[sign]] = told.get(WORDS[sign], 0) + 1
+            counts[WORDS[sign]] = counts.get(WORDS[sign], 0) + 1
         rows.append(
             {
                 "metric": cells.metric,
@@ -187,7 +187,7 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
         "torch": installed_version("torch"),
-        "verdict": told,
+        "verdict": counts,
         "sha256_of_models": dict(_models(sweep)),
         "cells": rows,
     }

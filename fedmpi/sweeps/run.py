@@ -1,4 +1,4 @@
-"""`fedmpi sweep`: train the runs of a file that are not done yet, tell how far they are, or validate all of them."""
+"""`fedmpi sweep`: train the missing runs of a file, check that all are done, or validate all of them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ Say = Callable[[str], None]
 
 
 def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
-    """Train what is missing. Returns 0 if all runs are done, 75 if a signal came first or another process is at some of
-    them; raises UserError at the end if some have failed."""
+    """Train the missing runs.
+
+    Returns:
+        0 if all runs are done; 75 after a signal, or if another process trains some of them.
+
+    Raises:
+        UserError: some runs have failed; it is raised after all others have ended.
+    """
     every = [settings for _, settings in sweep.runs()]
     todo = _missing(sweep, every)  # who is refused has written nothing
     names = [settings.name for settings in every]
@@ -53,7 +59,7 @@ def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
 
 
 def choose(sweep: Sweep) -> list[str]:
-    """What was chosen, written to best.json. Raises UserError where a cell has no choice."""
+    """Write the chosen candidates to best.json and return lines about them. Raises UserError where a cell has none."""
     assert sweep.best is not None
     choices, place = sweep.choices(), next(sweep.runs())[1].output
     content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
@@ -66,7 +72,7 @@ def choose(sweep: Sweep) -> list[str]:
 def _train(
     sweep: Sweep, every: Sequence[Settings], todo: Sequence[Settings], jobs: str, job: pool.Job, say: Say, what: str
 ) -> int:
-    """todo: those of `every` that are not done; what: said of them."""
+    """Train `todo`, the runs of `every` that are not done. what: describes the runs in the first line."""
     done = len(every) - len(todo)
     say(f"{count(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
     if not todo:
@@ -77,13 +83,13 @@ def _train(
     def tell(one: pool.Running) -> None:
         settings, code = one.settings, one.process.exitcode
         state, name, took = progress.read_state(settings), settings.name, f"({one.seconds:.0f} s)"
-        held, who = lock.inspect(progress.directory(settings))
+        is_locked, who = lock.inspect(progress.directory(settings))
         others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
         if state.what == progress.DONE and (code == 0 or others):
             pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
-            shown = _headline(state.summary.get("last", {})) or "done"
+            shown = _main_metric_text(state.summary.get("last", {})) or "done"
             view.end(name, f"{shown}, by another process" if others else f"{shown} {took}")
-        elif others and held:
+        elif others and is_locked:
             elsewhere.append(settings)
             view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
         elif code == RESTART_LATER:
@@ -92,12 +98,12 @@ def _train(
             view.end(name, f"has diverged, and is not chosen {took}")
         else:
             failed.append(settings)
-            said = files.last_line(pool.log(settings)) or "nothing said"
-            view.end(name, f"FAILED (exit code {code}): {said} {took}", failed=True)
+            last_line = files.last_line(pool.log(settings)) or "nothing said"
+            view.end(name, f"FAILED (exit code {code}): {last_line} {took}", failed=True)
 
     try:
         workers = pool.Pool(job, pool.resources(jobs, todo), tell, view.look)
-        whole = workers.run([progress.resuming(settings) for settings in todo])
+        complete = workers.run([progress.resuming(settings) for settings in todo])
     finally:
         view.close()
     if failed:
@@ -106,14 +112,14 @@ def _train(
     if busy := [each for each in elsewhere if not sweep.is_over(progress.read_state(each))]:
         say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
         return RESTART_LATER
-    if not whole:
+    if not complete:
         say(f"stopped; go on with: {sweep.command}")
         return RESTART_LATER
     return 0
 
 
 def check(sweep: Sweep, say: Say) -> None:
-    """Raises UserError unless all runs are done."""
+    """Raise UserError unless all runs are done."""
     if missing := status.show(sweep, say):
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.best is not None:
@@ -148,10 +154,10 @@ def validate(sweep: Sweep, say: Say) -> None:
             for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
                 registry.make(kind, chosen, settings.origins(key))
     if missing:
-        told = "".join(
+        details = "".join(
             f"\n  {text} (for {count(len(runs), 'run')} such as {runs[0]})" for text, runs in missing.items()
         )
-        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{told}")
+        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{details}")
     say("ok")
 
 
@@ -160,10 +166,11 @@ def _is_missing(error: BaseException | None) -> bool:
 
 
 class View:
-    """What a sweep shows while it runs: on a terminal a live table below the lines, else (a log) a line for each run
-    that ends.
+    """The console output of a sweep: a line for each run that ends, and on a terminal a live table below.
 
-    todo: runs that are to be trained, of `every`; say: shows a line where nothing is live.
+    Args:
+        todo: number of runs to train, of `every`.
+        say: prints a line where there is no live table.
     """
 
     def __init__(self, todo: int, every: int, say: Say, live: bool | None = None) -> None:
@@ -186,7 +193,7 @@ class View:
             self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def end(self, name: str, text: str, failed: bool = False) -> None:
-        """A run has ended; said at once."""
+        """Print a line about a run that has ended."""
         self.ended, self.failed = self.ended + 1, self.failed + failed
         self.look([each for each in self.running if each.settings.name != name])
         self.say(f"[{self.every - self.todo + self.ended}/{self.every}] {name}: {text}{self._left()}")
@@ -204,12 +211,12 @@ class View:
             self.live.stop()
 
     def lines(self) -> list[str]:
-        """A line for each run that is under way, and one for all."""
+        """Return a line for each run that is training, and one for all."""
         shown = []
         for each in self.running[:MOST_SHOWN]:
             row = progress.last_row(each.settings)
             at = f"round {int(row.get('round', -1)) + 1}/{each.settings.rounds}"
-            words = [f"  {each.settings.name}", at, _headline(row), f"{each.seconds:.0f} s"]
+            words = [f"  {each.settings.name}", at, _main_metric_text(row), f"{each.seconds:.0f} s"]
             shown.append("  ".join(filter(None, words)))
         if more := len(self.running) - len(shown):
             shown.append(f"  ... and {more} more")
@@ -220,17 +227,17 @@ class View:
         return [*shown, ", ".join(parts) + self._left()]
 
     def _left(self) -> str:
-        """Seconds until all are done, if what is left goes as what was done."""
+        """Return the estimated time until all are done, by the speed so far."""
         share = float(self.ended)
         for each in self.running:  # how much of what was left of a run has been done since it began here
-            made = progress.rounds_done(each.settings) - each.rounds
-            share += min(max(made, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
+            rounds = progress.rounds_done(each.settings) - each.rounds
+            share += min(max(rounds, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
         if not share or self.ended >= self.todo:
             return ""
         return f"; about {duration((time.monotonic() - self.began) / share * (self.todo - share))} left"
 
 
-def _headline(row: dict[str, Any]) -> str:
-    """The first figure of an evaluation, with its name; "" where there is none."""
+def _main_metric_text(row: dict[str, Any]) -> str:
+    """Return the main metric of a row with its name; "" where there is none."""
     name = main_metric(metric_names([row]))
     return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""

@@ -1,4 +1,4 @@
-"""`fedmpi sweep --sbatch`: the runs that are missing as tasks of an array, and a job that fails unless all are done.
+"""`fedmpi sweep --sbatch`: submit the missing runs as a job array, and a final job that fails unless all are done.
 
 A task starts `fedmpi sweep SWEEP --run NAME` by srun, has the run's own directory however often it is started, and asks
 Slurm to start it again where its time was up. slurm/submitted.jsonl beside the runs says which job has which of them.
@@ -57,8 +57,8 @@ exit 75
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What an array is to be like. ranks, gpus: of a run, of a rank; options: further ones of sbatch."""
+class ArrayOptions:
+    """The options of a job array. ranks: of a run; gpus: of a rank; options: further ones of sbatch."""
 
     max_running: int | None = None
     partition: str | None = None
@@ -82,13 +82,13 @@ class Asked:
                 raise UserError(f"--{name}: {value!r}; a word is needed")
 
     def shared(self) -> list[str]:
-        """Options of each job."""
+        """Return the options of all jobs."""
         given = {"partition": self.partition, "account": self.account}
         return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
-def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) -> int:
-    """Submit what is missing and not in the queue. dry: show what would be. Raises UserError where Slurm refuses."""
+def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
+    """Submit the runs that are missing and not queued. dry: only show them. Raises UserError where Slurm refuses."""
     asked.check()
     every = list(sweep.runs())
     place = every[0][1].output.absolute()
@@ -116,8 +116,8 @@ def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) ->
             if not dry:
                 with (folder / SUBMITTED).open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"job": jobs[-1], "names": part}) + "\n")
-                kept = script(sweep, asked, part, place, threads, kept=True)
-                (folder / f"{jobs[-1]}.sbatch").write_text(kept, encoding="utf-8")
+                redacted = script(sweep, asked, part, place, threads, redacted=True)
+                (folder / f"{jobs[-1]}.sbatch").write_text(redacted, encoding="utf-8")
     others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)} if waiting else set()
     check = [*_fedmpi(sweep), "--check"]
     words = ["--parsable", f"--job-name={every[0][1].output.name}-end", "--ntasks=1", *asked.shared()]
@@ -132,15 +132,17 @@ def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) ->
 
 
 def _later(sweep: Sweep) -> list[str]:
-    """Runs whose settings are not known before others have chosen them, by name without what will be chosen."""
+    """Return the names of runs that wait for a choice of `best`, without the part for the candidate."""
     if sweep.best is None:
         return []
     known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
     rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
-    return [name for name in rest if (found := known[name]) is None or not sweep.is_over(progress.check_state(found))]
+    return [name for name in rest if (later := known[name]) is None or not sweep.is_over(progress.check_state(later))]
 
 
-def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, threads: int, kept: bool = False) -> str:
+def script(
+    sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int, redacted: bool = False
+) -> str:
     """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task.
 
     kept: for the copy in the sweep's directory, which must not hold secrets that the command line names.
@@ -154,9 +156,9 @@ def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, thread
     # Not --gpus-per-task, which hides the GPU of each task from the others.
     options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
     options += [*asked.shared(), *asked.options]
-    told, command = (shlex.join(words) for words in (_fedmpi(sweep, kept=True), _fedmpi(sweep, kept)))
-    said = f"# {count(len(names), 'run')} of {sweep.path}; a task goes on where its run was stopped, also by hand:"
-    head = ["#!/usr/bin/env bash", said, f"#   {told} --run NAME", *(f"#SBATCH {option}" for option in options)]
+    by_hand, command = (shlex.join(words) for words in (_fedmpi(sweep, redacted=True), _fedmpi(sweep, redacted)))
+    comment = f"# {count(len(names), 'run')} of {sweep.path}; a task goes on where its run was stopped, also by hand:"
+    head = ["#!/usr/bin/env bash", comment, f"#   {by_hand} --run NAME", *(f"#SBATCH {each}" for each in options)]
     body = TASK.format(
         here=shlex.quote(str(Path.cwd())),
         names="\n".join(map(shlex.quote, names)),
@@ -167,8 +169,8 @@ def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, thread
     return "\n".join(head) + "\n" + body
 
 
-def named(sweep: Sweep, name: str) -> Settings:
-    """The run of a name; with `best`, also that of a name without what was chosen. Raises UserError."""
+def find_run(sweep: Sweep, name: str) -> Settings:
+    """Return the run of a name; with `best`, also by the name without the part for the candidate. Raises UserError."""
     if sweep.best is not None:
         for labels, settings in sweep.final_runs():
             if settings is None and sweep.name(labels) == name:
@@ -183,15 +185,15 @@ def named(sweep: Sweep, name: str) -> Settings:
 
 
 def queued(place: Path) -> dict[str, str]:
-    """Runs that wait or run in Slurm: name -> `12_3 RUNNING`."""
+    """Return the runs that wait or run in Slurm: {name: `12_3 RUNNING`}."""
     names = {(entry["job"], str(at)): name for entry in _submitted(place) for at, name in enumerate(entry["names"])}
     if not names:
         return {}
     try:
-        said = _ask("squeue", "--noheader", "--array", "--me", "--format=%F %K %T")
+        output = _run_slurm("squeue", "--noheader", "--array", "--me", "--format=%F %K %T")
     except UserError:
         return {}
-    cells = [line.split() for line in said.splitlines()]
+    cells = [line.split() for line in output.splitlines()]
     return {names[job, at]: f"{job}_{at} {what}" for job, at, what in cells if (job, at) in names}
 
 
@@ -200,30 +202,30 @@ def _submitted(place: Path) -> list[dict]:
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 
-def _fedmpi(sweep: Sweep, kept: bool = False) -> list[str]:
-    given = map(shown, sweep.given) if kept else sweep.given
+def _fedmpi(sweep: Sweep, redacted: bool = False) -> list[str]:
+    given = map(shown, sweep.given) if redacted else sweep.given
     return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *given]
 
 
 def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:
-    """The number of the job. What is dry has none."""
+    """Submit a job and return its number, or with `dry` show the command."""
     if dry:
         say(f"sbatch {shlex.join(words)}" + (f" <<'END'\n{text}END" if text else ""))
         return "JOB"
-    return _ask("sbatch", *words, given=text).strip().partition(";")[0]
+    return _run_slurm("sbatch", *words, given=text).strip().partition(";")[0]
 
 
 def _largest() -> int:
     try:
-        said = _ask("scontrol", "show", "config")
+        output = _run_slurm("scontrol", "show", "config")
     except UserError:
         return LARGEST
-    lines = [line.split("=")[1].strip() for line in said.splitlines() if line.startswith("MaxArraySize")]
+    lines = [line.split("=")[1].strip() for line in output.splitlines() if line.startswith("MaxArraySize")]
     return max(int(lines[0]), 1) if lines and lines[0].isdigit() else LARGEST
 
 
-def _ask(*words: str, given: str | None = None) -> str:
-    """What a command of Slurm says. Raises UserError where there is none, or it refuses."""
+def _run_slurm(*words: str, given: str | None = None) -> str:
+    """Run a command of Slurm and return its output. Raises UserError if there is no such command, or it fails."""
     try:
         done = subprocess.run(
             words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=ASK_S

@@ -1,4 +1,4 @@
-"""`fedmpi status` of a sweep: by its file, or by its directory and the list of runs that it leaves there."""
+"""`fedmpi status` of a sweep, by its file or by its directory with sweep.json."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
 Facts = dict[str, Any]
 
 
-def asked(place: Path) -> tuple[Path, list[str]]:
-    """The file and the overrides of the sweep in a directory, wherever that lies now, and whatever it is called.
-    Raises UserError."""
-    found = files.json_of(place / SWEEP_LIST) or {}
-    file, given = found.get("file"), found.get("overrides")
+def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
+    """Return the file and the overrides of the sweep in a directory, which may have been moved or renamed.
+
+    Raises:
+        UserError: no sweep.json, a secret that is left out of it, or a file that is missing.
+    """
+    content = files.json_of(place / SWEEP_LIST) or {}
+    file, given = content.get("file"), content.get("overrides")
     if not isinstance(file, str) or not isinstance(given, list):
         raise UserError(f"{place} holds no {SWEEP_LIST} that names a sweep; give the sweep's YAML file")
     if any(MARK in text for text in given):
@@ -53,26 +56,29 @@ def asked(place: Path) -> tuple[Path, list[str]]:
     if not path.is_file():  # it may have been moved together with the runs, whose settings are compared with its own
         moved = next(moved_with(here, file), None)
         if moved is None:
-            said = f"{file}, of which these runs are, is not there any more"
-            raise UserError(f"{place / SWEEP_LIST}: {said}; give the file itself")
+            problem = f"{file}, of which these runs are, is not there any more"
+            raise UserError(f"{place / SWEEP_LIST}: {problem}; give the file itself")
         path = moved
     return path, [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
-def recorded(place: Path) -> list[str]:
+def listed_runs(place: Path) -> list[str]:
     names = (files.json_of(place / SWEEP_LIST) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def of_folder(place: Path) -> Facts:
-    """The runs that the sweep has listed, and all others that lie there."""
-    names = dict.fromkeys([*recorded(place), *(run.name for run in files.runs_in(place))])
+def status_of_directory(place: Path) -> Facts:
+    """Return the status of the runs in sweep.json, and of all others in the directory."""
+    names = dict.fromkeys([*listed_runs(place), *(run.name for run in files.runs_in(place))])
     return _facts(place, (_one(place, name) for name in names))
 
 
-def of_file(sweep: Sweep) -> Facts:
-    """The runs that are known by now: those that the file asks for, and those with what was chosen. Raises UserError
-    where a directory holds a run with other settings."""
+def status_of_file(sweep: Sweep) -> Facts:
+    """Return the status of all runs that are known: those of the file, and those with chosen candidates.
+
+    Raises:
+        UserError: a directory holds a run with other settings.
+    """
     every = list(sweep.known_runs())
     place = every[0].output
     jobs, runs = slurm.queued(place), []
@@ -87,14 +93,15 @@ def of_file(sweep: Sweep) -> Facts:
 
 
 def show(sweep: Sweep, say: Callable[[str], None]) -> int:
-    """`fedmpi sweep --status`: what was chosen, a line for each run that is not done, and how many are in which state.
+    """Show the chosen candidates, a line for each run that is not done, and the numbers of runs by state.
 
-    Returns how many are missing.
+    Returns:
+        How many runs are missing.
     """
     for choice in sweep.choices().values():
         assert sweep.best is not None
         say(f"chosen by {sweep.best.figure}: {choice}")
-    facts = of_file(sweep)
+    facts = status_of_file(sweep)
     for line in lines(facts):
         say(line)
     unknown = sum(settings is None for _, settings in sweep.final_runs())
@@ -102,8 +109,7 @@ def show(sweep: Sweep, say: Callable[[str], None]) -> int:
 
 
 def code(facts: Facts) -> int:
-    """The exit code: 1 where a run has failed or has nothing to go on from, 75 where nobody goes on, though some runs
-    are not done, else 0."""
+    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none runs, else 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
         return BAD
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
@@ -111,63 +117,65 @@ def code(facts: Facts) -> int:
 
 
 def _one(place: Path, name: str) -> Facts:
-    """One run; of one that has failed before it had a directory, what its log says."""
+    """Return the status of one run; its log is used if the run failed before it had a directory."""
     run, log = place / name, place / f"{name}.log"
     if run.is_dir():
         facts = run_facts(run)
     else:
         facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
         facts |= {"rounds_done": 0, "rounds": None, "round_s": None, "eta_s": None, "checkpoint": None}
-    said, written = files.last_line(log), files.changed([log])
-    if facts["state"] in (WAITING, NEVER, DIED) and "error" in said:
-        return {**facts, "state": FAILED, "why": said.partition("error: ")[2] or said}
+    last_line, written = files.last_line(log), files.changed([log])
+    if facts["state"] in (WAITING, NEVER, DIED) and "error" in last_line:
+        return {**facts, "state": FAILED, "why": last_line.partition("error: ")[2] or last_line}
     if facts["state"] in (WAITING, NEVER) and written is not None:
         begins = time.time() - written < LATELY_S
         return {**facts, "state": RUNNING if begins else FAILED, "why": "it begins" if begins else f"see {log}"}
     return facts
 
 
-def _facts(place: Path, found: Iterable[Facts]) -> Facts:
-    runs = list(found)
+def _facts(place: Path, states: Iterable[Facts]) -> Facts:
+    runs = list(states)
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     counts[DIED] += sum(run["state"] == NEVER for run in runs)
     return {"directory": str(place), "runs": runs, "counts": counts, "eta_s": _eta_s(runs)}
 
 
 def _eta_s(runs: list[Facts]) -> float | None:
-    """Seconds until all are done: what is left of those that run, and as much for each that waits as a run takes on
-    average, shared by as many at once as run now; none is known where nothing runs."""
+    """Estimate the seconds until all are done; None where nothing runs.
+
+    A waiting run is assumed to take the average time, and as many to run at once as now.
+    """
     running = [run for run in runs if run["state"] == RUNNING]
-    whole = [run["rounds"] * run["round_s"] for run in runs if run["rounds"] and run["round_s"]]
-    if not running or not whole:
+    run_seconds = [run["rounds"] * run["round_s"] for run in runs if run["rounds"] and run["round_s"]]
+    if not running or not run_seconds:
         return None
-    left = [run["eta_s"] if run["eta_s"] is not None else fmean(whole) for run in running]
+    left = [run["eta_s"] if run["eta_s"] is not None else fmean(run_seconds) for run in running]
     waiting = sum(run["state"] == WAITING for run in runs)
-    return max(max(left), (sum(left) + waiting * fmean(whole)) / len(running))
+    return max(max(left), (sum(left) + waiting * fmean(run_seconds)) / len(running))
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
-    """Return what is shown of a sweep: a line for each run that is not done, then how many are in which state."""
-    runs, said = facts["runs"], []
+    """Return the lines about a sweep: one for each run that is not done, then the numbers of runs by state."""
+    runs, shown = facts["runs"], []
     for state in dict.fromkeys([*(run["state"] for run in runs)]):
         those = [run for run in runs if run["state"] == state]
         if state == FINISHED:
             continue
-        said += [_line(run) for run in those[:MOST_LINES]]
-        said += [f"... and {len(those) - MOST_LINES} more: {state}"] if len(those) > MOST_LINES else []
+        shown += [_line(run) for run in those[:MOST_LINES]]
+        shown += [f"... and {len(those) - MOST_LINES} more: {state}"] if len(those) > MOST_LINES else []
     counts = ", ".join(f"{facts['counts'][state]} {state}" for state in STATES[1:] if facts["counts"][state])
-    said.append(f"{facts['counts'][FINISHED]} of {count(len(runs), 'run')} done{f'; {counts}' if counts else ''}")
+    shown.append(f"{facts['counts'][FINISHED]} of {count(len(runs), 'run')} done{f'; {counts}' if counts else ''}")
     if facts["eta_s"] is not None:
-        said.append(f"about {duration(facts['eta_s'])} left")
-    return said
+        shown.append(f"about {duration(facts['eta_s'])} left")
+    return shown
 
 
 def _line(run: dict[str, Any]) -> str:
     if run["state"] == WAITING and not run.get("job"):
         return f"{run['name']}: {WAITING}"
     of = f" of {run['rounds']}" if run["rounds"] is not None else ""
-    made = f", {run['rounds_done']}{of} rounds" if run["rounds_done"] or of else ""
-    made += f", job {run['job']}" if run.get("job") else ""
+    progress_text = f", {run['rounds_done']}{of} rounds" if run["rounds_done"] or of else ""
+    progress_text += f", job {run['job']}" if run.get("job") else ""
     left = f", {duration(run['eta_s'])} left" if run["eta_s"] else ""
     why = f": {shorten(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else ""
-    return f"{run['name']}: {run['state']}{made}{left}{why}"
+    return f"{run['name']}: {run['state']}{progress_text}{left}{why}"

@@ -45,7 +45,7 @@ Key = tuple[str, ...]  # a label of each axis but seed
 
 
 class Statistics(NamedTuple):
-    """Over the seeds of a cell: nan where there are too few for it."""
+    """Statistics over the seeds of a cell; nan where there are too few seeds."""
 
     mean: float
     std: float  # sample standard deviation
@@ -55,14 +55,19 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Cells:
-    """What a sweep's runs have given. found: cell -> seed -> figure, of the runs that are done and whose figure is a
-    number; bad: cell -> the seeds whose figure is none; chosen: of each cell of `best` what was chosen."""
+    """The results of a sweep's runs.
+
+    Attributes:
+        values: cell -> seed -> metric, of runs that are done and whose metric is a number.
+        bad: cell -> seeds whose metric is not a number.
+        chosen: a text on the candidate that was chosen for each cell of `best`.
+    """
 
     sweep: Sweep
     metric: str
     of: str
     axes: tuple[Axis, ...]  # but seed; the rows' first
-    found: dict[Key, dict[str, float]]
+    values: dict[Key, dict[str, float]]
     bad: dict[Key, list[str]]
     seeds: int  # asked for
     chosen: list[str] = field(default_factory=list)
@@ -79,25 +84,27 @@ class Cells:
         return tuple(labels[axis.name] for axis in self.axes)
 
     def asked(self, key: Key) -> list[str]:
-        """The seeds that a cell is to have."""
+        """Return the seeds that the sweep asks for in a cell."""
         return [labels.get(SEED, "") for labels in self.sweep.labels if self.key(labels) == key]
 
     def statistics(self, key: Key) -> Statistics:
-        values = list(self.found.get(key, {}).values())
+        values = list(self.values.get(key, {}).values())
         mean, std = fmean(values) if values else math.nan, stdev(values) if len(values) > 1 else math.nan
         return Statistics(mean, std, len(values), len(self.asked(key)))
 
 
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
-    """The figures of the runs that are done.
+    """Collect one metric of the runs that are done.
 
-    metric, of: default: the first published one's (`best accuracy`: accuracy, of the best round), else the last
-    accuracy. Beside the figure stands what is published of it: of that round, else without a word on the round.
-    rows: the axis whose labels are the rows; default: the first. Raises UserError where no run is done, none has the
-    metric, or they were made with different plug-ins or data.
+    Args:
+        metric, of: the metric and the round; default: those of the first published metric, else the last accuracy.
+        rows: the axis whose labels are the rows; default: the first.
+
+    Raises:
+        UserError: no run is done, none has the metric, or they were made with different plug-ins or data.
     """
     options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
-    metric, of, published = _which_figure(sweep, metric, of)
+    metric, of, published = _choose_metric(sweep, metric, of)
     probed = metric is not None and progress.is_diagnostic(metric)
     axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
     names = [axis.name for axis in axes]
@@ -106,7 +113,7 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
             raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
         axes = tuple(sorted(axes, key=lambda axis: axis.name != rows))
         options += ["--rows", rows]
-    found: dict[Key, dict[str, float]] = {}
+    values: dict[Key, dict[str, float]] = {}
     bad: dict[Key, list[str]] = {}
     known, falling, done = dict[str, None](), set[str](), list[tuple[Key, str, Settings, progress.State]]()
     for labels, settings in sweep.final_runs():
@@ -118,10 +125,10 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
             state = replace(state, summary=progress.diagnostics(settings))
         key, seed = tuple(labels[axis.name] for axis in axes), labels.get(SEED, str(settings.seed))
         done.append((key, seed, settings, state))
-    every = [(state.summary.get(of, {}), _looks(settings)) for _, _, settings, state in done]
+    every = [(state.summary.get(of, {}), _metric_prefixes(settings)) for _, _, settings, state in done]
     for figures, looks in every:
-        known |= dict.fromkeys((*figures, *(_plain(name, looks) for name in figures)))
-        metric = metric or _plain(main_metric(figures) or "", looks)
+        known |= dict.fromkeys((*figures, *(_without_prefix(name, looks) for name in figures)))
+        metric = metric or _without_prefix(main_metric(figures) or "", looks)
     named_so = dict.fromkeys(f"{look}{metric}" for _, looks in every for look in looks)
     shared = next((name for name in named_so if all(name in figures for figures, _ in every)), None)
     having = dict[str, list[Key]]()  # figure -> the cells of which it is shown
@@ -131,12 +138,12 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
             having.setdefault(named, []).append(key)
         value = state.figure(of, named) if named else math.nan  # not another protocol's where this one's is no number
         if math.isfinite(value):
-            found.setdefault(key, {})[seed] = value
+            values.setdefault(key, {})[seed] = value
         else:
             bad.setdefault(key, []).append(seed)
     if not done:
         raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; {sweep.command}")
-    if not found or not metric or metric not in known:
+    if not values or not metric or metric not in known:
         hint = "; what runs measure of themselves is set by `analysis: [losses]`" if probed and not known else ""
         raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}{hint}")
     seeds, less = {labels.get(SEED, "") for labels in sweep.labels}, lower_is_better(metric, falling)
@@ -151,17 +158,17 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         notes = (f"not all figures are of one kind: {', '.join(parts)}", *notes)
     metric = " or ".join(having)
     chosen = [str(each) for each in sweep.choices().values()]
-    return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
+    return Cells(sweep, metric, of, axes, values, bad, len(seeds), chosen, tuple(options), published, less, notes)
 
 
-def _which_figure(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
+def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
     """Return the figure of a table, None for that by which runs are compared, of which round, and what is published of
     it."""
-    said = [each for each in sweep.published if metric in (None, each.figure[1])]
-    silent = [each for each in said if each.metric == each.figure[1]]
-    published = next((each for each in said if of in (None, each.figure[0])), next(iter(silent), None))
-    if said:
-        first = published or said[0]
+    candidates = [each for each in sweep.published if metric in (None, each.figure[1])]
+    silent = [each for each in candidates if each.metric == each.figure[1]]
+    published = next((each for each in candidates if of in (None, each.figure[0])), next(iter(silent), None))
+    if candidates:
+        first = published or candidates[0]
         of, metric = of or first.figure[0], first.figure[1]
     of = of or "last"
     if of not in OF:
@@ -184,35 +191,35 @@ def _comparability_notes(sweep: Sweep, shown: Iterable[Settings]) -> list[str]:
     runs = {settings.name: settings for settings in shown}
     if sweep.best is not None:  # those by which was chosen count, too
         runs |= {settings.name: settings for _, settings in sweep.runs()}
-    made = [(settings, found) for settings in runs.values() if (found := progress.identity(settings)) is not None]
-    said, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
-    for item, (first, other) in digests.differences(made).items():
-        told = f"{first} and {other} differ in {item[1:-1]}"
+    identities = [(settings, known) for settings in runs.values() if (known := progress.identity(settings)) is not None]
+    notes, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
+    for item, (first, other) in digests.differences(identities).items():
+        mismatch = f"{first} and {other} differ in {item[1:-1]}"
         if item not in (digests.CODE, digests.TORCH) and not accepted:
             raise UserError(
-                f"{progress.directory(made[0][0]).parent}: {told}, and a mean would be over both. Move those with the "
-                "old one away and let `fedmpi sweep` train them again, leave some out (only, leave_out), or put them "
-                "together all the same with checkpoint.changes=accept"
+                f"{progress.directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
+                "those with the old one away and let `fedmpi sweep` train them again, leave some out (only, "
+                "leave_out), or put them together all the same with checkpoint.changes=accept"
             )
-        said.append(f"mixed: {told}")
+        notes.append(f"mixed: {mismatch}")
     for name, settings in runs.items():
         changes = RunDirectory(progress.directory(settings)).accepted_changes()
-        said += [f"mixed: {name}: {'; '.join(changes)}"] if changes else []
-    return said
+        notes += [f"mixed: {name}: {'; '.join(changes)}"] if changes else []
+    return notes
 
 
-def _looks(settings: Settings) -> list[str]:
-    """What stands before the name of a figure, by protocol."""
+def _metric_prefixes(settings: Settings) -> list[str]:
+    """Return the prefixes of metric names of the protocols of a run."""
     return ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol if protocol != "global")]
 
 
-def _plain(name: str, looks: Sequence[str]) -> str:
-    """accuracy of personal_accuracy: rows of one table may be judged by different protocols."""
+def _without_prefix(name: str, looks: Sequence[str]) -> str:
+    """Return the metric without a prefix (accuracy of personal_accuracy): rows of a table may have other protocols."""
     return next((name.removeprefix(look) for look in looks if look and name.startswith(look)), name)
 
 
 def _cells(some: Sequence[Key], every: Sequence[Key]) -> str:
-    """Cells in words: by the labels of one axis where these tell them from all others, else by all their labels.
+    """Name cells by the labels of one axis if these tell them from all others, else by all their labels.
 
     >>> _cells([("per", "0.1"), ("per", "1")], [("per", "0.1"), ("per", "1"), ("avg", "1")])
     'per'
@@ -225,11 +232,11 @@ def _cells(some: Sequence[Key], every: Sequence[Key]) -> str:
 
 
 def text(cells: Cells) -> list[str]:
-    """Lines for the console."""
+    """Return the table as lines for the console."""
     lines = [caption(cells), "", *table(list(grid(cells, " +- ")), "left")]
-    apart = list(differences(cells))
-    if any(cell != "-" for row in apart[1:] for cell in row[1:]):
-        lines += ["", about_differences(apart[0][0]), "", *table(apart, "left")]
+    paired = list(differences(cells))
+    if any(cell != "-" for row in paired[1:] for cell in row[1:]):
+        lines += ["", about_differences(paired[0][0]), "", *table(paired, "left")]
     return [*lines, *(["", *gaps(cells)] if gaps(cells) else [])]
 
 
@@ -241,34 +248,34 @@ def about_differences(first: str) -> str:
 
 
 def caption(cells: Cells) -> str:
-    """What the figures are, and the command that makes the table."""
+    """Return a caption: the metric, and the command that makes the table."""
     words = [f"{cells.metric.replace('_', ' ')}, {WHAT[cells.of]}"]
     words.append(f"mean and sample standard deviation (n - 1) over {count(cells.seeds, 'seed')}")
-    said = ", ".join(words)
+    text = ", ".join(words)
     if cells.published:
         signs = "= within their standard deviation (ours where they give none), ~ within two, ! beyond, ? none is known"
-        said += f"; in brackets: {cells.published.source or 'published'}: {signs}"
+        text += f"; in brackets: {cells.published.source or 'published'}: {signs}"
     if best := cells.sweep.best:
         how = f"{best.figure.replace('_', ' ')} {WHAT[best.of]}"
         over = f", seed {', '.join(best.using[SEED])}" if SEED in best.using else ""
-        said += f"; chosen by {how}{over}: {'; '.join(cells.chosen)}"
+        text += f"; chosen by {how}{over}: {'; '.join(cells.chosen)}"
     command = ["fedmpi", "table", str(cells.sweep.path), *map(shown, cells.sweep.given), *cells.options]
-    return f"{said}. Made by: {' '.join(map(shlex.quote, command))}"
+    return f"{text}. Made by: {' '.join(map(shlex.quote, command))}"
 
 
 def gaps(cells: Cells) -> list[str]:
-    """Notes; what is missing, by cell and seed; what was no number."""
+    """Return the notes, and which cells and seeds are missing or not a number."""
     lines = list(cells.notes)
-    have = {key: cells.found.get(key, {}).keys() | set(cells.bad.get(key, [])) for key in cells.keys}
+    have = {key: cells.values.get(key, {}).keys() | set(cells.bad.get(key, [])) for key in cells.keys}
     missing = {  # a sweep without the axis seed asks for one run a cell, whatever its seed
         key: [seed for seed in cells.asked(key) if (seed not in have[key] if seed else not have[key])]
         for key in cells.keys
     }
     for what, of in (("missing", missing), ("not a number", cells.bad)):
-        told = [f"{' '.join(key)}{_seeds(seeds)}" for key, seeds in of.items() if seeds]
-        if told:
-            more = f"; and {len(told) - MOST_TOLD} more cells" if len(told) > MOST_TOLD else ""
-            lines.append(f"{what}: {'; '.join(told[:MOST_TOLD])}{more}")
+        parts = [f"{' '.join(key)}{_seeds(seeds)}" for key, seeds in of.items() if seeds]
+        if parts:
+            more = f"; and {len(parts) - MOST_TOLD} more cells" if len(parts) > MOST_TOLD else ""
+            lines.append(f"{what}: {'; '.join(parts[:MOST_TOLD])}{more}")
     if any(missing.values()):
         lines.append(f"to train what is missing: {cells.sweep.command}")
     return lines
@@ -279,7 +286,7 @@ def _seeds(seeds: Sequence[str]) -> str:
 
 
 def grid(cells: Cells, sign: str) -> Iterator[list[str]]:
-    """A heading, then a row for each label of the first axis: each cell, and what is published of it."""
+    """Yield a heading, then a row for each label of the first axis: each cell with its published value."""
     rows, columns = sides(cells)
     yield [cells.axes[0].name if cells.axes else "", *(head(cells, column) for column in columns)]
     for row in rows:
@@ -294,14 +301,14 @@ def grid(cells: Cells, sign: str) -> Iterator[list[str]]:
 
 
 def sides(cells: Cells) -> tuple[list[Key], list[Key]]:
-    """Labels of rows and of columns that some run has."""
+    """Return the labels of the rows and of the columns."""
     keys = cells.keys
     rows, columns = dict.fromkeys(key[:1] for key in keys), dict.fromkeys(key[1:] for key in keys)
     return list(rows), list(columns)
 
 
 def head(cells: Cells, column: Key) -> str:
-    """What stands above a column: alpha 0.1 MNIST."""
+    """Return the heading of a column: alpha 0.1 MNIST."""
     named = zip(cells.axes[1:], column, strict=True)
     each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
     return " ".join(each) or cells.metric
@@ -316,8 +323,8 @@ def _cell(cells: Cells, key: Key, sign: str) -> str:
 
 
 def _digits(cells: Cells) -> int:
-    """Decimals that are shown: three digits of the largest figure, where that is small."""
-    most = max(abs(v) for each in cells.found.values() for v in each.values())
+    """Return how many decimals are shown: enough for three digits of the largest value if that is small."""
+    most = max(abs(v) for each in cells.values.values() for v in each.values())
     return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
 
@@ -335,7 +342,7 @@ def published_of(cells: Cells, key: Key) -> tuple[float, float] | None:
 
 
 def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
-    """How far ours is from theirs, in their standard deviations; in ours where they give none, or 0."""
+    """Judge the distance from the published value in published standard deviations, or in ours where there is none."""
     mean, std, seeds, _ = cells.statistics(key)
     if not seeds:
         return ""
@@ -344,8 +351,8 @@ def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
     spread = theirs[1] if theirs[1] > 0 else std
     if math.isnan(spread) or not spread:
         return "?" if math.isnan(theirs[1]) else "!"
-    apart = abs(mean - theirs[0]) / spread
-    return "=" if apart <= 1 else "~" if apart <= 2 else "!"
+    distance = abs(mean - theirs[0]) / spread
+    return "=" if distance <= 1 else "~" if distance <= 2 else "!"
 
 
 def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] | None:
@@ -356,12 +363,12 @@ def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] 
         ("higher" or "lower" for diagnostics of `analysis`) if 0 lies outside the 95 % interval, else "". None if the
         cells have fewer than two seeds in common.
     """
-    first, other = (cells.found.get((*each, *column), {}) for each in (sides(cells)[0][0], row))
-    apart = [other[seed] - first[seed] for seed in other if seed in first]
-    if len(apart) < 2:
+    first, other = (cells.values.get((*each, *column), {}) for each in (sides(cells)[0][0], row))
+    paired = [other[seed] - first[seed] for seed in other if seed in first]
+    if len(paired) < 2:
         return None
-    mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
-    if not error or abs(mean) <= stdtrit(len(apart) - 1, 0.975) * error:  # equal differences say nothing of chance
+    mean, error = fmean(paired), stdev(paired) / math.sqrt(len(paired))
+    if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # equal differences say nothing of chance
         return mean, error, ""
     if progress.is_diagnostic(cells.metric):  # what less of it is good for, nobody has said
         return mean, error, "lower" if mean < 0 else "higher"
@@ -369,12 +376,12 @@ def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] 
 
 
 def differences(cells: Cells) -> Iterator[list[str]]:
-    """A heading, then a row for each label of the first axis but its first one."""
+    """Yield a heading, then a row of paired differences for each label of the first axis but the first."""
     rows, columns = sides(cells)
     if not cells.axes or len(rows) < 2:
         return
     yield [" ".join(rows[0]), *(head(cells, column) for column in columns)]
     for row in rows[1:]:
-        found = [difference(cells, row, column) for column in columns]
-        told = [f"{each[0]:+.4g} +- {each[1]:.2g}{each[2] and ' * ' + each[2]}" if each else "-" for each in found]
-        yield [" ".join(row), *told]
+        compared = [difference(cells, row, column) for column in columns]
+        shown = [f"{each[0]:+.4g} +- {each[1]:.2g}{each[2] and ' * ' + each[2]}" if each else "-" for each in compared]
+        yield [" ".join(row), *shown]

@@ -69,8 +69,10 @@ def analyse(
 
 
 def picture(cells: Cells, to: Path) -> Path:
-    """A line for each column over the labels of the rows: mean over seeds, sample standard deviation as a bar. A cell
-    that lacks seeds is a gap, and said: its mean would be of other seeds than those beside it."""
+    """Draw a line for each column over the labels of the rows: means over seeds with standard deviations as bars.
+
+    A cell that lacks seeds is left out with a warning, as its mean would be over other seeds.
+    """
     from fedmpi.analysis import figures
 
     if not cells.axes:
@@ -81,23 +83,23 @@ def picture(cells: Cells, to: Path) -> Path:
         points = []
         for row in rows:
             mean, std, seeds, asked = cells.statistics((*row, *column))
-            whole = seeds == asked
-            points.append((row[0], mean, std) if whole else (row[0], math.nan, math.nan))
-            lacks += [" ".join((*row, *column))] if seeds and not whole else []
+            complete = seeds == asked
+            points.append((row[0], mean, std) if complete else (row[0], math.nan, math.nan))
+            lacks += [" ".join((*row, *column))] if seeds and not complete else []
         if any(not math.isnan(mean) for _, mean, _ in points):
             lines[head(cells, column) if column else ""] = points
     if lacks:
-        said = f"left out of the picture, as seeds are missing: {', '.join(lacks[:5])}"
-        warnings.warn(f"{said}{', ...' if len(lacks) > 5 else ''}", stacklevel=2)
+        text = f"left out of the picture, as seeds are missing: {', '.join(lacks[:5])}"
+        warnings.warn(f"{text}{', ...' if len(lacks) > 5 else ''}", stacklevel=2)
     x_label = cells.axes[0].name.rpartition(".")[2]
     return figures.save(figures.sweep(lines, x_label, metric_title(cells.metric)), to)
 
 
 def markdown(cells: Cells) -> str:
     blocks = [_pipes(list(grid(cells, " ± "))), [_plain(caption(cells))]]
-    apart = [[cell.replace("+-", "±") for cell in row] for row in differences(cells)]
-    if len(apart) > 1:
-        blocks += [_pipes(apart), [_plain(about_differences(apart[0][0]).replace("+-", "±"))]]
+    paired = [[cell.replace("+-", "±") for cell in row] for row in differences(cells)]
+    if len(paired) > 1:
+        blocks += [_pipes(paired), [_plain(about_differences(paired[0][0]).replace("+-", "±"))]]
     blocks += [[_plain(line)] for line in gaps(cells)]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
@@ -112,29 +114,29 @@ def _plain(cell: str) -> str:
 
 
 def latex(cells: Cells) -> str:
-    """A table of booktabs; where there are several rows, another one of paired differences."""
-    said = " ".join([caption(cells), *gaps(cells)])
-    tables = [_tabular(list(grid(cells, " ± ")), said)]
-    apart = [[cell.replace("+-", "±") for cell in row] for row in differences(cells)]
-    if len(apart) > 1:
-        tables.append(_tabular(apart, about_differences(apart[0][0]).replace("+-", "±")))
+    """Return a booktabs table; with several rows also one of paired differences."""
+    notes = " ".join([caption(cells), *gaps(cells)])
+    tables = [_tabular(list(grid(cells, " ± ")), notes)]
+    paired = [[cell.replace("+-", "±") for cell in row] for row in differences(cells)]
+    if len(paired) > 1:
+        tables.append(_tabular(paired, about_differences(paired[0][0]).replace("+-", "±")))
     return r"% \usepackage{booktabs}" + "\n" + "\n".join(tables)
 
 
-def _tabular(rows: Sequence[Sequence[str]], said: str) -> str:
+def _tabular(rows: Sequence[Sequence[str]], notes: str) -> str:
     head, *body = ([escaped(cell) for cell in row] for row in rows)
-    top = [r"\begin{table}", r"\centering", rf"\caption{{{escaped(said)}}}"]
+    top = [r"\begin{table}", r"\centering", rf"\caption{{{escaped(notes)}}}"]
     top += [rf"\begin{{tabular}}{{l{'c' * (len(head) - 1)}}}", r"\toprule", _line(head), r"\midrule"]
     return "\n".join([*top, *map(_line, body), r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
 def _line(cells: Iterable[str]) -> str:
-    """What begins with a bracket would be an option of the line break before it."""
+    """Join cells; {} stands before a bracket, which would be an option of the line break before it."""
     return " & ".join(f"{{}}{cell}" if cell.startswith("[") else cell for cell in cells) + r" \\"
 
 
 def escaped(cell: str) -> str:
-    """A text in LaTeX.
+    """Escape a text for LaTeX.
 
     >>> print(escaped("a_b 5% α\\\\x"))
     a\\_b 5\\% $\\alpha$\\textbackslash{}x
@@ -143,19 +145,19 @@ def escaped(cell: str) -> str:
 
 
 def _letter(c: str) -> str:
-    """A Greek letter as one of mathematics; what plain LaTeX knows nothing of by its number."""
-    found = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(c, ""))
-    if found is None:
+    """Return a Greek letter in math mode, and any other letter that plain LaTeX lacks by its code point."""
+    greek = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(c, ""))
+    if greek is None:
         return f"U+{ord(c):04X}"
-    name = re.sub("^la.*", "lambda", found[2].lower())
+    name = re.sub("^la.*", "lambda", greek[2].lower())
     known = ["gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"]
-    if found[1] == "SMALL":
+    if greek[1] == "SMALL":
         return "o" if name == "omicron" else rf"$\{name.replace('final ', '')}$"
     return rf"$\{name.title()}$" if name in known else name[0].upper()
 
 
 def as_csv(cells: Cells) -> str:
-    """A line a cell: labels, mean, standard deviation, seeds, paired difference to the first row, what is published."""
+    """Return the cells as CSV: labels, mean, standard deviation, seeds, paired difference, published value."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = [axis.name for axis in cells.axes]
@@ -167,8 +169,8 @@ def as_csv(cells: Cells) -> str:
         if key not in cells.keys:
             continue
         theirs = published_of(cells, key)
-        apart = difference(cells, rows[at], column) if at else None
-        said = [*theirs, verdict(cells, key, theirs)] if theirs else ["", "", ""]
-        row = [*cells.statistics(key), *(apart or ["", "", ""]), *said]
+        paired = difference(cells, rows[at], column) if at else None
+        reported = [*theirs, verdict(cells, key, theirs)] if theirs else ["", "", ""]
+        row = [*cells.statistics(key), *(paired or ["", "", ""]), *reported]
         writer.writerow([*key, *("" if x != x else x for x in row)])
     return out.getvalue()

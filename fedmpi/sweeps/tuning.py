@@ -69,7 +69,7 @@ class Best:
 def read(
     path: Path, document: Document, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], given: Any
 ) -> Best | None:
-    """The section `best`. labels: of the sweep's runs. Raises UserError."""
+    """Read the section `best`. labels: of the sweep's runs. Raises UserError."""
     if given is None:
         return None
     if not isinstance(given, dict) or not isinstance(given.get("over"), dict) or not given["over"]:
@@ -95,17 +95,17 @@ def read(
     if not isinstance(per, list) or any(name not in names or name == SEED for name in per):
         allowed = ", ".join(name for name in names if name != SEED)
         raise UserError(f"{path}: best.per: {show(per)}; a list of {allowed or 'axes of over'} is needed")
-    made = Best(tried, by, of, tuple(per), by_axis(path, axes, "best.using", given.get("using") or {}))
-    without = {made.cell(each) for each in labels} - {made.cell(each) for each in labels if made.tunes(each)}
+    best = Best(tried, by, of, tuple(per), by_axis(path, axes, "best.using", given.get("using") or {}))
+    without = {best.cell(each) for each in labels} - {best.cell(each) for each in labels if best.tunes(each)}
     if without:
-        said = ", ".join(f"{name}: {label}" for name, label in zip(made.per, min(without), strict=True))
-        raise UserError(f"{path}: best.using: leaves no run by which to choose for {said or 'the sweep'}")
-    return made
+        cell = ", ".join(f"{name}: {label}" for name, label in zip(best.per, min(without), strict=True))
+        raise UserError(f"{path}: best.using: leaves no run by which to choose for {cell or 'the sweep'}")
+    return best
 
 
 @dataclass
 class Choice:
-    """Of one cell. values: of each candidate the figure by run, nan where it has diverged; missing: runs not done."""
+    """The choice for one cell. values: each candidate's metric by run, nan if it diverged; missing: runs not done."""
 
     cell: dict[str, str]
     values: list[dict[str, float]] = field(default_factory=list)
@@ -121,21 +121,21 @@ class Choice:
         if self.chosen is None:
             why = f"{count(self.missing, 'run')} not done" if self.missing else "every candidate has diverged"
             return f"{self.name}: not chosen, {why}"
-        said = f"{self.name}: " + ", ".join(f"{name} {label}" for name, label in self.chosen.items())
+        text = f"{self.name}: " + ", ".join(f"{name} {label}" for name, label in self.chosen.items())
         same = len(self.values) > 1 and len({fmean(values.values()) for values in self.values}) == 1
-        return f"{said} (the first: all candidates have the same figure)" if same else said
+        return f"{text} (the first: all candidates have the same figure)" if same else text
 
 
 def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
     """Choose a candidate for each cell whose runs are done.
 
-    runs: all by which candidates are chosen. Raises UserError where a run has no such figure.
+    runs: those by which candidates are chosen. Raises UserError where a run lacks the metric.
     """
-    found: dict[tuple[str, ...], Choice] = {}
+    choices: dict[tuple[str, ...], Choice] = {}
     lowest, falling = False, set[str]()
     for labels, settings in runs:
         state = progress.read_state(settings)
-        cell = found.setdefault(best.cell(labels), Choice({name: labels[name] for name in best.per}))
+        cell = choices.setdefault(best.cell(labels), Choice({name: labels[name] for name in best.per}))
         cell.values = cell.values or [{} for _ in best.candidates]
         if state.what != progress.DONE and not state.diverged:
             cell.missing += 1
@@ -145,10 +145,10 @@ def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[
         goal = settings.evaluate.best.goal if settings.evaluate.best.metric == best.by else "auto"
         falling.update(state.summary.get("falling", ()))
         lowest = lower_is_better(best.by, falling) if goal == "auto" else goal == "lowest"
-    for cell in found.values():
+    for cell in choices.values():
         if not cell.missing:
             cell.chosen = _first_best(best, cell, -1 if lowest else 1)
-    return found
+    return choices
 
 
 def _value(best: Best, state: progress.State, settings: Settings) -> float:
@@ -156,15 +156,15 @@ def _value(best: Best, state: progress.State, settings: Settings) -> float:
         return math.nan
     if best.figure not in state.summary.get("last", {}):
         known = [name[11:] for name in state.summary.get("last", {}) if name.startswith("validation_")]
-        said = f"best.by: {best.by}: the run {settings.name} has no {best.figure}"
-        raise UserError(f"{said}; it has {', '.join(known)}" if known else f"{said}: set data.validation: 0.1, say")
+        remedy = f"; it has {', '.join(known)}" if known else ": set data.validation: 0.1, say"
+        raise UserError(f"best.by: {best.by}: the run {settings.name} has no {best.figure}{remedy}")
     return state.figure(best.of, best.figure)
 
 
 def _first_best(best: Best, cell: Choice, sign: int) -> dict[str, str] | None:
     means = [fmean(values.values()) for values in cell.values]
-    whole = [at for at, mean in enumerate(means) if math.isfinite(mean)]
-    return best.candidates[max(whole, key=lambda at: (sign * means[at], -at))] if whole else None
+    finite = [at for at, mean in enumerate(means) if math.isfinite(mean)]
+    return best.candidates[max(finite, key=lambda at: (sign * means[at], -at))] if finite else None
 
 
 def facts(best: Best, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:

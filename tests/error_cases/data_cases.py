@@ -55,7 +55,6 @@ def _flipped():
 
 HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3), }"
 UNREAD = r"a\.npz is no readable \.npz file of plain arrays: "
-SITES = ", partition: {scheme: site, clients: 2}"
 
 TABLES = {
     "nan": (*table(x=_with(X, (3, 1), np.nan)), r"a\.npz: x holds nan in row 3 .*fill or drop it"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from helpers import fedmpi
+from real_job import rows, succeed
 
 METHOD = """
 from dataclasses import dataclass
@@ -44,15 +44,14 @@ def test_left_out_on_any_number_of_ranks(tmp_path, fails):
     records = []
     for kind, size in (("alone", 1), ("mpirun", 3)):
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"name": kind}))
-        done = fedmpi("run", tmp_path / "run.yaml", kind=kind, size=size)
-        assert done.returncode == 0, done.stderr
+        done = succeed("run", tmp_path / "run.yaml", kind=kind, size=size)
         warning = "round 1, client 1: " if fails else "round 1: client 1 sent an update of norm"
         assert done.stderr.count(f"warning: {warning}") == 1, done.stderr
         assert (f"{tmp_path}/wild.py:12" in done.stderr) == fails
-        rows = [json.loads(line) for line in (tmp_path / "runs" / kind / "metrics.jsonl").read_text().splitlines()]
-        assert [[each["client"] for each in row["refused"]] for row in rows] == [[], [1], [], []]
-        assert fails or rows[1]["refused"][0]["norm"] > rows[1]["refused"][0]["bound"] > 0
+        told = rows(tmp_path / "runs" / kind)
+        assert [[each["client"] for each in row["refused"]] for row in told] == [[], [1], [], []]
+        assert fails or told[1]["refused"][0]["norm"] > told[1]["refused"][0]["bound"] > 0
         summary = json.loads((tmp_path / "runs" / kind / "summary.json").read_text())
         assert summary["client_errors" if fails else "refused_uploads"] == 1
-        records.append([(row["sha256"], row["personal_loss"], str(row["refused"])) for row in rows])
+        records.append([(row["sha256"], row["personal_loss"], str(row["refused"])) for row in told])
     assert records[0] == records[1]

@@ -42,12 +42,6 @@ def write(folder, text, name="run.yaml"):
     return path
 
 
-def test_loading_imports_no_torch_and_no_numpy(tmp_path):
-    code = f"import sys\nfrom fedmpi import config\nconfig.load({str(write(tmp_path, GOOD))!r})\n"
-    code += "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
-
-
 @pytest.fixture
 def path(tmp_path):
     file = tmp_path / "run.yaml"
@@ -113,22 +107,9 @@ def test_python_m_fedmpi_is_the_command(path):
     assert done.stderr.startswith("fedmpi: error: command line: seed=x: ")
 
 
-@pytest.mark.parametrize("reader", ["head -1", "true"])
-def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, reader):
-    """`fedmpi run ... | head`: the run ends as it would have, and its log has every line."""
-    line = f"{BIN}/fedmpi run configs/quickstart.yaml rounds=2 output={tmp_path} 'method={{name: fedavg}}'"
-    command = f"set -o pipefail; {line} | {reader} > /dev/null"
-    done = subprocess.run(
-        ["bash", "-c", command], env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "round 2/2" in (tmp_path / "quickstart" / "log.txt").read_text()
-    assert (tmp_path / "quickstart" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("command", ["--version", "--help", "list methods", "show train"])
-@pytest.mark.parametrize("to", ["| true", "> /dev/full", ">&-"])
+@pytest.mark.parametrize(
+    ("command", "to"), [("--help", "| true"), ("list methods", "> /dev/full"), ("show train", ">&-")]
+)
 def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(command, to):
     line = f"set -o pipefail; {BIN}/fedmpi {command} {to}"
     done = subprocess.run(["bash", "-c", line], env=clean_env(), capture_output=True, text=True, timeout=120)

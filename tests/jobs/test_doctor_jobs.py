@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 from helpers import BIN, ROOT, clean_env, fedmpi, gone, left_over
-from real_job import wait_until
+from real_job import succeed, wait_until
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
 
@@ -64,8 +64,7 @@ def test_a_report_with_everything_wrong(tmp_path):
 
 @pytest.mark.smoke
 def test_one_table_under_a_launcher(tmp_path):
-    done = fedmpi("doctor", QUICK, f"output={tmp_path}", kind="mpirun", size=2, cold=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = succeed("doctor", QUICK, f"output={tmp_path}", kind="mpirun", size=2, cold=True)
     assert done.stdout.count("\n  python ") == 1
     assert "\n  ranks          2 (mpi), 2 of them on this host\n" in done.stdout
     assert "\n  mpi_init       works in one process\n" in done.stdout

@@ -10,9 +10,8 @@ from error_cases import CASES, check, write
 from helpers import BIN, ROOT, clean_env, fedmpi, gone
 
 # Found before torch is imported, and after: what files of data hold, what the parts say about each other.
-EARLY = ["colour=red", "model.name=none.py:f", "seed=-1", "output=run.yaml", "train.lr=.nan", "compute.threads=100000"]
-EARLY += ["anchor bomb", "deep", "base is a pipe", "base is the file", "duplicate key"]
-LATE = ["method.mu=1", "data.partition.clients=5000", "no such file", "csv: inf", "negative labels"]
+EARLY = ["colour=red", "model.name=none.py:f", "compute.threads=100000", "base is a pipe"]
+LATE = ["method.mu=1", "data.partition.clients=5000", "csv: inf"]
 COLD = ["colour=red", "data.partition.clients=5000"]  # one of each as the ranks start, imports and all
 
 
@@ -23,12 +22,6 @@ def test_three_ranks(tmp_path, label):
     check(case, done.returncode, done.stdout, done.stderr)
     assert not (tmp_path / "runs").exists()
     assert gone(str(tmp_path))
-
-
-def test_one_process(tmp_path):
-    case = CASES["csv: inf"]
-    done = fedmpi("run", *write(case, tmp_path), cold=True, cwd=tmp_path)
-    check(case, done.returncode, done.stdout, done.stderr)
 
 
 def test_torchrun(tmp_path):

@@ -84,9 +84,8 @@ def reason(job):
     return job.summary()["exit_reason"]
 
 
-@pytest.mark.parametrize("how", [GLOO, TORCHRUN], ids="-".join)
-def test_a_rank_that_a_signal_ends_shows_where_it_was(start_job, how):
-    job = start_job(how, "crash")
+def test_a_rank_that_a_signal_ends_shows_where_it_was(start_job):
+    job = start_job(GLOO, "crash")
     assert job.wait()
     said = job.said()
     assert "Fatal Python error: Segmentation fault" in said
@@ -117,8 +116,6 @@ CAUSES = {
     ("how", "cause"),
     [
         pytest.param(GLOO, "error", marks=pytest.mark.smoke),
-        (MPI, "error"),
-        (TORCHRUN, "error"),
         (TORCHRUN, "memory"),
         (MPI, "single"),
     ],
@@ -142,18 +139,17 @@ def test_a_mistake_of_one_rank_alone_before_the_ranks_meet(start_job):
     assert re.search(r"^fedmpi \[rank 2 on .*\]: error: .*this one cannot be built here", job.only_message())
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.smoke)])
-def test_a_killed_rank_is_named(start_job, rank):
+@pytest.mark.smoke
+def test_a_killed_rank_is_named(start_job):
     job = start_job(TORCHRUN)
     job.wait_for_rounds(2)
-    os.kill(job.rank(rank), signal.SIGKILL)
+    os.kill(job.rank(2), signal.SIGKILL)
     assert job.wait() != 0
-    if rank and "stopped early (signal 15)" in job.said():
+    if "stopped early (signal 15)" in job.said():
         return  # torchrun, which looks ten times a second, has seen the dead rank first and told the others to stop
-    assert re.search(rf"rank {rank}( on {HOST})? is dead", job.only_message())  # its store tells of rank 0, too
-    if rank:
-        assert reason(job) == f"failed: rank 2 on {HOST} is dead: its connection has ended"
-        assert f"\ngo on with: fedmpi resume {job.folder}/run\n" in job.said()
+    assert f"rank 2 on {HOST} is dead" in job.only_message()
+    assert reason(job) == f"failed: rank 2 on {HOST} is dead: its connection has ended"
+    assert f"\ngo on with: fedmpi resume {job.folder}/run\n" in job.said()
 
 
 @pytest.mark.parametrize("how", [GLOO, pytest.param(MPI, marks=pytest.mark.smoke), TORCHRUN], ids="-".join)
@@ -273,9 +269,10 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path):
     assert [json.loads(line)["sha256"] for line in lines] == found
 
 
-@pytest.mark.parametrize("to", [">&-", "> /dev/full", "2>&-", "2> /dev/full", ">&- 2>&-", "<&- >&- 2>&-", "| head -1"])
+@pytest.mark.parametrize("to", [">&-", "> /dev/full", "2> /dev/full", "<&- >&- 2>&-", "| head -1", "| true"])
 def test_streams_that_take_nothing_do_not_end_a_run(tmp_path, to):
-    shell(f"fedmpi run {shlex.quote(str(config(tmp_path)))} {to}")
+    done = shell(f"set -o pipefail; fedmpi run {shlex.quote(str(config(tmp_path)))} {to}")
+    assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"] == "finished"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     assert (tmp_path / "run" / "log.txt").read_text().startswith("run: scaffold on digits")

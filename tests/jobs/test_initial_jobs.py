@@ -1,10 +1,9 @@
 """A run that starts from given weights, on any ranks, and is resumed without the file."""
 
-import json
-
 import torch
 import yaml
 from helpers import fedmpi
+from real_job import rows, succeed
 from safetensors.torch import save_file
 
 CONFIG = {
@@ -21,23 +20,17 @@ def test_a_command_on_any_ranks_and_gone_on_with_without_the_file(tmp_path):
     """Clients that train for the first time after that start from the given weights, too."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
 
-    def run(*words, **how):
-        done = fedmpi(*words, **how)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     def hashes(name):
-        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return [(row["sha256"], row["personal_loss"]) for row in rows]
+        return [(row["sha256"], row["personal_loss"]) for row in rows(tmp_path / name)]
 
-    run("run", tmp_path / "run.yaml", "name=first", "rounds=1", "seed=4")
+    succeed("run", tmp_path / "run.yaml", "name=first", "rounds=1", "seed=4")
     first = tmp_path / "first"
-    said = run("run", tmp_path / "run.yaml", "name=alone", f"init.from={first}")
+    said = succeed("run", tmp_path / "run.yaml", "name=alone", f"init.from={first}").stdout
     assert "2 of 2 tensors of the model start from" in said
-    run("run", tmp_path / "run.yaml", "name=ranks", f"init.from={first}", kind="mpirun", size=3)
-    run("run", tmp_path / "run.yaml", "name=cut", f"init.from={first}", "rounds=1")
+    succeed("run", tmp_path / "run.yaml", "name=ranks", f"init.from={first}", kind="mpirun", size=3)
+    succeed("run", tmp_path / "run.yaml", "name=cut", f"init.from={first}", "rounds=1")
     (first / "model.safetensors").unlink()
-    run("resume", tmp_path / "cut", "rounds=3")
+    succeed("resume", tmp_path / "cut", "rounds=3")
     assert hashes("alone") == hashes("ranks") == hashes("cut")
     other = tmp_path / "other.safetensors"
     save_file({"head.bias": torch.zeros(10)}, other)

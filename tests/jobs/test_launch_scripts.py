@@ -1,6 +1,7 @@
 """launch/*.sh need no program that a slim image lacks."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -55,6 +56,12 @@ def test_a_script_that_is_told_to_stop_stops_its_ranks(tmp_path, slim_env, kind)
         job.terminate()
         assert job.wait(300) == AGAIN, output.read_text()
         assert gone(str(config))
+        count = len(rows.read_text().splitlines())
+        summary = json.loads(rows.with_name("summary.json").read_text())
+        assert summary["rounds"] == count
+        assert summary["exit_reason"] in ("stopped", f"signal {int(signal.SIGUSR1)}")
+        assert sorted((rows.parent / "checkpoints").iterdir())[-1].name == f"{count - 1:06}.safetensors"
+        assert "Traceback" not in output.read_text()
     finally:
         for pid in left_over(str(config)):
             with contextlib.suppress(ProcessLookupError):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from helpers import BIN, clean_env, fedmpi
-from real_job import AGAIN, LIMIT_S, wait_until
+from real_job import AGAIN, LIMIT_S, succeed, wait_until
 
 
 def contents(folder):
@@ -32,16 +32,14 @@ def test_a_run_that_lives_is_not_gone_on_with(start, kind, size):
     assert f"{job.run} is in use: process {job.process.pid} on host" in done.stderr
     assert contents(job.run) == before
     job.kill()
-    done = fedmpi("resume", job.run, f"rounds={len(job.rows()) + 3}")
-    assert done.returncode == 0, done.stderr
+    done = succeed("resume", job.run, f"rounds={len(job.rows()) + 3}")
 
 
 @pytest.mark.smoke
 def test_the_status_of_a_real_run_watched_stopped_gone_on_with_and_killed(start):
     job = start()
     job.wait_for_rounds(1)
-    done = fedmpi("status", job.run)
-    assert done.returncode == 0, done.stderr
+    done = succeed("status", job.run)
     assert f"running (process {job.process.pid} on " in done.stdout
     assert "1 of 1 alive" in done.stdout
     command = [BIN / "fedmpi", "status", job.run, "--watch", "--json"]

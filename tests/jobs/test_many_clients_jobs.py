@@ -1,10 +1,9 @@
-"""Clients that are never drawn take next to no memory, in one process and on each of three ranks."""
+"""Clients that are never drawn take next to no memory on each of three ranks."""
 
 import json
 import subprocess
 import sys
 
-import pytest
 from helpers import BIN, clean_env, launcher
 from test_plan_jobs import PEAK
 
@@ -23,7 +22,7 @@ def rows(root):
 """
 
 
-def peak(folder, clients, kind, size):
+def peak(folder, clients):
     """MiB of the largest rank of a run with SCAFFOLD, of whose clients 50 are drawn in each of 3 rounds."""
     config = folder / "run.yaml"
     (folder / "source.py").write_text(SOURCE)
@@ -32,21 +31,20 @@ def peak(folder, clients, kind, size):
         f"partition: {{scheme: iid, clients: {clients}}}}}\nmodel: {{name: logistic}}\nmethod: {{name: scaffold}}\n"
         "train: {steps: 1, momentum: 0}\ncohort: {size: 50}\n"
     )
-    words = [*launcher(kind, size), BIN / "fedmpi", "run", config, *(["comm.backend=gloo"] if size > 1 else [])]
+    words = [*launcher("mpirun", 3), BIN / "fedmpi", "run", config, "comm.backend=gloo"]
     done = subprocess.run([sys.executable, "-c", PEAK, *words], env=clean_env(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return int(done.stdout) / 1024
 
 
-@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 3)])
-def test_memory_does_not_grow_with_clients_that_are_not_drawn(tmp_path, kind, size):
+def test_memory_does_not_grow_with_clients_that_are_not_drawn(tmp_path):
     """200,000 clients with 2 rows each, beside 100 with 4,000: an array, a shard and an entry of two dictionaries for
     each client would take more than 300 MiB."""
     found = {}
     for clients in (FEW, MANY):
         folder = tmp_path / str(clients)
         folder.mkdir()
-        found[clients] = peak(folder, clients, kind, size)
+        found[clients] = peak(folder, clients)
         facts = json.loads((folder / "run/partition.json").read_text())
         assert facts["clients"] == clients
         assert (folder / "run/partition.json").stat().st_size < 50_000

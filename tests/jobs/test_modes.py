@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, clean_env, fedmpi
+from helpers import ROOT, clean_env
 
 CONFIG = f"""\
 name: theirs
@@ -16,23 +16,11 @@ train: {{batch_size: 200}}
 """
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A finished run of fedmpi's own code alone (CONFIG's model was a plug-in; its atoms make it worth analysing)."""
-    place = tmp_path_factory.mktemp("theirs")
-    (place / "theirs.yaml").write_text(CONFIG.replace(f"{ROOT}/tests/helpers.py:norm_net", "mcmahan_cnn"))
-    done = fedmpi("run", place / "theirs.yaml", f"output={place}", "data.root=their/files", cwd=place)
-    assert done.returncode == 0, done.stderr
-    return place / "theirs"
-
-
 @pytest.mark.parametrize(
     ("umask", "private", "folder", "file"),
     [
-        (0o022, False, 0o755, 0o644),
         (0o027, False, 0o750, 0o640),
         (0o002, True, 0o700, 0o600),
-        (0o077, False, 0o700, 0o600),
     ],
 )
 def test_modes(tmp_path, umask, private, folder, file):

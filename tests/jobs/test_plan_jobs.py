@@ -6,7 +6,8 @@ import sys
 
 import pytest
 import yaml
-from helpers import BIN, clean_env, fedmpi
+from helpers import BIN, clean_env
+from real_job import succeed
 
 CONFIG = {
     "name": "run",
@@ -28,8 +29,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 def test_a_run_takes_the_memory_that_was_estimated(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
-    planned = fedmpi("plan", config, "--json", cold=True)
-    assert planned.returncode == 0, planned.stderr
+    planned = succeed("plan", config, "--json", cold=True)
     command = [sys.executable, "-c", PEAK, BIN / "fedmpi", "run", config]
     peak = 1024 * int(subprocess.run(command, env=clean_env(), check=True, stdout=subprocess.PIPE).stdout)
     estimate = json.loads(planned.stdout)["memory"]["rank 0"]["all"]

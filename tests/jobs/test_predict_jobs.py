@@ -5,6 +5,7 @@ import random
 
 import pytest
 from helpers import fedmpi
+from real_job import succeed
 
 
 def write(path, rows):
@@ -33,15 +34,13 @@ def test_any_number_of_ranks_writes_the_same_preparation_and_predictions(tmp_pat
     for form, files in ((silos, ["state/north/", "state/south/"]), (partition, [""])):
         kind = form[0][5:10]
         for name, ranks in (("one", {}), ("three", {"kind": "mpirun", "size": 3})):
-            done = fedmpi("run", tmp_path / "run.yaml", f"name={kind}-{name}", *form, **ranks)
-            assert done.returncode == 0, done.stderr
+            done = succeed("run", tmp_path / "run.yaml", f"name={kind}-{name}", *form, **ranks)
         one, three = (tmp_path / "runs" / f"{kind}-{name}" for name in ("one", "three"))
         for file in files:
             both = [(run / file / "preprocessing.json").read_bytes() for run in (one, three)]
             assert both[0] == both[1]
         for run in (one, three):
-            done = fedmpi("predict", run, tmp_path / "north.csv", "--client", "0", "--id", "who")
-            assert done.returncode == 0, done.stderr
+            done = succeed("predict", run, tmp_path / "north.csv", "--client", "0", "--id", "who")
         outs = [(run / "predictions" / "north.csv").read_text() for run in (one, three)]
         assert outs[0] == outs[1]
         assert outs[0].startswith("line,who,prediction,probability_no,probability_yes\n2,p1,")

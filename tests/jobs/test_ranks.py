@@ -9,6 +9,7 @@ import pytest
 import torch
 from fork_server import WORDS
 from helpers import ROOT, by_rank, digest, fedmpi, launcher, warm
+from real_job import rows, succeed
 from safetensors.torch import load_file
 
 from fedmpi.config.schema import Settings
@@ -60,20 +61,14 @@ def test_every_method_gives_the_bits_of_one_process(every_method, one_process, k
 
 # ---- the main job, as users start it ----
 def main_job(folder, *overrides, **start):
-    done = fedmpi("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}", *overrides, **start)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}", *overrides, **start)
     run = folder / "quickstart"
     model = {name: digest(x) for name, x in load_file(run / "model.safetensors").items()}
-    return _facts(run), _lines(run), (run / "updates.jsonl").read_text(), model
+    return _facts(run), rows(run, "clients.jsonl"), (run / "updates.jsonl").read_text(), model
 
 
 def _facts(run):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in (*TIMES, *BYTES)} for row in rows]
-
-
-def _lines(run):
-    return [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in (*TIMES, *BYTES)} for row in rows(run)]
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +137,8 @@ def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
     assert len(together) == 3
     assert {"accuracy", "personal_accuracy"} <= together[0].keys()
     assert spread == together
-    assert _lines(tmp_path / "runs" / "silos") == _lines(tmp_path / "runs" / "silos-2")
-    assert {line["site"] for line in _lines(tmp_path / "runs" / "silos")} == {"north.npz", "south.npz"}
+    assert rows(tmp_path / "runs" / "silos", "clients.jsonl") == rows(tmp_path / "runs" / "silos-2", "clients.jsonl")
+    assert {line["site"] for line in rows(tmp_path / "runs" / "silos", "clients.jsonl")} == {"north.npz", "south.npz"}
     host = os.uname().nodename
     log = (tmp_path / "runs" / "silos" / "log.txt").read_text()
     assert f"\nsite north.npz  rank 1 on {host}\nsite south.npz  rank 2 on {host}\n" in log
@@ -162,36 +157,7 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
     assert not (tmp_path / "silos").exists()
     write_silos(tmp_path)
     for more in ("data.share_ranks=true", "server.trains=true"):
-        done = fedmpi(*words, more, "rounds=1", kind="mpirun", size=2)
-        assert done.returncode == 0, done.stderr
-
-
-def test_a_site_may_keep_its_label_counts_to_itself(tmp_path):
-    """The model is the same; partition.json has none; a method that needs them, or a plug-in that looks, is refused."""
-    (tmp_path / "silos.yaml").write_text(SILOS)
-    (tmp_path / "nosy.py").write_text(
-        "from dataclasses import dataclass\nfrom fedmpi.method import Method\n\n@dataclass(frozen=True)\n"
-        "class Nosy(Method):\n    def aggregate(self, s, up):\n"
-        "        s.label_counts\n        return up.mean(), s.state\n"
-    )
-    write_silos(tmp_path)
-    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "data.validation=0.2"]
-    keeps = "data.share_label_counts=false"
-    for more in ([], [keeps]):
-        done = fedmpi(*words, *more, kind="mpirun", size=3)
-        assert done.returncode == 0, done.stderr
-    told, kept = (tmp_path / name for name in ("silos", "silos-2"))
-    assert _facts(told) == _facts(kept)
-    assert json.loads((kept / "partition.json").read_text())["label_counts"] is None
-    assert json.loads((told / "partition.json").read_text())["label_counts"]
-    for method in ("feddisco", "fedpac", "ccvr"):
-        done = fedmpi(*words, keeps, f"method={{name: {method}}}")
-        assert done.returncode == 2
-        assert f"error: method {method} needs the label counts of all clients" in done.stderr
-    done = fedmpi(*words, keeps, f"method={{name: '{tmp_path}/nosy.py:Nosy'}}")
-    assert done.returncode == 2, done.stderr
-    assert "server.label_counts: the sites do not tell how many samples they have of each class" in done.stderr
-    assert "Traceback" not in done.stderr
+        done = succeed(*words, more, "rounds=1", kind="mpirun", size=2)
 
 
 @pytest.mark.parametrize(("share", "sent"), [(True, [69, 2]), (False, [69])])
@@ -243,8 +209,7 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
     write_silos(tmp_path)
     method = f"method={{name: '{tmp_path}/hashes.py:Hashes'}}"
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "output_mode=private"]
-    done = fedmpi(*words, method, kind="mpirun", size=3)
-    assert done.returncode == 0, done.stderr
+    succeed(*words, method, kind="mpirun", size=3)
     came = [json.loads(line) for line in (tmp_path / "came.jsonl").read_text().splitlines()]
     assert len(came) == 6
     for k in range(2):
@@ -261,9 +226,33 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
         assert ["label counts"] in others
         assert any("n_train" in what for what in others)
         assert sum("accuracy" in what for what in others) == 6  # three rounds, two protocols
-    done = fedmpi(*words, "data.audit=false", kind="mpirun", size=3)
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "silos-2" / "audit").exists()
+    # A site may keep its label counts, and do without an audit: the model is the same.
+    succeed(*words, method, "data.audit=false", "data.share_label_counts=false", kind="mpirun", size=3)
+    told, kept = (tmp_path / name for name in ("silos", "silos-2"))
+    assert not (kept / "audit").exists()
+    assert _facts(told) == _facts(kept)
+    assert json.loads((kept / "partition.json").read_text())["label_counts"] is None
+    assert json.loads((told / "partition.json").read_text())["label_counts"]
+
+
+def test_methods_that_need_label_counts_are_refused_where_sites_keep_them(tmp_path):
+    (tmp_path / "silos.yaml").write_text(SILOS)
+    (tmp_path / "nosy.py").write_text(
+        "from dataclasses import dataclass\nfrom fedmpi.method import Method\n\n@dataclass(frozen=True)\n"
+        "class Nosy(Method):\n    def aggregate(self, s, up):\n"
+        "        s.label_counts\n        return up.mean(), s.state\n"
+    )
+    write_silos(tmp_path)
+    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}"]
+    words += ["data.share_label_counts=false"]
+    for method in ("feddisco", "fedpac", "ccvr"):
+        done = fedmpi(*words, f"method={{name: {method}}}")
+        assert done.returncode == 2
+        assert f"error: method {method} needs the label counts of all clients" in done.stderr
+    done = fedmpi(*words, f"method={{name: '{tmp_path}/nosy.py:Nosy'}}")
+    assert done.returncode == 2, done.stderr
+    assert "server.label_counts: the sites do not tell how many samples they have of each class" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
@@ -282,8 +271,7 @@ def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
     together = ["data.silos=null", "data.path=all.npz", "data.partition={scheme: site}"]
     found = []
     for name, kind, size, more in (("a", "alone", 1, []), ("b", "mpirun", 3, []), ("c", "alone", 1, together)):
-        done = fedmpi(*words, *more, f"name={name}", kind=kind, size=size)
-        assert done.returncode == 0, done.stderr
+        succeed(*words, *more, f"name={name}", kind=kind, size=size)
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         best = (tmp_path / name / "model-best.safetensors").read_bytes()
         found.append(

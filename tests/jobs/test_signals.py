@@ -91,16 +91,6 @@ def test_ctrl_c_under_mpirun(start):
         job.assert_stopped(signal.SIGTERM)
 
 
-@pytest.mark.smoke
-def test_a_signal_that_mpirun_passes_on(start):
-    """SIGUSR1, as Slurm sends it before the time is up: every rank hears it, and all leave together."""
-    job = start("mpirun", 3, cold=False)
-    job.wait_for_rounds(2)
-    os.kill(job.process.pid, signal.SIGUSR1)
-    assert job.wait() == AGAIN
-    job.assert_stopped(signal.SIGUSR1)
-
-
 def test_one_rank_is_told_and_all_stop(start):
     """Its upload says so, the round is abandoned, rank 0 tells the others; nobody is left waiting."""
     job = start("mpirun", 3, cold=False)
@@ -108,19 +98,6 @@ def test_one_rank_is_told_and_all_stop(start):
     os.kill(job.rank(2), signal.SIGTERM)
     assert job.wait() == AGAIN
     job.assert_stopped(None)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("kind", ["mpirun", "torchrun"])
-def test_the_script_of_a_launcher_is_told(start, kind):
-    """The ranks write what they have and close their round, and the script ends as rank 0 does."""
-    job = start(f"script {kind}", 3, cold=False)
-    job.wait_for_rounds(2)
-    job.process.terminate()
-    assert job.wait() == AGAIN, job.text()
-    job.assert_stopped(signal.SIGUSR1)
-    checkpoints = sorted((job.run / "checkpoints").iterdir())
-    assert checkpoints[-1].name == f"{len(job.rows()) - 1:06}.safetensors"
 
 
 MOMENTS = {  # of the start of a job under mpirun -> the words of a process that is there from then on

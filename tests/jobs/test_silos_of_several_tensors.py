@@ -1,9 +1,9 @@
 """Silos whose samples are several tensors: rank 0, which has none, knows their shapes."""
 
-import json
 import subprocess
 
 from helpers import BIN, clean_env, launcher
+from real_job import rows
 
 SITES = """\
 import torch
@@ -48,14 +48,13 @@ compute: {threads: 1}
 def test_a_server_without_samples_knows_what_they_are(tmp_path):
     """Rank 0 makes its dry run on whole numbers, by name, though it opens no site; silos are as on one rank."""
     (tmp_path / "mine.py").write_text(SITES)
-    rows = {}
+    found = {}
     for ranks in (1, 3):
         (tmp_path / "run.yaml").write_text(ON_SITES.replace("OUT", f"out{ranks}"))
         start = launcher("mpirun" if ranks > 1 else "alone", ranks)
         line = [*start, str(BIN / "fedmpi"), "run", "run.yaml"]
         done = subprocess.run(line, env=clean_env(), cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        lines = (tmp_path / f"out{ranks}" / "sites" / "metrics.jsonl").read_text().splitlines()
-        rows[ranks] = [json.loads(line) for line in lines]
+        found[ranks] = rows(tmp_path / f"out{ranks}" / "sites")
     keys = ("sha256", "loss", "accuracy", "perplexity", "personal_perplexity_worst_decile")
-    assert [[row[key] for key in keys] for row in rows[1]] == [[row[key] for key in keys] for row in rows[3]]
+    assert [[row[key] for key in keys] for row in found[1]] == [[row[key] for key in keys] for row in found[3]]

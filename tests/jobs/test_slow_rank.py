@@ -1,10 +1,9 @@
 """Real ranks of which one is slow: it gets less, the bits stay, replays agree, and the timeline shows who waits."""
 
-import json
-
 import pytest
 import yaml
 from helpers import clean_env, fedmpi
+from real_job import hashes, rows
 
 from fedmpi.engine.timeline import MOST, Timeline
 from fedmpi.runtime.record import timeline
@@ -24,14 +23,6 @@ class Slow(fedmpi.Method):
 """
 ROUNDS = 9
 pytestmark = pytest.mark.xdist_group("slow rank")  # all tests read the same runs
-
-
-def rows(run, name="metrics.jsonl"):
-    return [json.loads(line) for line in (run / name).read_text().splitlines()]
-
-
-def hashes(run):
-    return [row["sha256"] for row in rows(run)]
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +127,16 @@ def test_a_line_has_its_bounds(monkeypatch):
     line.to = told.append
     line.begin(0)
     for k in range(5000):
-        line.lap("train", k)
-        line.lap("send")
+        line.span("train", k)
+        line.span("send")
     line.begin(1)
-    line.tell()
+    line.flush()
     (row,) = told
     assert len(row["spans"]) == MOST
     assert sum(row["rest"].values()) + sum(span[2] for span in row["spans"]) == pytest.approx(1e3 * row["s"])
     assert row["s"] == pytest.approx(1000)
     off = Timeline()
-    off.lap("train", 1)
+    off.span("train", 1)
     off.begin(1)
     off.end()
     assert (off.spans, off.done) == ([], None)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, fedmpi, warm
-from real_job import assert_same, rows
+from helpers import ROOT, warm
+from real_job import assert_same, rows, succeed
 
 pytestmark = pytest.mark.xdist_group("slurm")
 SCRIPTS = {
@@ -69,8 +69,7 @@ class Cluster:
         ).stdout.strip()
 
     def whole(self, name, *words):
-        done = fedmpi("run", self.config, f"name={name}", *words)
-        assert done.returncode == 0, done.stderr
+        succeed("run", self.config, f"name={name}", *words)
         return self.folder / name
 
     def submit(self, *words, pace=None):

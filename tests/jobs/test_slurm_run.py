@@ -6,23 +6,18 @@ import subprocess
 import time
 
 import pytest
-from helpers import ROOT, fedmpi, warm
+from helpers import ROOT, warm
+from real_job import hashes, succeed
 
 LIMIT_S = 600
 pytestmark = pytest.mark.xdist_group("slurm")
 
 
-def hashes(folder):
-    rows = (folder / "quickstart" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(row)["sha256"] for row in rows]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    done = fedmpi("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}")
-    assert done.returncode == 0, done.stderr
-    return hashes(folder)
+    succeed("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}")
+    return hashes(folder / "quickstart")
 
 
 def submit(env, log, *words):
@@ -59,7 +54,7 @@ def test_a_real_job_gives_the_bits_of_one_process(slurm_env, tmp_path, alone, fi
     settings = ["configs/quickstart.yaml", "rounds=3", f"output={tmp_path}", "name=quickstart", *overrides]
     state, code = submit(warm(slurm_env), log, *options, f"slurm/{file}", *settings)
     assert (state, code) == ("COMPLETED", 0), log.read_text()
-    assert hashes(tmp_path) == alone
+    assert hashes(tmp_path / "quickstart") == alone
     environment = json.loads((tmp_path / "quickstart" / "environment.json").read_text())
     assert environment["launcher"] == {"srun": "slurm", "mpirun": "mpi", "torchrun": "torchrun"}[file.split(".")[0]]
     assert len(environment["ranks"]) == 3

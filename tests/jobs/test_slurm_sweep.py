@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import fedmpi, warm
+from real_job import succeed
 from test_slurm_requeue import CONFIG, UNDER_WAY, Cluster
 
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -42,8 +43,7 @@ class Sweep:
     def submit(self, *words):
         """(job of the array, job at the end, number of runs); the runs wait at their gates."""
         env = self.cluster.env | {"GATE": str(self.cluster.gate)}
-        done = fedmpi("sweep", self.file, "--sbatch", *words, env=env)
-        assert done.returncode == 0, done.stderr
+        done = succeed("sweep", self.file, "--sbatch", *words, env=env)
         found = re.search(r"(\d+) runs? in job (\d+); job (\d+) fails", done.stdout)
         self.cluster.jobs += found.groups()[1:]
         return found[2], found[3], int(found[1])
@@ -109,8 +109,7 @@ class Sweep:
 
 def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     cluster = sweep.cluster
-    whole = fedmpi("sweep", sweep.file, "name=whole")
-    assert whole.returncode == 0, whole.stderr
+    succeed("sweep", sweep.file, "name=whole")
     expected = hashes(cluster.folder / "whole")
 
     job, end, runs = sweep.submit("--max-running", "4", "--time", "10")

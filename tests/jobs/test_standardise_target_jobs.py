@@ -1,9 +1,7 @@
 """data.standardise_target: pooled, where each site's rank has its own rows alone."""
 
-import json
-
 import numpy as np
-from helpers import fedmpi
+from real_job import hashes, rows, succeed
 
 
 def test_the_sums_of_the_sites_are_pooled_by_any_number_of_ranks(tmp_path):
@@ -21,10 +19,8 @@ def test_the_sums_of_the_sites_are_pooled_by_any_number_of_ranks(tmp_path):
     )
     digests = []
     for kind, size in (("alone", 1), ("torchrun", 3)):
-        done = fedmpi("run", tmp_path / "run.yaml", f"name={kind}", kind=kind, size=size)
-        assert done.returncode == 0, done.stderr
-        rows = (tmp_path / "runs" / kind / "metrics.jsonl").read_text().splitlines()
-        digests.append([json.loads(row)["sha256"] for row in rows])
+        succeed("run", tmp_path / "run.yaml", f"name={kind}", kind=kind, size=size)
+        digests.append(hashes(tmp_path / "runs" / kind))
     assert digests[0] == digests[1]
-    told = [json.loads(line) for line in (tmp_path / "runs/torchrun/audit/rank-1.jsonl").read_text().splitlines()]
+    told = rows(tmp_path / "runs/torchrun/audit", "rank-1.jsonl")
     assert ["number, sum and sum of squares of targets"] in [each["what"] for each in told]

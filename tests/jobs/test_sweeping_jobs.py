@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from helpers import BIN, SMALL_SWEEP, clean_env, fedmpi, gone, warm
-from real_job import LIMIT_S, rows, wait_until
+from real_job import LIMIT_S, rows, succeed, wait_until
 
 from fedmpi.sweeps import expand, pool
 
@@ -51,8 +51,7 @@ def test_stopped_and_gone_on_with(file, tmp_path, number):
         assert f"go on with: fedmpi sweep {file} rounds=100000" in said
     words = [f"rounds={len(rows(first)) + 3}", "only={seed: [0], method: [FedAvg]}"]
     for name in ("few", "whole"):
-        done = fedmpi("sweep", file, *words, f"name={name}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        succeed("sweep", file, *words, f"name={name}", cwd=tmp_path)
     assert not list(first.parent.glob("*-2"))
     whole = tmp_path / "runs" / "whole" / "fedavg_seed-0"
     assert [row["sha256"] for row in rows(first)] == [row["sha256"] for row in rows(whole)]

@@ -24,9 +24,9 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     **{library: {"runtime.record.tracking"} for library in ("mlflow", "trackio", "wandb")},
     "rich": {"runtime.record.recorder", "sweeps.run"},
     "yaml": {"config.yaml_source"},
-    "sklearn": {"data.sources.tables.flamby_heart"},  # besides, the digits are read from its file
+    "sklearn": {"data.sources.heart_disease"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
-    "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "sweeps.table", "analysis.curvature"},
+    "scipy": {"methods._prototypes", "data.sources.pictures.public_arrays", "sweeps.table", "analysis.curvature"},
     "safetensors": {"runtime.record", "runtime.resuming"},
     "matplotlib": {"analysis.figures", "reports.charts"},
     "jinja2": {"reports.page"},

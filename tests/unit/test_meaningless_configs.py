@@ -158,15 +158,6 @@ def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
     assert auto.hashes == run(1).hashes
 
 
-class Symbols(nn.Sequential):
-    def forward(self, x):
-        return super().forward(x.long())
-
-
-def square(input_shape, classes):
-    return Symbols(nn.Embedding(classes, 8), nn.Linear(8, classes))
-
-
 def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"compute.compile: true needs a C\+\+ compiler, .* has no no-such-compiler; "):

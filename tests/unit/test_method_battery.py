@@ -128,7 +128,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     def train(order):
         rows = {k: torch.zeros(packing.size) for k in order}
         for k in order:
-            fed.states.view(k, 3, fed.plan.learning_rate(3), fed.transport.inbox, downloads[k]).run_round(rows[k])
+            fed.states.view(k, 3, fed.config.learning_rate(3), fed.transport.inbox, downloads[k]).run_round(rows[k])
         a, b = packing.spans["_seconds"]
         for row in rows.values():
             row[a:b] = 0  # a time, not a result
@@ -234,13 +234,15 @@ def test_learning_rate_zero_leaves_the_weights(method, net):
     assert torch.equal(it.w, before)
 
 
-def clients_of(*parts, data=None):
-    data = data or images()
+def clients_of(*parts):
+    """Clients with these of thirty samples, which are the same ten in the same order three times."""
+    data = images()
+    rows = torch.arange(10).repeat(3)
+    data = Dataset(data.train_x[rows], data.train_y[rows], data.test_x, data.test_y, data.classes)
     cut = [np.asarray(part) for part in parts]
-    federation = split(data, "iid", len(cut), 0, "global")
     y = data.train_y.numpy()
     return replace(
-        federation,
+        split(data, "iid", len(cut), 0, "global"),
         train_sizes=np.array([len(part) for part in cut]),
         label_counts=np.stack([np.bincount(y[part], minlength=data.classes) for part in cut]),
         train={k: Shard(data.train_x, data.train_y, torch.from_numpy(part)) for k, part in enumerate(cut)},
@@ -248,31 +250,12 @@ def clients_of(*parts, data=None):
     )
 
 
-def twins():
-    """Three clients with the same ten samples in the same order."""
-    data = images()
-    rows = torch.arange(10).repeat(3)
-    return Dataset(data.train_x[rows], data.train_y[rows], data.test_x, data.test_y, data.classes)
-
-
-EDGES = {
-    "identical clients": (lambda: clients_of(range(10), range(10, 20), range(20, 30), data=twins()), 1.0, "full"),
-    "a client with one sample": (lambda: clients_of([5], range(10, 40), range(60, 99)), 1.0, 10),
-    "a cohort of one": (federated, 0.1, 10),
-    "clients of one class": (
-        lambda: clients_of(*[np.flatnonzero(images().train_y.numpy() == c) for c in range(4)]),
-        0.5,
-        10,
-    ),
-    "two clients with one sample": (lambda: clients_of([5], [7]), 1.0, 10),
-}
-
-
 @every_method
 def test_identical_clients_make_their_common_step(method):
     """Any sensible server rule gives back the update on which all agree: three identical clients are as good as one."""
     options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
     config = small_settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
-    three, one = play(config, EDGES["identical clients"][0]()), play(config, clients_of(range(10), data=twins()))
+    three = play(config, clients_of(range(10), range(10, 20), range(20, 30)))
+    one = play(config, clients_of(range(10)))
     moved = float((one.w - one.w0).abs().max())
     torch.testing.assert_close(three.w, one.w, rtol=0, atol=1e-4 * moved + 1e-12)

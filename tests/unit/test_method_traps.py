@@ -209,21 +209,6 @@ def test_a_slot_of_an_upload_that_is_not_finite_ends_the_run(method, slot, value
     assert [[each["client"] for each in row["refused"]] for row in it.rows] == [[1], [1]]
 
 
-def test_a_slot_that_train_and_upload_return_is_refused(method):
-    body = """
-        client_state = Slots(count=SCALAR)
-
-        def train(self, k):
-            k.fit()
-            return State(count=k.state.count + 1)
-
-        def upload(self, k):
-            return Row(), State(count=k.state.count + 10)
-    """
-    with pytest.raises(UserError, match="hook train, upload both returned the slot 'count'; one of them returns it"):
-        run(method(body))
-
-
 @pytest.mark.parametrize("pack", [1, 4])
 def test_receive_returns_state_too(method, pack):
     """A number that counts rounds, made where the client receives; k.state stays that of the last round meanwhile."""
@@ -238,20 +223,6 @@ def test_receive_returns_state_too(method, pack):
     """
     it = run(method(body, rounds=3, cohort={"fraction": 1.0}, compute={"pack": pack}))
     assert [(it.kept(k).count.item(), it.kept(k).seen.item()) for k in sorted(it.fed.states.rows)] == [(3, 2)] * 3
-
-
-def test_a_slot_that_receive_and_upload_return_is_refused(method):
-    body = """
-        client_state = Slots(count=SCALAR)
-
-        def receive(self, k):
-            return k.received, State(count=k.state.count + 1)
-
-        def upload(self, k):
-            return Row(), State(count=k.state.count + 10)
-    """
-    with pytest.raises(UserError, match="hook receive, upload both returned the slot 'count'; one of them returns it"):
-        run(method(body))
 
 
 def test_a_method_that_reads_means_is_told_how_to_say_so(method):

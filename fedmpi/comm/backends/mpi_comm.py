@@ -22,12 +22,12 @@ from fedmpi.comm.base import (
     ALLGATHER_BYTES,
     START_REMEDY,
     Communicator,
-    Gone,
+    ConnectionLostError,
     Lost,
     Message,
     absent_error,
     ranks,
-    relay,
+    tree_broadcast,
 )
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
@@ -85,22 +85,22 @@ class Mpi(Communicator):
         if self.membership is None:
             raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
         until = self.clock.now() + deadline_s
-        payloads = self.membership.settle(payload, self._failed(), deadline_s, lambda *_: None)[1]
+        payloads = self.membership.regroup(payload, self._failed(), deadline_s, lambda *_: None)[1]
         self.alive = list(payloads)
         self._forget(until)
         return payloads
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         self.allgather_bytes(b"", self.round_timeout_s)
 
-    def _part(self) -> None:
+    def _shutdown(self) -> None:
         if len(self.alive) == self.size or self.membership is None:
             finalize(self.job, self.round_timeout_s)
         else:  # MPI_Finalize would wait for who is lost
             StoreAllgather(self.membership.store, self.rank, self.alive).leave(self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
-        relay(x, self.alive.index(self.rank), self.alive, self._exchange)
+        tree_broadcast(x, self.alive.index(self.rank), self.alive, self._exchange)
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[Posted]:
         requests = [self._receive(peer, x, DATA) for peer, x in incoming]
@@ -142,7 +142,7 @@ class Mpi(Communicator):
         if silent.any():
             absent, remedy = silent.nonzero().flatten().tolist(), "" if self.hosts else START_REMEDY
             raise absent_error(absent, len(self.alive), deadline_s, self.hosts, remedy)
-        relay(frames.flatten(), self.alive.index(self.rank), self.alive, self._exchange)
+        tree_broadcast(frames.flatten(), self.alive.index(self.rank), self.alive, self._exchange)
         found = map(bytes, frames[self.alive].numpy())
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in found]
 
@@ -156,12 +156,12 @@ class Mpi(Communicator):
                 waited_s = self.clock.now() - began
                 if waited_s > timeout_s:
                     self.past += requests
-                    self.awaits = {posted.peer for posted in requests if not posted.request.Test()}
-                    return set(self.awaits)
-                if waited_s > look_s:  # here, as the thread that tells others whom this rank awaits may not ask MPI
-                    self.awaits = {posted.peer for posted in requests if not posted.request.Test()}
+                    self.waiting_for = {posted.peer for posted in requests if not posted.request.Test()}
+                    return set(self.waiting_for)
+                if waited_s > look_s:  # here, since the thread that answers other ranks may not call MPI
+                    self.waiting_for = {posted.peer for posted in requests if not posted.request.Test()}
                     look_s = waited_s + LOOK_S
-                if self.membership is not None and self.membership.wanted():
+                if self.membership is not None and self.membership.regroup_requested():
                     self.past += requests
                     raise Lost("another rank has lost one")
                 self.clock.sleep(pause_s)
@@ -170,10 +170,10 @@ class Mpi(Communicator):
             self.past += requests
             failed = [rank for rank in self._failed() if rank in self.alive]
             if not failed:
-                raise Gone(f"MPI has lost a rank ({error})") from error
+                raise ConnectionLostError(f"MPI has lost a rank ({error})") from error
             verb = "is" if len(failed) == 1 else "are"
-            raise Gone(f"{ranks(failed, self.hosts)} {verb} dead: the connection has ended") from error
-        self.awaits = ()
+            raise ConnectionLostError(f"{ranks(failed, self.hosts)} {verb} dead: the connection has ended") from error
+        self.waiting_for = ()
         return set()
 
     def _failed(self) -> list[int]:

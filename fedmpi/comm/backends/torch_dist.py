@@ -16,7 +16,17 @@ from torch import Tensor
 from fedmpi.comm import network
 from fedmpi.comm.backends.choice import choose, describe, in_brief, nccl_remedy
 from fedmpi.comm.backends.interfaces import check_interface, choose_interface
-from fedmpi.comm.base import START_REMEDY, Communicator, Gone, Lost, Message, Posted, ranks, relay, within
+from fedmpi.comm.base import (
+    START_REMEDY,
+    Communicator,
+    ConnectionLostError,
+    Lost,
+    Message,
+    Posted,
+    call_with_timeout,
+    ranks,
+    tree_broadcast,
+)
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers import launcher_env
@@ -61,7 +71,7 @@ def connect(
     timeout_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
     connects = partial(build, chosen, job, device, store, timeout_s)
     try:
-        group = within(timeouts.start + timeouts.reply, connects, silent, timeouts.clock)
+        group = call_with_timeout(timeouts.start + timeouts.reply, connects, silent, timeouts.clock)
     except RuntimeError as error:
         # What is no error of NCCL's group, such as a lack of memory, has a remedy of its own.
         if isinstance(error, Lost) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
@@ -112,26 +122,26 @@ class Gloo(Communicator):
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
         self.ended: set[int] = set()  # the ranks to which the connection has ended
         self.allgather = allgather
-        allgather.wanted = membership.wanted
+        allgather.regroup_requested = membership.regroup_requested
         self.membership = membership
         membership.release = lambda store: self.allgather.cancel(store)
         self.can_regroup = launcher_env.survivors(job, os.environ)
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         self.allgather(b"", self.round_timeout_s)
 
-    def _part(self) -> None:
+    def _shutdown(self) -> None:
         self.group = self.broken = None
         part(self.job, self.allgather, self.timeouts, whole=len(self.alive) == self.size)
 
     def _broadcast(self, x: Tensor) -> None:
-        relay(x, self.place[self.rank], self.alive, self._exchange)
+        tree_broadcast(x, self.place[self.rank], self.alive, self._exchange)
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         if not outgoing and not incoming:
             return []
         if self.group is None:
-            raise Gone(self.why)
+            raise ConnectionLostError(self.why)
         works: Posted = []
         peer, post = 0, None
         try:
@@ -150,10 +160,10 @@ class Gloo(Communicator):
         peer, work = 0, None
         try:
             for peer, work, _ in posted:
-                self.awaits = (peer,)
+                self.waiting_for = (peer,)
                 # What is cut off are parts of a millisecond: it would come back before the deadline.
                 work.wait(timedelta(seconds=max(0.001, deadline - clock.now() + 0.001)))
-            self.awaits = ()
+            self.waiting_for = ()
         except RuntimeError as error:
             work = None
             posted.clear()
@@ -171,19 +181,21 @@ class Gloo(Communicator):
             raise silent from error
         self.ended.add(peer)
         self.why = f"{ranks([peer], self.hosts)} is dead: its connection has ended"
-        raise Gone(self.why) from error
+        raise ConnectionLostError(self.why) from error
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         self.group = self.broken = None
-        self.group, payloads = self.membership.settle(payload, self.ended, deadline_s, self._connect)
+        self.group, payloads = self.membership.regroup(payload, self.ended, deadline_s, self._connect)
         self.ended.clear()
         self.alive = list(payloads)
         self.place = {rank: place for place, rank in enumerate(self.alive)}
         name = f"allgather {self.membership.generation}"
-        self.allgather = StoreAllgather(self.allgather.store, self.rank, self.alive, name, self.membership.wanted)
+        self.allgather = StoreAllgather(
+            self.allgather.store, self.rank, self.alive, name, self.membership.regroup_requested
+        )
         return payloads
 
     def _connect(self, store: dist.Store, generation: int, members: list[int]) -> Group | None:
@@ -205,10 +217,10 @@ class Nccl(Communicator):
         self.job = job
         self.allgather = allgather
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         self.allgather(b"", self.round_timeout_s)
 
-    def _part(self) -> None:
+    def _shutdown(self) -> None:
         dist.destroy_process_group()
         part(self.job, self.allgather, self.timeouts)
 
@@ -235,7 +247,7 @@ class Nccl(Communicator):
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
         """NCCL names no peer and cannot be cancelled. Where it fails an allgather finds who is gone."""
         clock = self.timeouts.clock
-        deadline, self.awaits = clock.now() + self.patience_s, peers
+        deadline, self.waiting_for = clock.now() + self.patience_s, peers
         try:
             works, look = post(), clock.now() + LOOK_S
             while not all(work.is_completed() for work in works):
@@ -244,12 +256,12 @@ class Nccl(Communicator):
                 if clock.now() > look:
                     if self.allgather.store.check([ENDED]):
                         rank = int(self.allgather.store.get(ENDED))
-                        raise Gone(f"{ranks([rank], self.hosts)} is dead: its process has ended")
+                        raise ConnectionLostError(f"{ranks([rank], self.hosts)} is dead: its process has ended")
                     look = clock.now() + LOOK_S
                 clock.sleep(1e-4)
             for work in works:
                 work.wait()
-            self.awaits = ()
+            self.waiting_for = ()
         except Lost:
             raise
         except RuntimeError as error:

@@ -73,7 +73,7 @@ class ErrorReporter:
         self.members = set(range(job.size))  # whose causes count
         self.at = 0  # lines of the event log that are read
         self._open: Callable[[], Store] | None = None
-        self._ear: threading.Event | None = None  # set once the thread that hears causes has ended
+        self._listener: threading.Event | None = None  # set once the thread that hears causes has ended
         self._expected = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
         self._heard: str | None = None  # the cause that all heard of
         self._printed = False  # whether this rank has printed a cause
@@ -81,7 +81,7 @@ class ErrorReporter:
         self.launcher_is_alive = launcher_is_alive
         if job.size > 1 and job.launcher != "env://":  # there may be none: a shell that has ended, or ssh
             launcher = job.launcher_pid()
-            self.clock.start_thread(lambda: self._watch(launcher))
+            self.clock.start_thread(lambda: self._watch_launcher(launcher))
 
     # ---- a failure of this rank ----
     def fail(self, text: str, code: int, reacts: bool = False) -> NoReturn:
@@ -180,11 +180,11 @@ class ErrorReporter:
         store = open_store()
         self._open = open_store
         ended, events = threading.Event(), self.event_log(store)
-        self._ear = ended
+        self._listener = ended
 
         def hear() -> None:
             try:
-                self._hear(events)
+                self._listen(events)
             finally:
                 ended.set()
 
@@ -195,13 +195,13 @@ class ErrorReporter:
         thread that reads them. line is None once rank 0 is gone."""
         self._subscribers.append(subscriber)
 
-    def hush(self) -> None:
+    def close(self) -> None:
         """Every rank is at its end: stop listening, while the store is still there."""
-        if self._ear is not None:
+        if self._listener is not None:
             self._tell(WELL)
-            self.clock.wait(self._ear, self.timeouts.reply)
+            self.clock.wait(self._listener, self.timeouts.reply)
 
-    def _hear(self, events: EventLog) -> None:
+    def _listen(self, events: EventLog) -> None:
         decisive = self._decisive(self.members)
         try:
             while not decisive(line := events.next()) or line.startswith(MEMBERS):
@@ -259,7 +259,7 @@ class ErrorReporter:
             self.clock.sleep(LINGER_S)
 
     # ---- the launcher ----
-    def _watch(self, launcher: int) -> None:
+    def _watch_launcher(self, launcher: int) -> None:
         while self.launcher_is_alive(launcher, self.job.parent_pid):
             self.clock.sleep(self.timeouts.launcher)
         if self.job.local_rank and self.job.rank:  # one of this host says so; it would not be heard from others either

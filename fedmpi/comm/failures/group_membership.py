@@ -18,11 +18,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, final
+from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import Gone, Lost, T, within
+from fedmpi.comm.base import ConnectionLostError, Lost, T
 from fedmpi.comm.failures.error_reporter import MEMBERS, WHOM, ErrorReporter, who
 from fedmpi.comm.failures.event_log import EventLog
 from fedmpi.comm.rendezvous.store import RankStore
@@ -48,7 +48,7 @@ class GroupMembership:
         self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
         error_reporter.subscribe(self._on_news)
 
-    def wanted(self) -> bool:
+    def regroup_requested(self) -> bool:
         """Whether the other ranks wait for this one to `settle`, or have no rank 0 left."""
         return self.called > self.generation or self._gone
 
@@ -61,7 +61,7 @@ class GroupMembership:
         kind, *words = line.split()
         if kind == CALL:
             self.called = max(self.called, int(words[0]))
-            if self.wanted():
+            if self.regroup_requested():
                 self.release(store)
         elif kind == ASK:
             store.set(f"answer/{words[0]}/{self.rank}", "1")
@@ -84,7 +84,7 @@ class GroupMembership:
         self.process.exit_after_eviction()
 
     # ---- settling ----
-    def settle(
+    def regroup(
         self, payload: bytes, ended: Iterable[int], deadline_s: float, build: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]]:
         """(what connects the members, their payloads). build(store, generation, members) connects this rank to them.
@@ -103,30 +103,32 @@ class GroupMembership:
                 if self.clock.now() > until:
                     raise Lost(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
         except DistError as error:
-            raise Gone("rank 0 is dead: its store no longer answers") from error
+            raise ConnectionLostError("rank 0 is dead: its store no longer answers") from error
 
     def _attempt(
         self, vote: bytes, until: float, build: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]] | None:
         here = self.generation
-        self._ask(lambda: self.store.set(f"vote/{here}/{self.rank}", vote))
+        self.store.set(f"vote/{here}/{self.rank}", vote)
         if self.called < here:
             self._add(f"{CALL} {here}")
         if self.rank == 0:
-            others = self._those(f"vote/{here}", self.alive[1:], until)
+            others = self._members_with_key(f"vote/{here}", self.alive[1:], until)
             self._add(f"{MEMBERS} {here} {int(time.time())} {' '.join(map(str, [0, *others]))}")
-        line = self._word(MEMBERS, until)
+        line = self._next_line(MEMBERS, until)
         self.alive = [int(word) for word in line.split()[3:]]
         made = self._build(here, build)
         if self.rank == 0:
             members = self.alive
-            self.alive = self._those(f"built/{here}", members, self.clock.now() + self.timeouts.connect, every=True)
+            self.alive = self._members_with_key(
+                f"built/{here}", members, self.clock.now() + self.timeouts.connect, every=True
+            )
             well = self.alive == members and all(self.store.get(f"built/{here}/{rank}") == b"1" for rank in members)
             self._add(f"{GO if well else AGAIN} {here}")
-        word = self._word(GO, until + self.timeouts.connect, AGAIN)
+        word = self._next_line(GO, until + self.timeouts.connect, AGAIN)
         if word.startswith(AGAIN):
             return None
-        votes = self._ask(lambda: self.store.multi_get([f"vote/{here}/{rank}" for rank in self.alive]))
+        votes = self.store.multi_get([f"vote/{here}/{rank}" for rank in self.alive])
         return made[0], {rank: vote.partition(b"=")[2] for rank, vote in zip(self.alive, votes, strict=True)}
 
     def _build(self, here: int, build: Callable[[Store, int, list[int]], T]) -> list[T]:
@@ -144,7 +146,7 @@ class GroupMembership:
         self.clock.start_thread(work)
         return made
 
-    def _those(self, name: str, ranks: list[int], until: float, every: bool = False) -> list[int]:
+    def _members_with_key(self, name: str, ranks: list[int], until: float, every: bool = False) -> list[int]:
         """Those of `ranks` that live and have written the key name/RANK; for rank 0. Waits for all that live.
 
         every: none of them may be missing, so that there is nothing to wait for once one is lost.
@@ -179,12 +181,12 @@ class GroupMembership:
         found = [self.store.get(vote).partition(b"=")[0].split() for vote in votes if self.store.check([vote])]
         return {int(rank) for each in found for rank in each}
 
-    def _word(self, kind: str, until: float, other: str = "") -> str:
+    def _next_line(self, kind: str, until: float, other: str = "") -> str:
         """The next line of this kind about this attempt; looks now and then whether rank 0 still lives."""
         while self.clock.now() < until + 2 * self.timeouts.reply:
             self._arrived.clear()
             if not self._news and not self.clock.wait(self._arrived, self.timeouts.probe):
-                self._ask(lambda: self.store.check(["vote"]))
+                self.store.check(["vote"])
                 if self.rank:
                     self._look_at_rank_0()
                 continue
@@ -192,7 +194,7 @@ class GroupMembership:
                 continue
             line = self._news.popleft()
             if line is None:
-                raise Gone("rank 0 is dead: its store no longer answers")
+                raise ConnectionLostError("rank 0 is dead: its store no longer answers")
             if line.startswith(ASK) and "/" not in line:  # rank 0 waits, too
                 until = max(until, self.clock.now())
             elif line.split()[0] in (kind, other) and int(line.split()[1]) == self.generation:
@@ -208,8 +210,4 @@ class GroupMembership:
             raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
 
     def _add(self, line: str) -> None:
-        self._ask(lambda: EventLog(self.store, self.error_reporter.at).add(line))
-
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        limit_s = self.timeouts.store
-        return within(limit_s, call, f"rank 0 is silent: its store has not answered for {limit_s:.0f} s", self.clock)
+        EventLog(self.store, self.error_reporter.at).add(line)

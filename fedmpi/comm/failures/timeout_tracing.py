@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from torch.distributed import Store
 
-from fedmpi.comm.base import Silent, within
+from fedmpi.comm.base import RankTimeoutError, call_with_timeout
 from fedmpi.comm.failures.error_reporter import WHOM, ErrorReporter
 from fedmpi.comm.failures.event_log import EventLog
 from fedmpi.comm.timeouts import Timeouts
@@ -22,23 +22,23 @@ POLL_S = 0.01
 
 def root_cause(error_reporter: ErrorReporter, error: Exception) -> Exception:
     """The silence that explains this one; any other error as it is."""
-    if isinstance(error, Silent):
+    if isinstance(error, RankTimeoutError):
         peers = error.peers
         with suppress(Exception):  # the store may be on a host that is gone, and never answer
             limits = error_reporter.timeouts
             trace_peers = lambda: trace(error_reporter.job.rank, peers, error_reporter.event_log(), limits)  # noqa: E731
-            found = within(3 * limits.frozen, trace_peers, "", limits.clock)
-            return Silent(found, error.seconds, error.setting, error.hosts)
+            found = call_with_timeout(3 * limits.frozen, trace_peers, "", limits.clock)
+            return RankTimeoutError(found, error.seconds, error.setting, error.hosts)
     return error
 
 
-def answer(line: str | None, rank: int, awaits: Iterable[int], store: Store) -> None:
+def answer(line: str | None, rank: int, waiting_for: Iterable[int], store: Store) -> None:
     """Say for whom this rank waits, if the line asks that, and asks this rank."""
     if line is None or not line.startswith(WHOM):
         return
     _, asker, asked = line.split()
     if int(asked) == rank:
-        store.set(_key(asker, rank), "=" + " ".join(map(str, awaits)))
+        store.set(_key(asker, rank), "=" + " ".join(map(str, waiting_for)))
 
 
 def trace(rank: int, peers: Iterable[int], events: EventLog, timeouts: Timeouts) -> list[int]:

@@ -1,12 +1,12 @@
-"""Who may join a job: processes that know its key. Both sides prove it; neither says it.
+"""Authenticate the processes of a job to each other: both sides prove that they know its key, without sending it.
 
-    guest    MAGIC, 32 random bytes a
+    client   MAGIC, 32 random bytes a
     rank 0   MAGIC, 32 random bytes b, HMAC-SHA256(key, "rank 0", a, b)
-    guest    HMAC-SHA256(key, "guest", a, b)
+    client   HMAC-SHA256(key, "guest", a, b)
 
-The key comes from the launcher: under MPI it is random and travels by an MPI broadcast. Slurm and torchrun have no
-channel that only the job's ranks can read, so there it is made of the job's number and a secret of the user's: the
-variable FEDMPI_SECRET or the file ~/.fedmpi/secret, which the first run makes.
+The key comes from the launcher: under MPI it is random and is sent by an MPI broadcast. Slurm and torchrun have no
+channel that only the job's ranks can read, so there it is derived from the job's number and a secret of the user: the
+variable FEDMPI_SECRET or the file ~/.fedmpi/secret, which the first run creates.
 """
 
 from __future__ import annotations
@@ -31,17 +31,21 @@ BACKLOG = 1024
 
 
 class AuthenticationError(OSError):
-    """What answers speaks as rank 0 does, and does not know the key."""
+    """The process that answers follows rank 0's protocol but does not know the key."""
 
 
-def hmac_proof(key: bytes, who: bytes, asked: bytes, answered: bytes) -> bytes:
-    return hmac.digest(key, who + asked + answered, "sha256")
+def hmac_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """Return the bytes by which a side proves that it knows the key. role: "rank 0" or "guest"."""
+    return hmac.digest(key, role + client_nonce + server_nonce, "sha256")
 
 
 def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
-    """Rank 0's reply to a hello, and the proof that it waits for. Raises ValueError if it is no hello."""
-    if len(hello) != HELLO or not hello.startswith(MAGIC):
-        raise ValueError("no hello")
+    """Return rank 0's reply to a client's first message, and the proof that the client owes.
+
+    Raises ValueError if the message does not follow the protocol.
+    """
+    if not hello.startswith(MAGIC):
+        raise ValueError("another protocol")
     asked, nonce = hello[len(MAGIC) :], secrets.token_bytes(NONCE)
     return MAGIC + nonce + hmac_proof(key, b"rank 0", asked, nonce), hmac_proof(key, b"guest", asked, nonce)
 
@@ -50,7 +54,7 @@ def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: floa
     """Connect to rank 0's store, each step within patience_s.
 
     Raises:
-        AuthenticationError: what answers does not know the key.
+        AuthenticationError: the process that answers does not know the key.
         OSError: no store answers.
     """
     connection = socket.create_connection(address, timeout=patience_s)
@@ -73,18 +77,18 @@ def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: floa
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes. Raises OSError if the other side ends first, or does not send for a time-out."""
-    got = bytearray()
-    while len(got) < count:
-        part = connection.recv(count - len(got))
+    """Return the next `count` bytes. Raises OSError if the connection ends before, or its time-out passes."""
+    received = bytearray()
+    while len(received) < count:
+        part = connection.recv(count - len(received))
         if not part:
             raise OSError("the connection has ended")
-        got += part
-    return bytes(got)
+        received += part
+    return bytes(received)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at one address of this host; at all, where `host` is "" or is not this host's.
+    """Return a listening socket at the address `host`; at all addresses if it is "" or none of this host.
 
     Raises OSError if the port is taken.
     """
@@ -100,22 +104,23 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def job_key(job: str, env: Mapping[str, str]) -> bytes:
-    """The key of one job of this user's, by the job's name. Raises UserError if there can be no secret."""
+    """Return the key of one of this user's jobs. job: its name. Raises UserError if the user has no valid secret."""
     return hmac.digest(user_secret(env), job.encode(), "sha256")
 
 
 def user_secret(env: Mapping[str, str]) -> bytes:
-    said = env.get("FEDMPI_SECRET", "")
-    if said and len(said) < SHORTEST:
+    """Return a digest of FEDMPI_SECRET, or else of the file ~/.fedmpi/secret. Raises UserError for invalid ones."""
+    value = env.get("FEDMPI_SECRET", "")
+    if value and len(value) < SHORTEST:
         raise UserError(
-            f"environment variable FEDMPI_SECRET has {len(said)} characters; at least {SHORTEST} are needed: "
+            f"environment variable FEDMPI_SECRET has {len(value)} characters; at least {SHORTEST} are needed: "
             "export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks, or leave it out"
         )
-    if said:
-        return hashlib.sha256(said.encode()).digest()
+    if value:
+        return hashlib.sha256(value.encode()).digest()
     path = Path(env.get("HOME") or Path.home()) / ".fedmpi" / "secret"
     try:
-        text = from_file(path)
+        text = read_or_create_secret(path)
     except OSError as error:
         raise UserError(
             f"{path}: {error.strerror or error}. It holds the secret by which the ranks of a job know each other; make "
@@ -124,8 +129,11 @@ def user_secret(env: Mapping[str, str]) -> bytes:
     return hashlib.sha256(text).digest()
 
 
-def from_file(path: Path) -> bytes:
-    """The secret in a file that is the user's alone; made whole if it is not there, by whoever is first."""
+def read_or_create_secret(path: Path) -> bytes:
+    """Return the secret in a file that only the user can read. The first of several ranks creates it if it is missing.
+
+    Raises OSError if others can read the file, or it holds no secret.
+    """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if not path.exists():
         mine = path.with_name(f"secret.{secrets.token_hex(8)}")
@@ -133,7 +141,7 @@ def from_file(path: Path) -> bytes:
             file.write(f"{secrets.token_hex(32)}\n")
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another rank was first; a link is made or not, on NFS, too
+        with contextlib.suppress(FileExistsError):  # another rank was first; creating a link is atomic, also on NFS
             os.link(mine, path)
         mine.unlink()
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from fedmpi.comm import network
-from fedmpi.comm.base import Lost, within
+from fedmpi.comm.base import Lost, call_with_timeout
 from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.rendezvous import auth, store_server
@@ -108,7 +108,7 @@ def under_torchrun(
         return location
     left_s = seconds(deadline, timeouts)
     try:
-        text = within(left_s, lambda: agent.get(rendezvous_key()).decode(), NO_ADDRESS, timeouts.clock)
+        text = call_with_timeout(left_s, lambda: agent.get(rendezvous_key()).decode(), NO_ADDRESS, timeouts.clock)
         return StoreLocation(decode_addresses(text), key)
     except DistError as error:
         raise Lost(f"{NO_ADDRESS} ({line(error)})") from error
@@ -128,7 +128,7 @@ def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TC
     patience_s = seconds(deadline, timeouts)
     silent = f"torchrun's agent is silent: no store at {host}:{port} after {patience_s:.0f} s"
     try:
-        return within(
+        return call_with_timeout(
             patience_s + timeouts.reply,
             lambda: TCPStore(host, port, timeout=timedelta(seconds=patience_s), wait_for_workers=False),
             f"{silent}; something takes connections there and never answers, such as another service on this port",

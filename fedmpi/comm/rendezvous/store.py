@@ -16,7 +16,7 @@ from typing import Any, final
 
 from torch.distributed import DistError, DistNetworkError, DistStoreError, Store
 
-from fedmpi.comm.base import Gone, Lost, absent_error
+from fedmpi.comm.base import ConnectionLostError, Lost, absent_error
 from fedmpi.comm.rendezvous import auth
 from fedmpi.comm.rendezvous.store_server import ALL, LENGTH, encode
 from fedmpi.comm.timeouts import Timeouts
@@ -127,7 +127,7 @@ class StoreAllgather:
         rank: int,
         ranks: Sequence[int],
         name: str = "allgather",
-        wanted: Callable[[], bool] = lambda: False,
+        regroup_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
@@ -135,11 +135,11 @@ class StoreAllgather:
             rank: this rank.
             ranks: those that take part, ascending.
             name: prefix of the keys.
-            wanted: whether to give up, as a rank is lost.
+            regroup_requested: whether to give up, as a rank is lost.
         """
         self.store, self.rank, self.ranks = store, rank, ranks
         self.name = name
-        self.wanted = wanted
+        self.regroup_requested = regroup_requested
         self.calls = 0  # number of calls so far: each call has keys of its own
 
     def __call__(self, payload: bytes, deadline_s: float, remedy: str = "") -> list[bytes]:
@@ -150,13 +150,13 @@ class StoreAllgather:
         self.calls += 1  # from here on `cancel` ends this call
         try:
             verdict = CANCELLED
-            if not self.wanted():
+            if not self.regroup_requested():
                 verdict, values = self.store.gather(
                     self.name, self.calls, self.rank, self.ranks, payload, max(0.01, deadline_s)
                 )
         except DistError as error:
-            raise Gone("rank 0 is dead: its store no longer answers") from error
-        if verdict == CANCELLED or self.wanted():
+            raise ConnectionLostError("rank 0 is dead: its store no longer answers") from error
+        if verdict == CANCELLED or self.regroup_requested():
             raise Lost("another rank has lost one")
         if verdict != ALL:
             raise absent_error(map(int, verdict.split()), len(self.ranks), deadline_s, remedy=remedy)

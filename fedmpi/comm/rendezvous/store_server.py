@@ -149,7 +149,7 @@ class StoreServer:
             self._set(verdict, ALL)
             for key in ("silent", *ranks):  # all ranks have read the values of the call before
                 self.values.pop(f"{name}/{call - 1}/{key}", None)
-        if not await self._wait(reader, [verdict], seconds):
+        if not await self._wait(reader, [verdict], seconds) and verdict not in self.values:
             missing = [str(rank) for rank, key in zip(ranks, keys, strict=True) if key not in self.values]
             self._set(verdict, " ".join(missing))
         return [self.values[verdict], *(self.values.get(key, "") for key in keys)]

@@ -1,7 +1,7 @@
-"""What pictures go through between the data set and the model:  data.augment: [{crop: 4}, flip, {cutout: 16}].
+"""Augmentations of pictures between data set and model:  data.augment: [{crop: 4}, flip, {cutout: 16}].
 
-Operations are batched tensor arithmetic. What one of them draws for a sample are uniform numbers, `columns` of them
-(operation.py), which come for a whole epoch from a generator of (seed, round, client), wherever that one trains.
+Operations are batched tensor arithmetic. Each uses `columns` uniform random numbers a sample (operation.py); those of a
+whole epoch come from a generator of (seed, round, client), so that they do not depend on the rank.
 """
 
 from fedmpi.common.registry import PluginKind

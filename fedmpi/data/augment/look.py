@@ -1,4 +1,4 @@
-"""The way from a stored picture to what a model sees: bytes -> pixels in 0..1 -> normalised, operations in between."""
+"""How stored pictures become inputs of a model: bytes -> pixels in 0..1 -> normalised, with operations in between."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Look:
-    """x = operations of the stored pictures, v / 255 before the first that needs it, normalised behind the last that
-    works on pixels. `normal` None: pixels in 0..1; of other floats, as they are stored, which counts as normalised."""
+    """Pipeline from stored pictures to inputs: division by 255 before the first operation that needs it, normalisation
+    after the last one that works on pixels. normal None: pixels in 0..1, or floats as they are stored."""
 
     bytes: bool = False  # whether pictures are stored as uint8
     unit: bool = False  # whether they are stored as floats in 0..1
@@ -51,7 +51,7 @@ class Look:
 
     @cached_property
     def steps(self) -> Sequence[tuple[Step, slice | None]]:
-        """What is done, in turn, and which of a sample's numbers it reads; None: always done.
+        """The steps in their order, each with the columns of random numbers it reads; None: done at tests too.
 
         Raises UserError if operations stand in an order that makes no sense.
         """

@@ -1,4 +1,4 @@
-"""What of a data set is there, what is missing and where it goes; and fetching it."""
+"""Check which files of a data set are there, and fetch the missing ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import IO
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data import sources
-from fedmpi.data.fetching import by_hand, http, medmnist, public
-from fedmpi.data.fetching.listing import Download, Listing, Part
+from fedmpi.data.fetching import catalogue, http, medmnist
+from fedmpi.data.fetching.catalogue import Download, Listing, Part
 
-SETS: dict[str, Listing] = public.SETS | medmnist.SETS | by_hand.SETS
+SETS: dict[str, Listing] = catalogue.PUBLIC | medmnist.SETS | catalogue.BY_HAND
 
 Tell = Callable[[str], None]
 
@@ -117,14 +117,14 @@ def fetch(name: str, root: Path, tell: Tell) -> bool:
 
 
 def ready(name: str, root: Path, download: bool) -> None:
-    """What a source does before it reads: fetch what is missing, if it may."""
+    """Fetch the missing files of a data set before its source reads it, if data.download allows it."""
     if download:
         with progress() as shown:
             fetch(name, root, shown)
 
 
 def advice(name: str, root: Path) -> str:
-    """For the message of a source that misses a file."""
+    """Remedy for the message of a source that misses a file."""
     if find(name).downloads:
         return f"correct data.root, or set data.download=true, or run `fedmpi data fetch {name} --root {root}`"
     return f"correct data.root; `fedmpi data check {name} --root {root}` says what to fetch by hand and where it goes"
@@ -132,7 +132,7 @@ def advice(name: str, root: Path) -> str:
 
 @contextmanager
 def one_at_a_time(root: Path) -> Iterator[None]:
-    """Hold a lock in `root`: the first process on a file system downloads, the others wait and then find the files."""
+    """Hold a lock in `root`, so that one process of a file system downloads while the others wait for it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         file = (root / ".fedmpi-download.lock").open("w")

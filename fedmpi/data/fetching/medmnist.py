@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedmpi.data.fetching.listing import Download, Listing, one
+from fedmpi.data.fetching.catalogue import Download, Listing, one
 
 ZENODO = "https://zenodo.org/records/10519652/files"
 SIZES = (28, 64, 128, 224)

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.parts import Partition, ascending, check_classes, check_enough
+from fedmpi.data.partitions.parts import Partition, check_classes, check_enough
 
 # Shares drawn before giving up: 100,000 draws for 100 clients and 10 classes, of which FedSOL's alpha .05 took 2,000 to
 # 90,000; some five seconds.
@@ -198,4 +198,4 @@ def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha
             taken = np.minimum(taken + rng.multinomial(need, q), left)
         parts.append(np.concatenate([rows[n - t : n] for rows, n, t in zip(stock, left, taken, strict=True)]))
         left = left - taken
-    return ascending(parts)
+    return Partition.from_parts(parts).ascending()

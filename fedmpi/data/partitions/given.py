@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.csv_file import csv_table
-from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, ascending, equal_sizes
+from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, equal_sizes
 
 
 def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()) -> Partition:
@@ -91,7 +91,7 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
         raise UserError(f"data.partition.path: {path} names no client")
     if clients is not None and clients != len(parts):
         raise UserError(f"data.partition: {path} has {len(parts)} clients, and clients={clients}; {LEAVE_OUT}")
-    return ascending(parts)
+    return parts.ascending()
 
 
 def _csv(path: Path, samples: int) -> Partition:

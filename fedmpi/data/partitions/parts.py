@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import final
 
 import numpy as np
@@ -85,11 +85,6 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
     [3, 2, 2]
     """
     return rows // parts + (np.arange(parts) < rows % parts)
-
-
-def ascending(parts: Sequence[np.ndarray] | Partition) -> Partition:
-    """One array of rows per client as a partition, each part in ascending order."""
-    return (parts if isinstance(parts, Partition) else Partition.from_parts(parts)).ascending()
 
 
 def check_enough(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:

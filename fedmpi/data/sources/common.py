@@ -19,7 +19,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import other_spelling
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.preparation import shared
 from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming import Stream
@@ -34,7 +34,7 @@ _ignored: ContextVar[float | str | None] = ContextVar("ignored", default=None)
 
 @contextmanager
 def ignoring(target: float | str | None) -> Iterator[None]:
-    """While this lasts, sources are told of `task.ignore`, the target that does not count: a number, "nan" or None."""
+    """Set `task.ignore`, the target that does not count (a number, "nan" or None), while sources are read."""
     token = _ignored.set(target)
     try:
         yield
@@ -116,7 +116,7 @@ def holdout(
 def check_groups(
     groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str], column: str
 ) -> None:
-    """Raises for the first test row whose group is trained on. at: where a row stands."""
+    """Raise UserError for the first test row whose group is trained on. at: place of a row, for the message."""
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
         if group in seen and not trained:
@@ -125,8 +125,8 @@ def check_groups(
             raise UserError(f"{at(k)}: {said}; mend the column that says so, or leave data.group_column out")
 
 
-def tell_of_travellers(groups: Sequence[str] | np.ndarray, sites: Sequence[str]) -> None:
-    """Warn of groups that have rows at several sites, each of which parts its own rows. (n,) and (n,), or nothing."""
+def warn_of_divided_groups(groups: Sequence[str] | np.ndarray, sites: Sequence[str]) -> None:
+    """Warn of a group with rows at several sites, for each site holds out rows of its own. (n,) each, or empty."""
     found: dict[str, str] = {}
     for group, site in zip(groups, sites, strict=False):
         if found.setdefault(group, site) != site:
@@ -140,17 +140,9 @@ def tell_of_travellers(groups: Sequence[str] | np.ndarray, sites: Sequence[str])
             return
 
 
-def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
-    """(n,) `Dataset.group`; None where there are none."""
+def number_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
+    """Number the groups of rows, (n,) as `Dataset.group` needs them; None without groups."""
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
-
-
-def normalised(
-    images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int | None = None
-) -> Pictures:
-    """Images as `pictures` has them."""
-    stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-    return of_bytes(stored, mean, std, channels or images.shape[1])
 
 
 def pictures(
@@ -167,13 +159,13 @@ def pictures(
     or one a channel; channels: to which C = 1 is repeated.
     """
     (x, y), (test_x, test_y) = train, test
-    made_x, made_test = (normalised(images, mean, std, channels) for images in (x, test_x))
-    made = of_arrays(x, mean, std, channels or x.shape[1])
-    return Dataset(made_x, y, made_test, test_y, classes, preparation=made)
+    samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
+    preparation = of_arrays(x, mean, std, channels or x.shape[1])
+    return Dataset(samples, y, test_samples, test_y, classes, preparation=preparation)
 
 
-def reads_columns(data: Dataset, **columns: str) -> Dataset:
-    """The data set whose preparation reads new rows from these columns: its fields, such as picture_column, by name."""
+def with_columns(data: Dataset, **columns: str) -> Dataset:
+    """Set fields of the preparation, such as picture_column, that say from which columns new rows are read."""
     preparation: Any = data.preparation
     return data if preparation is None else replace(data, preparation=replace(preparation, **columns))
 

@@ -1,8 +1,14 @@
-"""UCI Heart Disease: four hospitals, 13 measurements a patient, heart disease or not."""
+"""UCI Heart Disease: four hospitals, 13 measurements a patient, heart disease or not.
+
+The variant flamby is Fed-Heart-Disease, row by row as FLamby has it, so that its published tables can be compared:
+Ogier du Terrail et al. FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
+Settings. NeurIPS 2022; flamby/datasets/fed_heart_disease/dataset.py.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,34 +16,31 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
+from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find, holdout, joined
-from fedmpi.data.sources.tables import flamby_heart
-from fedmpi.data.sources.tables.preparation import Column, Fit, Moments, TablePreparation
-from fedmpi.data.sources.tables.prepare import moments, standardised
+from fedmpi.data.sources.tables.preparation import (
+    Column,
+    Fit,
+    Moments,
+    TablePreparation,
+    column_moments,
+    standardise_columns,
+)
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-FEATURES = [
-    "age",
-    "sex",
-    "cp",
-    "trestbps",
-    "chol",
-    "fbs",
-    "restecg",
-    "thalach",
-    "exang",
-    "oldpeak",
-    "slope",
-    "ca",
-    "thal",
-]
+FIRST_TEN = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
+FEATURES = [*FIRST_TEN, "slope", "ca", "thal"]
 CHOLESTEROL = FEATURES.index("chol")
 NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")  # float() reads nan, inf and 1_000
 LARGEST = 1e6  # no measurement comes near
+# FLamby's columns: slope, ca and thal are left out, cp and restecg become columns of 0 and 1
+FLAMBY_COLUMNS, CP, RESTECG = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
+FLAMBY_TRAIN = 0.66
 
 
 def heart_disease(
@@ -71,7 +74,7 @@ def heart_disease(
     if variant == "flamby":
         if test_fraction != 0.2:
             raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
-        return flamby_heart.dataset([_file(root, name) for name in names], names, standardise == "pooled")
+        return _flamby_dataset([_file(root, name) for name in names], names, standardise == "pooled")
     if standardise != "site":
         raise UserError("heart_disease: standardise: pooled goes with variant: flamby; leave data.standardise out")
     hospitals = [_hospital(_file(root, name), test_fraction) for name in names]
@@ -105,8 +108,8 @@ def _hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, Fit]:
     cholesterol = x[:, CHOLESTEROL]
     cholesterol[cholesterol == 0] = np.nan  # nobody has 0 mg/dl: it was not measured (all of Switzerland)
     train, test = holdout(y, test_fraction)
-    mean, std = moments(x[train])
-    tx, ty = torch.from_numpy(standardised(x, mean.tolist(), std.tolist())).float(), torch.from_numpy(y)
+    mean, std = column_moments(x[train])
+    tx, ty = torch.from_numpy(standardise_columns(x, mean.tolist(), std.tolist())).float(), torch.from_numpy(y)
     fit = Fit((None,) * len(FEATURES), Moments(tuple(mean.tolist()), tuple(std.tolist())))
     return Dataset(tx[train], ty[train], tx[test], ty[test], classes=2), fit
 
@@ -114,27 +117,69 @@ def _hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, Fit]:
 def _read(path: Path) -> np.ndarray:
     """(n, 14) float64; a `?` is NaN."""
     rows = []
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        fields = line.split(",")
-        for field in fields:
-            if field.strip() != "?" and not (NUMBER.fullmatch(field) and abs(float(field)) <= LARGEST):
+    for number, cells in csv_rows(path, remedy="fetch the file anew"):
+        for cell in cells:
+            if cell.strip() != "?" and not (NUMBER.fullmatch(cell) and abs(float(cell)) <= LARGEST):
                 raise UserError(
-                    f"{path}, line {number}: {show(field)} is not allowed; a number of at most {LARGEST:.0f} or ? is; "
+                    f"{path}, line {number}: {show(cell)} is not allowed; a number of at most {LARGEST:.0f} or ? is; "
                     "fetch the file anew"
                 )
-        row = [float("nan" if field.strip() == "?" else field) for field in fields]
+        row = [float("nan" if cell.strip() == "?" else cell) for cell in cells]
         if len(row) != len(FEATURES) + 1 or row[-1] not in range(5):
             raise UserError(
-                f"{path}, line {number}: {len(FEATURES)} features and a diagnosis 0..4 are needed, found {show(line)}; "
-                f"fetch the file anew"
+                f"{path}, line {number}: {len(FEATURES)} features and a diagnosis 0..4 are needed, found "
+                f"{show(','.join(cells))}; fetch the file anew"
             )
         rows.append(row)
     if not rows:
         raise UserError(f"{path} is empty; fetch the file anew")
     return np.array(rows)
+
+
+# ---- FLamby ----
+def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool) -> Dataset:
+    """Join all hospitals, each standardised by its own training part; the global test set by that of all together.
+
+    pooled: training rows, too, by that of all together, as FLamby's pooled training has them.
+    """
+    parts = [_flamby_hospital(table) for table in tables]
+    sites = []
+    for x, y, train in parts:
+        z = _flamby_standardised(x, x[train])
+        sites.append(Dataset(z[train], y[train], z[~train], y[~train], classes=2))
+    if len(sites) == 1:
+        return sites[0]
+    train_x, test_x = torch.cat([x[t] for x, _, t in parts]), torch.cat([x[~t] for x, _, t in parts])
+    data = joined(sites, names, global_x=_flamby_standardised(test_x, train_x))
+    return replace(data, train_x=_flamby_standardised(train_x, train_x)) if pooled else data
+
+
+def _flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """x (n, 13) float32 in the files' units, y (n,), train (n,) bool, of one hospital's table (n', 14).
+
+    Patients with a gap among the first ten measurements are left out; cholesterol 0 stays. cp and restecg become
+    columns of 0 and 1 but for their first values. The test part is scikit-learn's, stratified where either class has
+    more than two patients.
+    """
+    from sklearn.model_selection import train_test_split  # takes a second to import
+
+    table = table[~np.isnan(table[:, : len(FIRST_TEN)]).any(1)]
+    y = (table[:, -1] > 0).astype(np.int64)
+    dummies = [table[:, CP] == value for value in (2, 3, 4)] + [table[:, RESTECG] == value for value in (1, 2)]
+    x = np.concatenate([table[:, FLAMBY_COLUMNS], np.stack(dummies, axis=1)], axis=1)
+    counts = np.unique(y, return_counts=True)[1]
+    _, test = train_test_split(
+        np.arange(len(y)),
+        test_size=1.0 - FLAMBY_TRAIN,
+        train_size=FLAMBY_TRAIN,
+        random_state=43,
+        shuffle=True,
+        stratify=y if len(counts) > 1 and counts.min() > 2 else None,
+    )
+    train = ~np.isin(np.arange(len(y)), test)
+    return torch.from_numpy(x).float(), torch.from_numpy(y), torch.from_numpy(train)
+
+
+def _flamby_standardised(x: Tensor, by: Tensor) -> Tensor:
+    """x by the mean, and the unbiased standard deviation + 1e-9, of the rows `by`."""
+    return (x - by.mean(0)) / (by.std(0) + 1e-9)

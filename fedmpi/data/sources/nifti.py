@@ -94,7 +94,7 @@ def nifti(
         return Dataset(*parts, numbers.many, preparation=made)
 
     found = dataset(pairs, pairs.found(), read, val, test_fraction)
-    _tell_orientations(orientations, made.canonical)
+    _warn_of_orientations(orientations, made.canonical)
     return found
 
 
@@ -256,7 +256,7 @@ def _scaled(image: Tensor, intensity: Intensity) -> Tensor:
     return ((image - low) / (high - low)).clamp(0, 1)
 
 
-def _tell_orientations(stored: Sequence[str], canonical: bool) -> None:
+def _warn_of_orientations(stored: Sequence[str], canonical: bool) -> None:
     """Warn of volumes that were turned, or that are not turned alike."""
     others = {name: stored.count(name) for name in sorted({*stored}) if name != "RAS" or not canonical}
     shown = ", ".join(f"{name} {many}" for name, many in others.items())

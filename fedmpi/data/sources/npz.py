@@ -173,8 +173,8 @@ def _largest(y: Tensor, test_y: Tensor, at: Path) -> int:
     return largest
 
 
-def _tell_unknown(path: Path, unknown: Sequence[str], known: Sequence[str]) -> None:
-    """An array that is not looked at is said to be so; one that is named almost like another is a mistake."""
+def _check_unknown(path: Path, unknown: Sequence[str], known: Sequence[str]) -> None:
+    """Warn of arrays that are not read; raise ValueError for one whose name is a misspelling of a known one."""
     plain = {_letters(name): name for name in known}
     for name in unknown:
         meant = plain.get(_letters(name))
@@ -200,7 +200,7 @@ def _read(path: Path, mapped: bool) -> tuple[dict[str, np.ndarray], list[str]]:
             if len(set(known)) < len(known):
                 raise ValueError(f"it holds {', '.join(archive.files)}; each once, under one of its names: {ACCEPTED}")
             files = list(archive.files)
-            _tell_unknown(path, [key for key in files if key not in names], list(names))
+            _check_unknown(path, [key for key in files if key not in names], list(names))
             arrays = {names[key]: array for key, array in _arrays(path, archive, names, mapped).items()}
         for key, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:

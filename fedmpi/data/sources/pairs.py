@@ -15,18 +15,17 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import (
+    PARTS,
     check_groups,
     checked_fraction,
     find,
     holdout,
     ignored_target,
     joined,
-    numbered,
-    tell_of_travellers,
+    number_groups,
+    warn_of_divided_groups,
 )
-from fedmpi.data.sources.pictures.csv_images import PARTS
-from fedmpi.data.sources.pictures.folders import classes_in
-from fedmpi.data.sources.pictures.table_of_files import Row, rows
+from fedmpi.data.sources.pictures.image_dataset import Row, class_folders, read_rows
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Pairs:
             raise MissingDataError(
                 f"{self.source}: there is no folder {home} (data.root = {self.root}); correct data.root or data.path"
             )
-        names = classes_in(home)
+        names = class_folders(home)
         if self.site is not None and self.site not in names:
             there = ", ".join(names) or "no folder"
             raise MissingDataError(
@@ -169,7 +168,7 @@ class Pairs:
         return {name: self._of(home / name) for name in ([self.site] if self.site else names)}
 
     def _of(self, home: Path) -> list[Pair]:
-        parts = [name for name in classes_in(home) if name.lower() in PARTS]
+        parts = [name for name in class_folders(home) if name.lower() in PARTS]
         parts = parts if any(PARTS[name.lower()] == "train" for name in parts) else []
         pairs = [pair for name in parts for pair in self.naming.pairs(home / name, PARTS[name.lower()])]
         pairs = pairs if parts else self.naming.pairs(home)
@@ -185,7 +184,7 @@ class Pairs:
         if self.site is not None and not self.columns.site:
             raise UserError(f"{self.source}: data.site_column is missing; silos need it")
         options = self.columns.options()
-        table = rows(at, list(options.values()), self.delimiter, list(options))
+        table = read_rows(at, list(options.values()), self.delimiter, list(options))
         sites = natural_order(row.values[self.columns.site] for row in table) if self.columns.site else [""]
         if self.site is not None and self.site not in sites:
             raise UserError(
@@ -242,13 +241,13 @@ def dataset(
             f"{pairs.columns.group}",
         )
     else:
-        tell_of_travellers([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
+        warn_of_divided_groups([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
     parts = []
     for site, its in found.items():
         kept = [pair for pair in its if val == "join" or pair.part != "val"]
         train, test = _split(kept, site, pairs, test_fraction)
         groups = [kept[k].group for k in train if kept[k].group]
-        parts.append(replace(read(kept, train, test), group=numbered(groups)))
+        parts.append(replace(read(kept, train, test), group=number_groups(groups)))
     for site, part in zip(found, parts, strict=True):
         if part.input_shape != parts[0].input_shape:
             sizes = " and ".join(" x ".join(map(str, each.train_x.shape[2:])) for each in (parts[0], part))

@@ -1,4 +1,4 @@
-"""Which ranks were lost, in which round, and what that means for a run's numbers.
+"""Records of rank failures, and what they mean for a run's numbers.
 
     S_t   is the cohort as drawn, without the clients that were lost in round t and without those gone since
     c_k   the state of a client in `reverted` of round t is at the start of that round the one that round r made,
@@ -46,7 +46,7 @@ def row(
 
 
 def check(row: Row) -> None:
-    """That it is one. Raises KeyError, TypeError, ValueError or AttributeError."""
+    """Raise KeyError, TypeError, ValueError or AttributeError if this is not such a row."""
     for number in (row["round"], *row["ranks"].keys(), *row["clients"], *row["gone"], *row["back"]):
         int(number)
     for client, r in row["reverted"].items():
@@ -54,13 +54,13 @@ def check(row: Row) -> None:
 
 
 def late(row: Row) -> bool:
-    """Whether the round before was evaluated first; rows of earlier versions do not say."""
+    """Return whether the round before had been evaluated; False for rows of earlier versions, which lack it."""
     return bool(row.get("reported", False))
 
 
 @dataclass
 class LostRanks:
-    """The losses of one run, in the order in which they came."""
+    """The rank failures of one run, in their order."""
 
     rows: list[Row] = field(default_factory=list)
 
@@ -68,38 +68,38 @@ class LostRanks:
         return [each for each in self.rows if each["round"] == t]
 
     def until(self, t: int) -> LostRanks:
-        """Those of rounds 0..t."""
+        """Return those of rounds 0..t."""
         return LostRanks([each for each in self.rows if each["round"] <= t])
 
     def before(self, t: int) -> LostRanks:
-        """Those of which the evaluation of round t - 1 knew."""
+        """Return those that happened before the evaluation of round t - 1."""
         return LostRanks([each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each))])
 
     def known(self, t: int) -> LostRanks:
-        """The same, for a run that goes on with round t: it evaluates round t - 1 again, and knows of all of them."""
+        """Return all, as a run sees them that is resumed at round t and evaluates round t - 1 again."""
         return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
     def replace(self, t: int, rows: Sequence[Row]) -> None:
-        """What round t is known to have lost is these rows, and no later round is known."""
+        """Replace the rows of round t by these, and delete those of later rounds."""
         self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
 
     def gone(self, t: int) -> set[int]:
-        """The clients that are not there in round t."""
-        found: set[int] = set()
+        """Return the clients that are unavailable in round t."""
+        missing: set[int] = set()
         for each in self.rows:
             if each["round"] <= t:
-                found = (found | set(each["gone"])) - set(each["back"])
-        return found
+                missing = (missing | set(each["gone"])) - set(each["back"])
+        return missing
 
     def present(self, t: int, cohort: Sequence[int]) -> list[int]:
-        """Those of round t's cohort who take part."""
+        """Return those of round t's cohort that take part."""
         out = self.gone(t).union(*(each["clients"] for each in self.of(t)))
         return [k for k in cohort if k not in out]
 
     def reverted(self, t: int) -> dict[int, int]:
-        """client -> the round whose state it starts round t with; who reverts twice was first where it now is."""
+        """Return client -> the round whose state it starts round t with, of the clients that revert."""
         return {int(k): r for each in self.of(t) for k, r in each["reverted"].items()}
 
     def needed(self) -> set[tuple[int, int]]:
-        """(client, round) of all states to which somebody reverts."""
+        """Return (client, round) of all states to which clients revert."""
         return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != START}

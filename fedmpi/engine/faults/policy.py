@@ -24,7 +24,7 @@ from fedmpi.comm import Communicator, Lost
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.faults.lost_ranks import START, Row
-from fedmpi.engine.plan import Plan
+from fedmpi.engine.federation_config import FederationConfig
 from fedmpi.engine.round_control import RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.timeline import Timeline
@@ -36,9 +36,9 @@ MIN_PATIENCE_S, PATIENCE_ROUNDS = 10.0, 5.0
 class FailurePolicy:
     """Decides which round follows one in which a rank has failed, and restores its start (faults.on_lost_rank)."""
 
-    def __init__(self, plan: Plan, control: RoundControl, timeline: Timeline, *, movable: bool) -> None:
+    def __init__(self, config: FederationConfig, control: RoundControl, timeline: Timeline, *, movable: bool) -> None:
         """movable: whether other ranks can train a dead rank's clients, as they have the data."""
-        self.plan, self.control, self.timeline, self.movable = plan, control, timeline, movable
+        self.config, self.control, self.timeline, self.movable = config, control, timeline, movable
         self.comm, self.states = control.comm, control.states
         self.scheduler, self.reporter = control.scheduler, control.reporter
         self.alive = list(self.comm.alive)  # rank 0's: the ranks that were alive when it last looked
@@ -60,21 +60,21 @@ class FailurePolicy:
             before = list(self.comm.alive)
             facts = {
                 "t": self.states.round,
-                "moved": self.states.moved.done,
+                "moved": self.states.move_log.done,
                 "reported": self.reporter.reported_in == self.states.round,
                 "why": why[:500],
                 "waited": time.perf_counter() - self.timeline.began,
-                "spent": self.comm.patience_s >= self.plan.timeout_s,
+                "spent": self.comm.patience_s >= self.config.timeout_s,
             }
-            answers = self.comm.regroup(json.dumps(facts).encode(), self.plan.timeout_s)
-            said = {rank: json.loads(text) for rank, text in answers.items()}
-            if not any(rank in said for rank in self.scheduler.ranks):
+            payloads = self.comm.regroup(json.dumps(facts).encode(), self.config.timeout_s)
+            answers = {rank: json.loads(text) for rank, text in payloads.items()}
+            if not any(rank in answers for rank in self.scheduler.ranks):
                 raise Lost(f"no rank that trains is left: {why}")
             if self.comm.alive == before:
-                self._extend_patience(said)
-            t = self._restore(said)
+                self._extend_patience(answers)
+            t = self._restore(answers)
             try:
-                self._agree(t, [each["why"] for each in said.values() if each["why"]])
+                self._agree(t, [each["why"] for each in answers.values() if each["why"]])
             except Lost as error:  # one more rank has failed
                 why = str(error)
                 continue
@@ -84,38 +84,42 @@ class FailurePolicy:
     def _record_duration(self, seconds: float) -> None:
         """A round took so long: a rank that is silent for several times as long is asked whether it lives."""
         self.longest_s = max(self.longest_s, seconds)
-        self.comm.patience_s = min(self.plan.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
+        self.comm.patience_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
-    def _extend_patience(self, said: Mapping[int, Mapping[str, Any]]) -> None:
+    def _extend_patience(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
         """Wait longer from now on, as all ranks live.
 
         Raises:
             Lost: on all ranks alike, where they have waited for comm.round_timeout_s already.
         """
-        waited, before, most = max(each["waited"] for each in said.values()), self.comm.patience_s, self.plan.timeout_s
-        if waited >= most and all(each["spent"] for each in said.values()):
+        waited, before, most = (
+            max(each["waited"] for each in answers.values()),
+            self.comm.patience_s,
+            self.config.timeout_s,
+        )
+        if waited >= most and all(each["spent"] for each in answers.values()):
             raise Lost(
-                f"round {said[0]['t']}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)"
+                f"round {answers[0]['t']}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)"
             )
         if min(PATIENCE_ROUNDS * waited, most) <= before:
             return
         self._record_duration(waited)
         if self.comm.rank == 0:
-            took = f"round {said[0]['t']}: no rank is lost, but one took {waited:.0f} s to its next message"
+            took = f"round {answers[0]['t']}: no rank is lost, but one took {waited:.0f} s to its next message"
             now = f"from now on ranks are asked after {self.comm.patience_s:.0f} s of silence, not {before:.0f}"
             warnings.warn(f"{took}, and the round begins again; {now}", stacklevel=2)
 
-    def _restore(self, said: Mapping[int, Mapping[str, Any]]) -> int:
+    def _restore(self, answers: Mapping[int, Mapping[str, Any]]) -> int:
         """Go back to the start of rank 0's round, and return it."""
-        root, states = said[0], self.states
+        root, states = answers[0], self.states
         t = int(root["t"])
         self.control.begin_round(t)  # where this rank has not heard of it yet
         # Moved states stay where they are if all ranks have moved what they had to: a dead rank cannot take its back.
-        stay = all(each["t"] == t and each["moved"] for each in said.values())
+        stay = all(each["t"] == t and each["moved"] for each in answers.values())
         states.restore(t, stay)
         if self.control.server is not None:
             self.control.server.undo_step(t)
-        states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in said], move=self.movable)
+        states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in answers], move=self.movable)
         self.reporter.reported_in = t if root["reported"] else -1
         return t
 
@@ -126,19 +130,18 @@ class FailurePolicy:
             Lost: one more rank fails.
         """
         comm, states, scheduler = self.comm, self.states, self.scheduler
-        orphans = sorted(states.orphans)
+        orphans = sorted(states.reassigned)
         found = newest_saved_rounds(comm, scheduler, states, orphans) if self.movable else {}
         if comm.rank == 0:
             lost = [rank for rank in self.alive if rank not in comm.alive]
             if lost:
-                where = (
-                    scheduler.assign(t, self.alive) if self.plan.on_lost == "drop" and self.control.trains(t) else {}
-                )
+                drops = self.config.on_lost_rank == "drop" and self.control.trains(t)
+                where = scheduler.assign(t, self.alive) if drops else {}
                 row = lost_ranks.row(
                     t,
                     {rank: comm.hosts.get(rank, "") for rank in lost},
                     clients=[k for k, rank in where.items() if rank in lost],
-                    gone=() if self.movable else set(orphans) - states.gone,
+                    gone=() if self.movable else set(orphans) - states.unavailable,
                     reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
                     reported=self.reporter.reported_in == t,
                     why=next(
@@ -146,7 +149,7 @@ class FailurePolicy:
                     ),
                 )
                 scheduler.lost_ranks.replace(t, [*scheduler.lost_ranks.of(t), row])
-                self.reporter.sink.loss(row)
+                self.reporter.callbacks.record_lost_ranks(row)
                 self.alive = list(comm.alive)
         apply(t, scheduler, states, comm.broadcast_json(scheduler.lost_ranks.of(t)))
 
@@ -154,7 +157,7 @@ class FailurePolicy:
 def apply(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
     """Take these rows for the rank failures of round t."""
     scheduler.lost_ranks.replace(t, rows)
-    states.gone = scheduler.lost_ranks.gone(t)
+    states.unavailable = scheduler.lost_ranks.gone(t)
     states.revert(scheduler.lost_ranks.reverted(t))
 
 
@@ -182,7 +185,7 @@ def rejoin_sites(t: int, control: RoundControl) -> None:
     """
     scheduler, states, comm = control.scheduler, control.states, control.comm
     away = sorted(scheduler.lost_ranks.gone(t))
-    if not away or control.plan.replay:
+    if not away or control.config.replays_failures:
         return
     found = newest_saved_rounds(comm, scheduler, states, away)
     rows = scheduler.lost_ranks.of(t)

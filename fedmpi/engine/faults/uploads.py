@@ -1,16 +1,16 @@
-"""Uploads that cannot be meant: numbers that are not finite, updates far longer than the others'. Judged at rank 0.
+"""The filter of bad uploads at rank 0: numbers that are not finite, updates far longer than the others'.
 
     bound = max(1000 median_k ||dw_k||, ||w||)                                   faults.max_norm: auto
-The median is that of the cohort's updates that are not zero: a client that made no step says nothing about the others.
-Of one or two none is the middle; then the latest norms of earlier rounds stand beside them, and while all of these are
-fewer than ENOUGH there is no bound. An update no longer than the model itself (what travels of it) is never refused:
-where the others have nothing left to learn, a client with something new is far from their median.
-Beyond it an update is bad; on_bad_update: clip takes it at the bound, dw <- dw * bound / ||dw||, and the rest of the
-upload as it came (other slots, buffers, what the client keeps). What is not finite cannot be clipped: there clip is
-drop. With on_client_error: drop a client that an error has kept from training is refused like one that sent what is not
-finite; three rounds in a row in which nobody's upload counts end the run in any case.
-A client whose upload is refused is, with faults.on_bad_update: drop, as if it had not taken part: the weights of the
-others sum to 1, nothing that it sent reaches `aggregate`, and its own state is that of before the round.
+The median is over the cohort's updates that are not zero. With fewer than ENOUGH of them the latest norms of earlier
+rounds are added; with fewer than ENOUGH in all there is no bound. An update no longer than the model (its shared part)
+is never refused: where the other clients have nothing left to learn, one with new data is far from their median.
+
+A longer update is bad. With on_bad_update: clip it is scaled to the bound, dw <- dw * bound / ||dw||, and the rest of
+the upload counts as it is; what is not finite is dropped. With on_client_error: drop a client with an error is refused
+like one whose numbers are not finite. Three rounds in a row without an upload that counts end the run in any case.
+
+With on_bad_update: drop a refused client has not taken part: the weights of the others sum to 1, nothing of its upload
+reaches `aggregate`, and its state is that of before the round.
 """
 
 from __future__ import annotations
@@ -35,36 +35,48 @@ IDLE = 3  # rounds in a row without a good upload, of which the last one ends th
 SHOWN = 5  # clients in a message
 NOT_FINITE = "values that are not finite (nan or inf)"
 REMEDY = "The usual cause is divergence: lower train.lr, or the weights of the method's own terms"
-# client, norm (nan: something is not finite), bound (None: there is none); "error" where it came to no upload
+# client, norm (nan: something is not finite), bound (None: there is none); "error" of a client that raised an error
 Refused = list[dict[str, Any]]
 
 
 class UpdateFilter:
-    """max_norm: "auto", a number or None (no bound). drop: do without bad uploads, rather than end the run; clip: take
-    those that are too long at the bound. `clipped`: which ones, in the round that was judged last."""
+    """Decides which uploads of a round count.
+
+    Attributes:
+        clipped: the updates that were scaled to the bound, in the latest round.
+        norms: client -> norm of its update as it counts, in the latest round.
+    """
 
     def __init__(self, max_norm: float | str | None = "auto", drop: bool = False, clip: bool = False) -> None:
+        """max_norm: None for no bound; drop: leave bad uploads out, else they end the run; clip: scale long ones."""
         self.max_norm, self.drop, self.clip = max_norm, drop, clip
         self.clipped: Refused = []
-        self.norms = dict[int, float]()  # client -> norm of its update as it counts, in that round
+        self.norms = dict[int, float]()
         self.latest: deque[float] = deque(maxlen=LATEST)
         self.idle = 0
-        self.judged = -1, self.memory()  # the latest round, and what was known before it
+        self.judged = -1, self.memory()  # the latest round, and `memory` before it
 
     def refused(
-        self, t: int, members: Sequence[int], came: GatheredUploads, w: Tensor, failed: Collection[int] = ()
+        self, t: int, members: Sequence[int], received: GatheredUploads, w: Tensor, failed: Collection[int] = ()
     ) -> Refused:
-        """Whose uploads do not count in round t; one warning line names them, but for those who failed.
+        """Return the uploads that do not count in round t, and warn of them in one line.
 
-        w: (s,) what travels of the global model. failed: of whom there are none.
-        Raises UserError where they are not to be dropped, and in the third round in a row in which none is good.
+        Args:
+            t: the round.
+            members: its clients, ascending.
+            received: their uploads.
+            w: (s,) the shared part of the global model.
+            failed: clients with an error, which have no upload.
+
+        Raises:
+            UserError: bad uploads are not dropped, or this is the third round in a row without a good one.
         """
-        if t == self.judged[0]:  # a loss has cut the round: it is judged once more
+        if t == self.judged[0]:  # the round is repeated after a rank failure
             self.recall(self.judged[1])
         self.judged = t, self.memory()
-        norms = came.norms().tolist()
-        if self.drop:  # else the step looks whether anything that it makes is not finite, and ends the run
-            norms = [n if whole else torch.nan for n, whole in zip(norms, came.finite(), strict=True)]
+        norms = received.norms().tolist()
+        if self.drop:  # else the step ends the run if a result is not finite
+            norms = [n if finite else torch.nan for n, finite in zip(norms, received.finite(), strict=True)]
         self.norms = dict(zip(members, norms, strict=True))
         bound, source = self._bound(norms, w)
         bad = [
@@ -76,33 +88,33 @@ class UpdateFilter:
             self.clipped = [each for each in bad if each["norm"] < torch.inf]
             bad = [each for each in bad if each not in self.clipped]
             for each in self.clipped:
-                came.scale(members.index(each["client"]), each["bound"] / each["norm"])
+                received.scale(members.index(each["client"]), each["bound"] / each["norm"])
             if self.clipped:
                 self.norms |= {each["client"]: each["bound"] for each in self.clipped}
-                said = f"round {t}: {_told(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
-                warnings.warn(said, stacklevel=2)
+                text = f"round {t}: {_describe(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
+                warnings.warn(text, stacklevel=2)
         self.latest.extend(n for n in norms if 0 < n <= (torch.inf if bound is None else bound))
         errors = [{"client": k, "norm": torch.nan, "bound": bound, "error": True} for k in members if k in failed]
         self.idle = self.idle + 1 if len(bad) + len(errors) == len(members) else 0
         if bad or self.idle:
             lost = [f"client {', '.join(str(each['client']) for each in errors)} came to an error"] if errors else []
             lost += [] if members else ["all its clients were lost with the ranks that had them"]
-            said = f"round {t}: {'; '.join(([_told(bad, source)] if bad else []) + lost)}"
+            text = f"round {t}: {'; '.join(([_describe(bad, source)] if bad else []) + lost)}"
             if bad and not self.drop:
-                raise UserError(f"{said}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
+                raise UserError(f"{text}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
             if self.idle == IDLE:
                 remedy = f". {REMEDY}" if members else ""
-                raise UserError(f"{said}; for {IDLE} rounds not one upload was good, and the run ends{remedy}")
+                raise UserError(f"{text}; for {IDLE} rounds not one upload was good, and the run ends{remedy}")
             if not members:
-                warnings.warn(f"{said}; nothing changes (faults.on_lost_rank: drop)", stacklevel=2)
+                warnings.warn(f"{text}; nothing changes (faults.on_lost_rank: drop)", stacklevel=2)
                 return []
             all_ = ", which are all of it: nothing changes" if self.idle else ""
             key = "faults.on_bad_update" if bad else "faults.on_client_error"
-            warnings.warn(f"{said}; left out of the round{all_} ({key}: drop)", stacklevel=2)
+            warnings.warn(f"{text}; left out of the round{all_} ({key}: drop)", stacklevel=2)
         return sorted(bad + errors, key=lambda each: members.index(each["client"]))
 
     def memory(self) -> dict[str, Any]:
-        """What earlier rounds have left, for `recall` when a run goes on."""
+        """Return what `recall` needs when the run is resumed."""
         return {"latest": list(self.latest), "idle": self.idle}
 
     def recall(self, memory: dict[str, Any]) -> None:
@@ -111,7 +123,7 @@ class UpdateFilter:
         self.idle = memory["idle"]
 
     def _bound(self, norms: Sequence[float], w: Tensor) -> tuple[float | None, str]:
-        """The bound of this round, None where there is none, and what it comes from."""
+        """Return the bound of this round, None if there is none, and its origin."""
         if not isinstance(self.max_norm, str):
             return self.max_norm, "faults.max_norm"
         known = [norm for norm in norms if 0 < norm < torch.inf]
@@ -121,19 +133,19 @@ class UpdateFilter:
             return None, ""
         middle = median_low(known)
         bound = TIMES * middle
-        if any(norm > bound for norm in norms):  # else its own length does not matter
+        if any(norm > bound for norm in norms):
             bound = max(bound, float(linear.row_norms(linear.block_norms(w[None]))))
         return bound, f"faults.max_norm: auto; the median norm is {middle:.3g}"
 
 
-def _told(bad: Refused, source: str) -> str:
+def _describe(bad: Refused, source: str) -> str:
     """`client 1, 2 sent values that are not finite (nan or inf); client 4 sent an update of norm 1e+30, beyond ...`"""
     broken = [str(each["client"]) for each in bad if each["norm"] != each["norm"]]
     long = [each for each in bad if each["norm"] == each["norm"]]
-    said = [f"client {', '.join(broken)} sent {NOT_FINITE}"] if broken else []
+    text = [f"client {', '.join(broken)} sent {NOT_FINITE}"] if broken else []
     if long:
         of = ", ".join(f"client {each['client']} of norm {each['norm']:.3g}" for each in long[:SHOWN])
         more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
         of = f"{of}{more}".replace(" of norm", " sent an update of norm", 1)
-        said.append(f"{of}, beyond the bound of {long[0]['bound']:.4g} ({source})")
-    return "; ".join(said)
+        text.append(f"{of}, beyond the bound of {long[0]['bound']:.4g} ({source})")
+    return "; ".join(text)

@@ -69,7 +69,7 @@ def leave_out(client: ClientContext, row: Tensor, error: Exception, began: float
     trainer = client.trainer
     warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
     flag = STOP if trainer.stop() else FAILED
-    trainer.messages.upload(client.round).tell(row.zero_(), 0.0, time.perf_counter() - began, flag)
+    trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
 
 
 def store_result(
@@ -109,7 +109,7 @@ def store_result(
     )
     slots = {name: packing.view(here, name).flatten() for name in names}
     sums = [x.sum() for x in slots.values()]
-    halves = messages.settle(upload, here, client.state_row) if upload.coding else {}
+    halves = messages.apply_quantization(upload, here, client.state_row) if upload.coding else {}
     if here is not row:
         row.copy_(here, non_blocking=True)
     rows = [*halves.values(), *([client.state_row] if len(client.state_row) else ())]
@@ -128,7 +128,7 @@ def store_result(
         if not trainer.drops_bad_updates:
             check_finite(trainer.method, "train, upload", messages.client_state, client.state_row, client.where)
         loss = torch.nan  # the server refuses the upload, which undoes the round
-    upload.tell(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
+    upload.write_header(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
 
 
 def write_upload(

@@ -33,7 +33,7 @@ from fedmpi.models.recurrent import differentiable
 from fedmpi.tasks import contract
 
 NOTHING = Views({})
-Watch = Callable[[Any, Tensor], object]  # told of each step's batch when its gradient is there, before w moves
+Watch = Callable[[Any, Tensor], object]  # called with each step's batch when its gradient is there, before w moves
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
@@ -56,27 +56,27 @@ class ClientContext(Client):
         self.trainer, self.id, self.round, self.lr = trainer, client, t, lr
         self.announcement, self.download, self.state_row = announcement, download, state_row
         self.where = f"round {t}, client {client}"  # in messages
-        messages, data, recipe = trainer.messages, trainer.data, trainer.recipe
+        messages, data, config = trainer.messages, trainer.data, trainer.local_training
         self.n, self.classes, self.rounds = int(trainer.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
         if not data.counts_shared:
             trainer.weigh(trainer.label_counts[client])
-        self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
+        self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
         self.steps, self.a, self.fits = 0, trainer.a0, 0
         self.w, self.b = trainer.model.w, trainer.model.b
 
-        told, kept = trainer.unpack_broadcast(announcement), messages.client_state.views(state_row)
+        broadcast, kept = trainer.unpack_broadcast(announcement), messages.client_state.views(state_row)
         self.state = State({name: getattr(kept, name) for name in trainer.method.client_state})
         self.new = State()  # client state that `receive` has returned
-        self.down = told.beside(messages.per_client.views(download)) if messages.per_client.shapes else told
+        self.down = broadcast.beside(messages.per_client.views(download)) if messages.per_client.shapes else broadcast
         size = messages.scratch.size
         self.scratch_row = state_row.new_zeros(size) if size else trainer.nothing
         self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
-        self.received, self.b0 = told._w, told._b  # no copy where everything travels
+        self.received, self.b0 = broadcast._w, broadcast._b  # no copy where everything travels
         if not messages.shared.whole:
-            self.received = compose(messages.shared, told._w, messages.personal, kept._w)
+            self.received = compose(messages.shared, broadcast._w, messages.personal, kept._w)
         if not messages.shared_b.whole:
-            self.b0 = compose(messages.shared_b, told._b, messages.personal_b, kept._b)
+            self.b0 = compose(messages.shared_b, broadcast._b, messages.personal_b, kept._b)
         self.w0 = self.received  # until local training begins
         # When w became w0: how often hooks had written to it by torch's count, which leaves out writes of the engine.
         # None where w is not w0.
@@ -100,7 +100,7 @@ class ClientContext(Client):
 
     @property
     def epochs(self) -> int:  # type: ignore[override]
-        return self.trainer.recipe.amount(self.n, self.trainer.method.batches_a_step)[0]
+        return self.trainer.local_training.passes_and_steps(self.n, self.trainer.method.batches_a_step)[0]
 
     run_round = client_round.run_round
     fit = training_loop.fit
@@ -135,7 +135,7 @@ class ClientContext(Client):
             if self.w0 is not self.received:
                 model.load(self.w0, self.b0)
         self.version_at_w0 = model.w._version
-        if self.trainer.recipe.keep:
+        if self.trainer.local_training.keep:
             self.optim = OptimizerState(self.trainer.messages.client_state.views(self.state_row), model.layout)
 
     def fine_tune(self, epochs: int) -> None:
@@ -174,7 +174,7 @@ class ClientContext(Client):
         with torch.inference_mode(False), torch.no_grad(), self.trainer.precision():  # evaluation is in that mode
             if key not in self._frozen:
                 model, net = self.trainer.twin(len(self._frozen))
-                self._frozen[key] = at, net  # held on to: the id of a tensor that is gone may be another's
+                self._frozen[key] = at, net  # keeps the tensor alive, or its id could be given to another one
                 model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
             z, f = self._frozen[key][1].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
@@ -187,14 +187,14 @@ class ClientContext(Client):
         shard, task = self._rows(part), self.trainer.task
         total = torch.zeros((), dtype=torch.float64, device=self.w.device)
         weight: int | Tensor = 0
-        held: list[tuple[Tensor, Tensor]] = []
+        pairs: list[tuple[Tensor, Tensor]] = []
         with self.elsewhere(at), self._evaluating():
             for x, y in batches(shard, EVALUATION_BATCH, None):
                 f = self.logits(x)
                 of_batch = task.batch_weight(y)
                 total, weight = total + self.task_loss(f, x, y) * of_batch, weight + of_batch
-                held.append((contract.hold(task, f, y), y))
-            whole = contract.whole_loss(task, *map(torch.cat, zip(*held, strict=True))) if held else None
+                pairs.append((contract.hold(task, f, y), y))
+            whole = contract.whole_loss(task, *map(torch.cat, zip(*pairs, strict=True))) if pairs else None
         return total / weight if whole is None else whole.double()
 
     # ---- gradient oracles ----

@@ -76,7 +76,7 @@ class PassGraphs:
         """Make a forward and a backward pass, as a graph if there were enough of them.
 
         Args:
-            kind: what tells passes apart that compute different things.
+            kind: a name for what the passes compute.
             passes: makes them; nothing in it may depend on the client or the step but through x, y and the model.
             parameters: what is trained; their gradients are afterwards those of this batch.
             x, y: the batch; one of several named tensors makes its passes as they come.
@@ -116,15 +116,15 @@ class PassGraphs:
                 loss = passes(x, y)
         except RuntimeError as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            said = f"the passes of this model cannot be captured as a CUDA graph ({reason})"
+            text = f"the passes of this model cannot be captured as a CUDA graph ({reason})"
             if self.strict:
                 raise UserError(
-                    f"compute.graphs: {said}; a model whose forward pass asks for values of tensors cannot be. Set "
+                    f"compute.graphs: {text}; a model whose forward pass asks for values of tensors cannot be. Set "
                     "compute.graphs: false"
                 ) from error
             self._enabled = False
             _end_capture_of_generators()
-            warnings.warn(RankWarning(f"compute.graphs: auto: {said}; they are made one by one"), stacklevel=2)
+            warnings.warn(RankWarning(f"compute.graphs: auto: {text}; they are made one by one"), stacklevel=2)
             return None
         self._pool = graph.pool()
         gradients = [p.grad for p in parameters]

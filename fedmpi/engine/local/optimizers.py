@@ -28,7 +28,7 @@ from torch.optim.adamw import adamw
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.flat.layout import Layout, Segment
 from fedmpi.flat.packing import Views
 
@@ -45,22 +45,24 @@ class SGD:
     parameters: of one device and type. One without a gradient stays as it is, and so does its v.
     """
 
-    def __init__(self, how: Recipe, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None) -> None:
+    def __init__(
+        self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
+    ) -> None:
         """kept: velocities and steps () of earlier rounds, which go on in place."""
         self.parameters, self.kept = parameters, kept
-        self.rates: dict[str, Any] = {"lr": lr, "momentum": how.momentum, "weight_decay": how.weight_decay}
-        self.rates |= {"dampening": how.dampening, "nesterov": how.nesterov, "maximize": False}
+        self.rates: dict[str, Any] = {"lr": lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
+        self.rates |= {"dampening": config.dampening, "nesterov": config.nesterov, "maximize": False}
         self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
         # torch 2.13's fused kernel leaves most weights in half precision as they are on a CPU.
         self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
-        self.v: Sequence[Tensor] = kept[0][0] if kept and how.momentum else []
-        if how.momentum and kept is None:
+        self.v: Sequence[Tensor] = kept[0][0] if kept and config.momentum else []
+        if config.momentum and kept is None:
             self.v = [torch.zeros_like(w) for w in self.w]
         # The first gradient is not dampened; without dampening a velocity of 0 becomes it by the rule for all.
-        self.begun = [not how.dampening] * len(self.w)
-        if kept is not None and how.dampening:
+        self.begun = [not config.dampening] * len(self.w)
+        if kept is not None and config.dampening:
             self.begun = torch.stack([*kept[1]]).bool().tolist()  # one question to the device
-        for steps in () if kept is None or how.dampening else kept[1]:
+        for steps in () if kept is None or config.dampening else kept[1]:
             steps.fill_(1)
 
     def step(self) -> None:
@@ -86,40 +88,42 @@ class SGD:
 class Adaptive:
     """parameters: of one device and type. One without a gradient stays as it is, and so does what is known of it."""
 
-    def __init__(self, how: Recipe, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None) -> None:
+    def __init__(
+        self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
+    ) -> None:
         """kept: moments and steps of earlier rounds, which go on in place."""
-        self.how, self.parameters = how, parameters
-        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": how.weight_decay, "eps": how.eps}
+        self.config, self.parameters = config, parameters
+        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, "eps": config.eps}
         self.w = [p.detach() for p in parameters]
-        slots = 2 if how.optim in ("adam", "adamw") or (how.optim == "rmsprop" and how.momentum) else 1
+        slots = 2 if config.optim in ("adam", "adamw") or (config.optim == "rmsprop" and config.momentum) else 1
         fresh = [[torch.zeros_like(w) for w in self.w] for _ in range(slots if kept is None else 0)]
         steps = torch.zeros(len(self.w), device=self.w[0].device).unbind() if kept is None else ()
         self.moments, self.steps = (fresh, steps) if kept is None else kept
 
     def step(self) -> None:
         gradients: list[Any] = [p.grad for p in self.parameters]
-        at, how = [i for i, g in enumerate(gradients) if g is not None], self.how
+        at, config = [i for i, g in enumerate(gradients) if g is not None], self.config
         if not at:
             return
         w, steps, *moments = ([each[i] for i in at] for each in (self.w, self.steps, *self.moments))
         g = [gradients[i] for i in at]
-        if how.optim in ("adam", "adamw"):
-            adam_ = adamw if how.optim == "adamw" else adam
-            rates = {**self.rates, "beta1": how.betas[0], "beta2": how.betas[1]}
+        if config.optim in ("adam", "adamw"):
+            adam_ = adamw if config.optim == "adamw" else adam
+            rates = {**self.rates, "beta1": config.betas[0], "beta2": config.betas[1]}
             adam_(w, g, moments[0], moments[1], [], steps, fused=True, **rates, amsgrad=False, maximize=False)
-        elif how.optim == "rmsprop":
-            velocities = moments[1] if how.momentum else []
-            rates = {**self.rates, "alpha": how.alpha, "momentum": how.momentum}
+        elif config.optim == "rmsprop":
+            velocities = moments[1] if config.momentum else []
+            rates = {**self.rates, "alpha": config.alpha, "momentum": config.momentum}
             rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **rates, centered=False)
         else:
             adagrad(w, g, moments[0], steps, foreach=True, **self.rates, lr_decay=0.0, maximize=False)
 
 
-def state_shapes(how: Recipe, layout: Layout) -> dict[str, tuple[int, ...]]:
+def state_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Of the slots in a client's row; none where nothing is kept."""
-    if not how.keep:
+    if not config.keep:
         return {}
-    slots = {"sgd": 1, "rmsprop": 2 if how.momentum else 1, "adagrad": 1}.get(how.optim, 2)
+    slots = {"sgd": 1, "rmsprop": 2 if config.momentum else 1, "adagrad": 1}.get(config.optim, 2)
     return {ROWS: (slots, layout.size), STEPS: (len(layout.segments),)}
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import batches, grouped
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.losses import add_regularizer, run_pass
 from fedmpi.engine.local.optimizers import SGD, Adaptive
-from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
@@ -58,7 +58,7 @@ def fit(
 ) -> Fitted:
     """Train the client: the batch loop of all methods (method/context.py says what the arguments mean)."""
     trainer, model = client.trainer, client.trainer.model
-    recipe, plain = trainer.recipe.bare() if bare else trainer.recipe, plain or bare
+    config, plain = trainer.local_training.plain_sgd() if bare else trainer.local_training, plain or bare
     method = PLAIN if plain else trainer.method
     if groups is not None:
         trainer.messages.check_groups(groups, "client.fit, groups")
@@ -68,16 +68,16 @@ def fit(
         client, epochs, method.batches_a_step, trainer.generators(client.round, client.id, client.fits)
     )
     client.fits += 1
-    momentum, later, nesterov, carry = recipe.momentum, 1 - recipe.dampening, recipe.nesterov, 0.0
+    momentum, later, nesterov, carry = config.momentum, 1 - config.dampening, config.nesterov, 0.0
     elsewhere = nullcontext() if start is None else _train_elsewhere(client, start, buffers)
     with elsewhere, model.only(method.trains if groups is None else groups) as parameters:
         losses, before = client.losses, len(client.losses)
         if parameters:  # else the model has nothing in these groups
             trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain and start is None else None
-            kind = SGD if recipe.optim == "sgd" else Adaptive
-            optimiser = kind(recipe, parameters, client.lr if lr is None else lr, kept)
-            clipped = model.layout.entries(trained) if (recipe.clip_norm, recipe.clip_value) != (None, None) else None
+            kind = SGD if config.optim == "sgd" else Adaptive
+            optimiser = kind(config, parameters, client.lr if lr is None else lr, kept)
+            clipped = model.layout.entries(trained) if (config.clip_norm, config.clip_value) != (None, None) else None
             rule = _choose_rule(client, method, loss, regularizer, parameters, clipped)
             for x, y in batches:
                 client.step_loss, client.passed = None, False
@@ -146,9 +146,9 @@ def _choose_rule(
         if of_task and trainer.data.counts_shared:
             at = model.live.data_ptr(), model.attach_gradient().data_ptr() if flat else 0
             run = partial(trainer.graphs.run, (*at, called is trainer.direct, *map(id, parameters)), run, parameters)
-    elif trainer.by_hand and not flat and called is trainer.direct and len(parameters) == len(model.parameters):
-        trainer.by_hand.begin()
-        run = trainer.by_hand
+    elif trainer.mlp_backward and not flat and called is trainer.direct and len(parameters) == len(model.parameters):
+        trainer.mlp_backward.begin()
+        run = trainer.mlp_backward
     return StepRule(run, step, regularizer, correct, clipped, flat)
 
 
@@ -168,13 +168,14 @@ def batches_of(
 
     A batch of all rows has their own order, unless a step cuts it up. drawn: `trainer.generators`.
     """
-    trainer, recipe = client.trainer, client.trainer.recipe
-    (passes, steps), (_, a_pass) = recipe.amount(client.n, many, epochs), recipe.amount(client.n, many, 1)
+    trainer, config = client.trainer, client.trainer.local_training
+    passes, steps = config.passes_and_steps(client.n, many, epochs)
+    _, a_pass = config.passes_and_steps(client.n, many, 1)
     order, augment = drawn
     for client.epoch in range(passes):
         rows = trainer.data.train[client.id]
-        size = recipe.batch_size or (len(rows) if many > 1 else None)
-        found = batches(rows, size, order, recipe.drop_last, augment=augment)
+        size = config.batch_size or (len(rows) if many > 1 else None)
+        found = batches(rows, size, order, config.drop_last, augment=augment)
         for batch in found if many == 1 else grouped(found, many):
             if client.cut_short and trainer.stop():
                 return
@@ -187,12 +188,12 @@ def batches_of(
 
 def _batch_modified_error(client: ClientContext) -> UserError:
     """The error of a step that wrote to its batch."""
-    said = (
+    text = (
         f"{client.where}: the model ({type(client.trainer.model.module).__name__}) or a hook of method "
         f"{type(client.trainer.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
         "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
     )
-    return located_error(said, client.trainer.model.module, type(client.trainer.method))
+    return located_error(text, client.trainer.model.module, type(client.trainer.method))
 
 
 def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | None) -> None:
@@ -209,10 +210,10 @@ def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | N
     if g is not flat:
         flat.copy_(g)
     if rule.clipped:
-        _clip(flat, rule.clipped, client.trainer.recipe)
+        _clip(flat, rule.clipped, client.trainer.local_training)
 
 
-def _clip(g: Tensor, trained: Selection, how: Recipe) -> None:
+def _clip(g: Tensor, trained: Selection, how: LocalTrainingConfig) -> None:
     """Clip the entries of g (d,) to [-clip_value, clip_value], then g to the norm clip_norm, in place:
 
         g <- g min(1, clip_norm / (||g|| + 1e-6))        as torch.nn.utils.clip_grad_norm_ has it

@@ -26,7 +26,7 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.probes.cohort import Cohort, Model
 
-SAMPLES, VALUES, CLASSES = 512, 32, 30  # rows looked at; singular values, and classes, of which is told
+SAMPLES, VALUES, CLASSES = 512, 32, 30  # rows that are used; singular values and classes that are recorded
 ONE = ("rank", "energy", "uniformity", "deviation")  # numbers; the others are lists
 LOCAL = (*ONE, "spectrum", "classifier", "deviations")
 ROWS = 32  # of the kernels K (n, n) that are gathered at once: rank 0 holds m of them
@@ -35,7 +35,7 @@ ROWS = 32  # of the kernels K (n, n) that are gathered at once: rank 0 holds m o
 def rows(c: Cohort) -> Shard:
     """At most SAMPLES of the global test set, the same for every model, rank and round."""
     test = c.trainer.data.global_test
-    assert test is not None  # runtime/compatibility.py has said so
+    assert test is not None  # checked by runtime/compatibility.py
     n = min(len(test), SAMPLES)
     return Shard(test.x, test.y, test.index[torch.arange(n) * len(test) // max(n, 1)])
 
@@ -76,14 +76,14 @@ def energy(z: Tensor) -> Tensor:
 def uniformity(z: Tensor) -> Tensor:
     """U () of features (n, z): mean exp(-d / sigma), d squared distances, sigma the median of those above 0."""
     d = functional.pdist(z).square()
-    apart = d[d > 0]
-    return (-d / apart.median()).exp().mean() if len(apart) else d.new_ones(())
+    distances = d[d > 0]
+    return (-d / distances.median()).exp().mean() if len(distances) else d.new_ones(())
 
 
-def told(z: Tensor, f: Tensor, y: Tensor, head: Tensor | None, classes: int) -> dict[str, Tensor]:
+def output_statistics(z: Tensor, f: Tensor, y: Tensor, head: Tensor | None, classes: int) -> dict[str, Tensor]:
     """Everything, (1,) or longer, of features (n, z), outputs (n, C), targets (n,) and the head's weights (C, z).
 
-    classes: C, and 0 where outputs are no logits of classes; what is told class by class is so of CLASSES at most.
+    classes: C, and 0 where outputs are no logits of classes; statistics by class are recorded for at most CLASSES.
     """
     values = spectrum(z)
     found = {"rank": rank(values), "energy": energy(z), "uniformity": uniformity(z), "spectrum": values[:VALUES]}
@@ -114,8 +114,8 @@ def measure_features(c: Cohort) -> dict[str, Any]:
     def row(model: Model) -> Tensor:
         z, f, y = outputs(c, model)
         if not bool(z.isfinite().all() & f.isfinite().all()):
-            return nothing  # a client came apart: what decomposes matrices would raise
-        found = told(z, f, y, weights, classes)  # weights: views of the model that outputs() has loaded
+            return nothing  # a client has diverged: decompositions would raise
+        found = output_statistics(z, f, y, weights, classes)  # weights: views of the model that outputs() has loaded
         return torch.cat([found[name] for name in sizes])
 
     own = {k: row(model) for k, model in c.mine.items()}
@@ -126,14 +126,14 @@ def measure_features(c: Cohort) -> dict[str, Any]:
     lengths = tuple(sizes.values())
     local = dict(zip(sizes, found[:, :width].split(lengths, 1), strict=True))
     of_global = dict(zip(sizes, found[0, width:].split(lengths), strict=True))
-    said: dict[str, Any] = {"samples": len(rows(c))}
+    result: dict[str, Any] = {"samples": len(rows(c))}
     for name in (name for name in sizes if name in LOCAL):
         for key, value in ((name, of_global[name]), (f"{name}_local", local[name].mean(0))):
-            said[key] = value.item() if name in ONE else value.tolist()
+            result[key] = value.item() if name in ONE else value.tolist()
     if "predicted" in sizes:
-        said["predicted"] = local["predicted"].tolist()
-        said["by_class"] = of_global["by_class"].view(classes, classes).tolist()
-    return said
+        result["predicted"] = local["predicted"].tolist()
+        result["by_class"] = of_global["by_class"].view(classes, classes).tolist()
+    return result
 
 
 def _classes(trainer: ClientTrainer) -> int:
@@ -144,7 +144,7 @@ def _classes(trainer: ClientTrainer) -> int:
 
 
 def _sizes(n: int, dim: int, weights: Tensor | None, classes: int) -> dict[str, int]:
-    """Of what `told` gives, known on every rank."""
+    """Of what `output_statistics` gives, known on every rank."""
     sizes = {**dict.fromkeys(ONE[:3], 1), "spectrum": min(n, dim, VALUES)}
     if weights is not None:
         sizes["classifier"] = min(*weights.shape, VALUES)

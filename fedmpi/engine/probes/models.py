@@ -1,4 +1,4 @@
-"""What is measured of the local models: their losses, what they still know, and what each of them gives."""
+"""Analyses of the local models: their losses, forgetting, and the contribution of each."""
 
 from __future__ import annotations
 

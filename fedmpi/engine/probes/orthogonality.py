@@ -21,7 +21,7 @@ from fedmpi.engine.probes.cohort import Cohort
 from fedmpi.models.recurrent import differentiable
 
 TAU = 3.0
-FIRST = 100  # steps of a round that are told one by one
+FIRST = 100  # steps of a round that are recorded one by one
 WIDTH = 3 + 2 * FIRST
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
+from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.probes import features, models, orthogonality, updates
 from fedmpi.engine.probes.cohort import Cohort, Model
 from fedmpi.engine.scheduler import ClientScheduler
@@ -42,15 +42,21 @@ class Probes:
 
     def __init__(
         self,
-        plan: Plan,
+        config: FederationConfig,
         states: ClientStates,
         transport: RoundTransport,
         scheduler: ClientScheduler,
         server: FederationServer | None,
-        sink: Sink,
+        callbacks: RunCallbacks,
     ) -> None:
-        self.plan, self.names, self.comm, self.trainer = plan, plan.probes, states.comm, states.trainer
-        self.states, self.transport, self.scheduler, self.server, self.sink = states, transport, scheduler, server, sink
+        self.config, self.names, self.comm, self.trainer = config, config.probes, states.comm, states.trainer
+        self.states, self.transport, self.scheduler, self.server, self.callbacks = (
+            states,
+            transport,
+            scheduler,
+            server,
+            callbacks,
+        )
         self._before: Model | None = None
         self._mine: dict[int, Model] = {}
         self._moved: dict[int, Tensor] = {}
@@ -58,15 +64,15 @@ class Probes:
 
     def due(self, t: int) -> bool:
         """Whether round t is measured: every evaluate.every rounds, and the last one."""
-        plan = self.plan
-        return (t + 1) % plan.every == 0 or t + 1 == plan.rounds
+        config = self.config
+        return (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds
 
     def train(self, t: int, members: Sequence[int], where: Mapping[int, int], downloads: Mapping[int, Tensor]) -> None:
         """The local models of this rank's clients, before the round itself."""
         if not self.due(t):
             return
         trainer = self.trainer
-        model, lr = trainer.model, self.plan.learning_rate(t)
+        model, lr = trainer.model, self.config.learning_rate(t)
         if self.server is not None:
             self._before = Model(self.server.w.clone(), self.server.b.clone())
         row = model.w.new_empty(trainer.messages.upload(t).packing.size)
@@ -83,19 +89,19 @@ class Probes:
                 self._moved[client] = model.w - k.w0  # a method may begin elsewhere, formats round what was announced
 
     def measure(self, t: int, members: Sequence[int], where: Mapping[int, int]) -> None:
-        """The round is over: what its probes say goes to the sink, as {"round": t, name: {...}}."""
+        """The round is over: what its probes say goes to the callbacks, as {"round": t, name: {...}}."""
         if not self.due(t):
             return
         with self.comm.uncounted():  # the bytes of a round are those that it needs
             after = None if self.server is None else Model(self.server.w, self.server.b)
             before, after = self._shared(self._before), self._shared(after)
             p = self.scheduler.weights(members)[1].double().cpu()
-            who = (self.comm, self.trainer, self.plan.eval_batch, members, where)
+            who = (self.comm, self.trainer, self.config.eval_batch, members, where)
             cohort = Cohort(t, *who, p, before, after, self._mine, self._moved, self._steps)
-            said = {name: PROBES[name](cohort) for name in self.names}
+            results = {name: PROBES[name](cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if self.server is not None:
-            self.sink.append("analysis.jsonl", {"round": t, "clients": list(members), **said})
+            self.callbacks.append("analysis.jsonl", {"round": t, "clients": list(members), **results})
 
     def _shared(self, model: Model | None) -> Model:
         """Rank 0's, on every rank."""

@@ -15,21 +15,21 @@ from fedmpi.flat.layout import Layout, Segment
 def of_gram(G: Tensor) -> dict[str, Any]:
     """What a Gram matrix (m, m) of updates tells; of one client there are no pairs: None.
 
-    >>> told = of_gram(torch.tensor([[1.0, -0.5], [-0.5, 1.0]]))
-    >>> told["divergence"], told["conflicts"], round(told["consistency"], 4), told["spectrum"]
+    >>> row = of_gram(torch.tensor([[1.0, -0.5], [-0.5, 1.0]]))
+    >>> row["divergence"], row["conflicts"], round(row["consistency"], 4), row["spectrum"]
     (1.0, 1.0, 1.7321, [1.5, 0.5])
     """
     G = G.double()
     norms = G.diagonal().clamp(min=0).sqrt()
     i, k = torch.triu_indices(len(G), len(G), offset=1)
-    apart = (G[i, i] + G[k, k] - 2 * G[i, k]).clamp(min=0).sqrt()
+    distances = (G[i, i] + G[k, k] - 2 * G[i, k]).clamp(min=0).sqrt()
     cosines = G / (norms[:, None] * norms[None, :])  # nan where a client has not moved
     pairs, some = cosines[i, k], len(i) > 0
     pairs = pairs[~pairs.isnan()]
-    finite = bool(G.isfinite().all())  # else a client came apart, and the decomposition would raise
+    finite = bool(G.isfinite().all())  # else a client has diverged, and the decomposition would raise
     return {
         "divergence": norms.mean().item(),
-        "consistency": apart.mean().item() if some else None,
+        "consistency": distances.mean().item() if some else None,
         "cosine": pairs.mean().item() if len(pairs) else None,
         "conflicts": (pairs < 0).double().mean().item() if len(pairs) else None,
         "norms": norms.tolist(),

@@ -1,4 +1,4 @@
-"""One round's uploads on their way from the clients to the server: what the four ways have in common.
+"""The gather of a round's uploads: what its four ways have in common.
 
     whole      rank 0 holds every row                                       any rule
     streamed   rank 0 adds them up as they come, and holds sums             rules that read means alone
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message, Posted
-from fedmpi.engine.messages import STILL, Upload
+from fedmpi.engine.messages import NO_STEPS, Upload
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
@@ -29,8 +29,8 @@ UNSENT = 1 << 30  # bytes of rows that a rank may have written and not yet sent
 
 
 class ChunkPlan:
-    """How the rows of a packing are cut: the small slots go to rank 0; the large ones, which have more columns than a
-    block (flat/linear.py), come in pieces or are shared out in whole blocks of columns."""
+    """How upload rows are cut: small slots go to rank 0; slots of more columns than a block (flat/linear.py) are sent
+    in pieces, or shared out to all ranks in whole blocks of columns."""
 
     def __init__(self, packing: Packing) -> None:
         self.packing, self.block = packing, linear.BLOCK
@@ -50,31 +50,27 @@ class ChunkPlan:
         return [row[a:b] for a, b in self.runs]
 
     def places(self, small: Tensor) -> list[Tensor]:
-        """Where in a row of `small` those parts go."""
-        found, at = [], 0
-        for a, b in self.runs:
-            found.append(small[at : at + b - a])
-            at += b - a
-        return found
+        """Return the places of these parts in a row of `small`."""
+        return list(small.split([b - a for a, b in self.runs]))
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
-        """(slot, its columns a to b) of all that is large, as it travels."""
+        """Yield (slot, columns a to b) of each message of the large slots."""
         for name, (_, n) in self.large.items():
             size = max(min(PIECE, n // PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
                 yield name, a, min(a + size, n)
 
     def parts(self, row: Tensor) -> list[Tensor]:
-        """All of a row, as it travels."""
+        """Return all messages of a row."""
         return [*self.small_parts(row), *(self.part(row, *piece) for piece in self.pieces())]
 
     def part(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
-        """The columns a to b of a large slot in a row."""
+        """Return the columns a to b of a large slot in a row."""
         start, _ = self.large[name]
         return row[start + a : start + b]
 
     def share(self, name: str, holder: int, holders: int) -> tuple[int, int]:
-        """The columns a to b of a large slot that the holder with this number has."""
+        """Return the columns a to b of a large slot that the holder with this number has."""
         n = self.large[name][1]
         blocks = -(-n // self.block)
         a, b = (min(j * blocks // holders * self.block, n) for j in (holder, holder + 1))
@@ -83,7 +79,7 @@ class ChunkPlan:
 
 @dataclass
 class BufferPool:
-    """Tensors that are kept from round to round."""
+    """Memory for messages that is used again in each round."""
 
     like: Tensor  # of their type and device
     pins: bool = False  # whether clients train on a GPU, and messages are on the CPU
@@ -92,8 +88,7 @@ class BufferPool:
     def rows(
         self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, uploads: bool = False
     ) -> Tensor:
-        """(count, size). uploads: of this rank's clients, which a GPU copies faster, and without a wait, into pinned
-        memory."""
+        """Return memory (count, size). uploads: of this rank's clients; a GPU copies them faster to pinned memory."""
         tensor, dtype, n = self.tensors.get(name), dtype or self.like.dtype, count * size
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
             tensor = None
@@ -105,38 +100,40 @@ class BufferPool:
 
 
 def pinned(nbytes: int) -> int:
-    """What rows of so many bytes take in pinned memory, which torch hands out in powers of two. More than UNSENT are
-    not pinned: the system could not move what others need."""
+    """Return the bytes that rows take in pinned memory, which torch allocates in powers of two. More than UNSENT are
+    not pinned, or the system would lack memory that it can move."""
     return 1 << (nbytes - 1).bit_length() if 0 < nbytes <= UNSENT else nbytes
 
 
 @dataclass
 class GatherContext:
-    """What a gathering is told of its round."""
+    """The round whose uploads are gathered, on one rank."""
 
     comm: Communicator
     t: int
     upload: Upload
-    chunks: ChunkPlan
     members: Sequence[int]
     where: Mapping[int, int]  # client -> rank
-    here: Sequence[int]  # this rank's clients
     buffers: BufferPool
+
+    def __post_init__(self) -> None:
+        self.chunks = ChunkPlan(self.upload.packing)
+        self.here = [k for k in self.members if self.where[k] == self.comm.rank]  # this rank's clients
 
 
 class GatheredUploads(ABC):
-    """A round's uploads as rank 0 has them: `small` has the views of all small slots, the engine's own among them."""
+    """A round's uploads at rank 0. small: views of all small slots, the engine's own among them."""
 
     small: Views
-    whole = True  # whether its sums have all that came, numbers that are not finite, too
+    is_complete = True  # whether sums include all rows; those with numbers that are not finite may be left out
 
     @abstractmethod
     def norms(self) -> Tensor:
-        """(m,) float64, ||dw_i||; nan where a number is not finite, 0 where none is sent."""
+        """Return ||dw_i||, (m,) float64; nan where a number is not finite, 0 where none is sent."""
 
     @abstractmethod
     def finite(self) -> list[bool]:
-        """Of each row, whether all of it is."""
+        """Return for each row whether all of it is finite."""
 
     @abstractmethod
     def scale(self, place: int, factor: float) -> None:
@@ -144,35 +141,37 @@ class GatheredUploads(ABC):
 
     @abstractmethod
     def only(self, places: Sequence[int]) -> None:
-        """From now on these rows are all there are."""
+        """Keep only these rows."""
 
     @abstractmethod
     def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads: ...
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What hooks may read and not write."""
+        """Return the tensors that hooks may read and not write."""
 
     def train_loss(self, p: Tensor) -> dict[str, float]:
-        """{"train_loss": sum_k p_k loss_k} over the clients that made steps, whose p_k are made to add up to one; {}
-        where none did. p: (m,) float64."""
-        losses, steps = self.small._loss.double().cpu(), (self.small._flag != STILL).cpu()
+        """Return {"train_loss": sum_k p_k loss_k} over clients that made steps, with p_k scaled to sum to one; else {}.
+
+        p: (m,) float64.
+        """
+        losses, steps = self.small._loss.double().cpu(), (self.small._flag != NO_STEPS).cpu()
         if not steps.any():
             return {}
         return {"train_loss": float(p @ losses if steps.all() else p[steps] @ losses[steps] / p[steps].sum())}
 
-    def release(self) -> None:  # noqa: B027  (there is nothing to let go of where rows are held)
-        """Nobody asks for them any more."""
+    def release(self) -> None:  # noqa: B027  (rows in memory need no release)
+        """End the use of these uploads."""
 
 
 def scale(x: Tensor, factor: float) -> None:
-    """x <- factor x, in place; the factor may be smaller than the type of x knows numbers."""
+    """Scale x in place: x <- factor x; in float64, as the type of x may not hold the factor."""
     for a, b in linear.chunks(x, 0, len(x)):
         x[a:b] = x[a:b].double() * factor
 
 
 def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
-    """These rows, moved to the front."""
+    """Move these rows to the front, and return them."""
     for to, place in enumerate(places):
         if to != place:
             rows[to] = rows[place]
@@ -180,7 +179,7 @@ def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
 
 
 class UploadGather(ABC):
-    """This rank's part in one round's uploads."""
+    """This rank's part in the gather of a round's uploads."""
 
     def __init__(self, context: GatherContext) -> None:
         self.context, self.comm, self.chunks = context, context.comm, context.chunks
@@ -188,15 +187,15 @@ class UploadGather(ABC):
 
     @abstractmethod
     def row(self, client: int) -> Tensor:
-        """Where this client's upload is to be written; it may wait for an earlier one to have gone."""
+        """Return memory for this client's upload, after waiting for an earlier one to be sent, if need be."""
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
-        """(n, row) the rows of these clients, if they lie one below the other and may be written all at once."""
+        """Return the rows of these clients as one tensor (n, row) if they are neighbours in memory, else None."""
         return None
 
     @abstractmethod
     def done(self, client: int) -> None:
-        """It has been written."""
+        """Send this client's upload, which has been written."""
 
     def finish(self) -> GatheredUploads | None:
         """Wait for all messages; return the uploads at rank 0, None elsewhere. Raises Lost."""
@@ -207,14 +206,13 @@ class UploadGather(ABC):
 
     @abstractmethod
     def _finish(self) -> GatheredUploads | None:
-        """The same for the uploads."""
+        """Finish the messages of the uploads."""
 
     def acknowledge(self) -> None:
-        """Let ranks without clients in this round tell rank 0 that they have heard of it.
+        """Let ranks without clients in this round confirm its broadcast to rank 0.
 
-        A rank that had missed a whole round could not go back to its start; and others would remove the checkpoints
-        without which its clients' rows cannot be restored, as it has not written them yet. These bytes are not counted:
-        which ranks have no clients is a matter of time.
+        A rank that missed a whole round could not go back to its start, and the others would remove checkpoints from
+        which its clients' rows are restored. These bytes are not counted: which ranks have no clients depends on time.
         """
         comm, context = self.comm, self.context
         idle = sorted(set(comm.alive) - {0, *context.where.values()})
@@ -230,15 +228,17 @@ class UploadGather(ABC):
 
 
 class SendBuffer:
-    """A rank's rows on their way out: written, sent, and written again once they have gone."""
+    """The rows that a rank sends: written, sent, and used again once they are sent."""
 
-    def __init__(self, context: GatherContext, unsent: int = UNSENT) -> None:
-        """As many rows are held as fit into `unsent` bytes, at least one."""
+    def __init__(self, context: GatherContext, max_bytes: int | None = UNSENT) -> None:
+        """max_bytes: of the rows that have not been sent yet, at least one row; None: all rows of this rank."""
         size, count = context.upload.packing.size, len(context.here)
-        held = max(1, unsent // max(size * context.buffers.like.element_size(), 1))
+        fitting = count
+        if max_bytes is not None:
+            fitting = max(1, max_bytes // max(size * context.buffers.like.element_size(), 1))
         self.context, self.order = context, {client: i for i, client in enumerate(context.here)}
-        self.rows = context.buffers.rows("rows", min(count, held), size, uploads=True)
-        self.gone: list[Posted | None] = [None] * len(self.rows)
+        self.rows = context.buffers.rows("rows", min(count, fitting), size, uploads=True)
+        self.sent: list[Posted | None] = [None] * len(self.rows)
 
     def row(self, client: int) -> Tensor:
         place = self.order[client] % len(self.rows)
@@ -246,38 +246,38 @@ class SendBuffer:
         return self.rows[place]
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
-        """The same of several, if they lie one below the other."""
+        """Return the rows of several clients as one tensor if they are neighbours in memory, else None."""
         places = [self.order[client] % len(self.rows) for client in clients]
         for place in places:
             self._wait(place)
         return neighbours(self.rows, places)
 
     def of(self, client: int) -> Tensor:
-        """The same, while it is written."""
+        """Return a client's row without waiting: it is being written."""
         return self.rows[self.order[client] % len(self.rows)]
 
     def message(self, client: int) -> Tensor:
-        """Its row in its formats, if it has some; else as it is."""
+        """Return the message for a client's row: in formats, if there are some, else the row."""
         row, coding = self.of(client), self.context.upload.coding
         if coding is None:
             return row
         return coding.pack(row, packed(self.context, len(self.rows))[self.order[client] % len(self.rows)])
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
-        """Post its parts."""
+        """Post the messages of a client's row."""
         comm, context = self.context.comm, self.context
         comm.about = context.t, tuple(context.upload.packing.shapes)
-        self.gone[self.order[client] % len(self.rows)] = comm.post(messages, [])
+        self.sent[self.order[client] % len(self.rows)] = comm.post(messages, [])
 
     def wait(self) -> None:
         for place in range(len(self.rows)):
             self._wait(place)
 
     def _wait(self, place: int) -> None:
-        posted = self.gone[place]
+        posted = self.sent[place]
         if posted is not None:
             self.context.comm.finish(posted)
-        self.gone[place] = None
+        self.sent[place] = None
 
 
 def neighbours(rows: Tensor, places: Sequence[int]) -> Tensor | None:
@@ -287,6 +287,6 @@ def neighbours(rows: Tensor, places: Sequence[int]) -> Tensor | None:
 
 
 def packed(context: GatherContext, count: int) -> Tensor:
-    """(count, bytes) for uploads in their formats; of no bytes where they travel as they are."""
+    """Return memory (count, bytes) for uploads in formats; empty without formats."""
     coding, buffers = context.upload.coding, context.buffers
     return buffers.rows("packed", count, coding.entries).view(torch.uint8) if coding else buffers.like[:0]

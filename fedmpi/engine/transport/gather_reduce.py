@@ -76,11 +76,11 @@ class GatheredIntegerSums(GatheredSums):
                     f"{largest:.4g} in {name}; use server.reduce: root"
                 )
             for (slot, _), (total, weights) in self.means.items():
-                if slot == name and norm.isfinite():  # else the run ends (`whole`), or does without the round
+                if slot == name and norm.isfinite():  # else the run ends (`is_complete`), or does without the round
                     total.add(x, weights[i], False)
 
     @property
-    def whole(self) -> bool:  # type: ignore[override]
+    def is_complete(self) -> bool:  # type: ignore[override]
         return bool(self.long.isfinite().all())
 
     def _norms(self, name: str) -> Tensor:

@@ -37,8 +37,8 @@ class ShardedGather(UploadGather):
         super().__init__(context)
         self.shard, comm, chunks = Shard(context), context.comm, context.chunks
         self.order = {client: i for i, client in enumerate(context.members)}
-        # What it sends is asked for already. Where nothing is under way before the end, no row may wait for another.
-        self.send_buffer = SendBuffer(context, UNSENT // 8 if comm.begins else 2**62)
+        # Where messages begin only with `finish`, waiting for an earlier row would never end: all rows are buffered.
+        self.send_buffer = SendBuffer(context, UNSENT // 8 if comm.begins else None)
         self.coming = {}
         if comm.rank == 0:
             self.heads = context.buffers.rows("heads", len(context.members), chunks.small.size)
@@ -85,11 +85,11 @@ class ShardedGather(UploadGather):
         return None
 
     def _serve(self) -> bool:
-        """Do what rank 0 says; whether there may be more."""
+        """Receive one request of rank 0 and answer it; return False if it was the last one."""
         comm, shard = self.comm, self.shard
-        said = torch.empty(5, dtype=torch.int64, device=comm.device)
-        comm.exchange([], [(0, said)])
-        what, which, a, b, count = said.tolist()
+        request = torch.empty(5, dtype=torch.int64, device=comm.device)
+        comm.exchange([], [(0, request)])
+        what, which, a, b, count = request.tolist()
         numbers = shard.numbers(what, count)
         if count:
             comm.exchange([], [(0, numbers)])
@@ -99,49 +99,49 @@ class ShardedGather(UploadGather):
         elif what == ONLY:
             shard.only([int(place) for place in numbers.tolist()])
         elif what != END:
-            found = shard.answer(what, shard.names[which], (a, b), numbers).to(comm.device)
-            if found.numel():
-                comm.exchange([(0, found.flatten())], [])
+            answer = shard.answer(what, shard.names[which], (a, b), numbers).to(comm.device)
+            if answer.numel():
+                comm.exchange([(0, answer.flatten())], [])
         return bool(what != END)
 
 
 class GatheredShards(GatheredUploads):
-    """Rank 0's view: the small slots of all rows, and the holders to ask."""
+    """A round's uploads at rank 0: small slots of all rows, and large ones by requests to the ranks that hold them."""
 
     def __init__(self, context: GatherContext, shard: Shard, heads: Tensor) -> None:
         self.context, self.shard, self.heads, self.comm = context, shard, heads, context.comm
         self.small = context.chunks.small.views(heads)
 
-    def ask(self, what: int, name: str, numbers: Callable[[Span], Tensor], span: Span | None = None) -> list[Tensor]:
-        """What each holder answers, in their order. numbers: for the part of the span that a holder has."""
+    def query(self, what: int, name: str, numbers: Callable[[Span], Tensor], span: Span | None = None) -> list[Tensor]:
+        """Return the answer of each holder, in their order. numbers: those that go with a holder's part of the span."""
         shard, comm = self.shard, self.comm
         span = span or (0, self.context.chunks.large[name][1])
-        found = [shard.place(what, holder, name, span) for holder in range(len(shard.holders))]
+        answers = [shard.place(what, holder, name, span) for holder in range(len(shard.holders))]
         each = [numbers(shard.within(holder, name, span)) for holder in range(len(shard.holders))]
-        others = [(rank, x) for rank, x in zip(shard.holders, found, strict=True) if rank != comm.rank and x.numel()]
-        asked = self._said(what, shard.names.index(name), span, each)
+        others = [(rank, x) for rank, x in zip(shard.holders, answers, strict=True) if rank != comm.rank and x.numel()]
+        requests = self._requests(what, shard.names.index(name), span, each)
         if not comm.begins:  # there a group that sends and receives would have to be one on the other side, too
-            comm.exchange(asked, [])
-            asked = []
-        posted = comm.post(asked, [(r, x.view(-1)) for r, x in others])
-        found[shard.me].copy_(shard.answer(what, name, span, each[shard.me]))
+            comm.exchange(requests, [])
+            requests = []
+        posted = comm.post(requests, [(r, x.view(-1)) for r, x in others])
+        answers[shard.me].copy_(shard.answer(what, name, span, each[shard.me]))
         comm.finish(posted)
-        return found
+        return answers
 
-    def _said(self, what: int, which: int, span: Span, numbers: Sequence[Tensor]) -> list[Message]:
-        """Five numbers to each other holder: what, of which slot, its columns a to b, and how many numbers follow."""
+    def _requests(self, what: int, which: int, span: Span, numbers: Sequence[Tensor]) -> list[Message]:
+        """Return a message to each other holder: request, slot, columns a to b, and how many numbers follow."""
         messages: list[Message] = []
         for rank, x in zip(self.shard.holders, numbers, strict=True):
             if rank == self.comm.rank:
                 continue
-            said = torch.tensor([what, which, *span, len(x)], device=self.comm.device)
-            messages += [(rank, said)] + ([(rank, x.to(self.comm.device).contiguous())] if len(x) else [])
+            request = torch.tensor([what, which, *span, len(x)], device=self.comm.device)
+            messages += [(rank, request)] + ([(rank, x.to(self.comm.device).contiguous())] if len(x) else [])
         return messages
 
-    def _tell(self, what: int, numbers: Sequence[float] = ()) -> None:
-        """Something that every other holder does."""
-        with_ = torch.tensor(numbers, dtype=torch.float64)
-        self.comm.exchange(self._said(what, 0, (0, 0), [with_] * len(self.shard.holders)), [])
+    def _command_all(self, what: int, numbers: Sequence[float] = ()) -> None:
+        """Let every other holder do the same."""
+        values = torch.tensor(numbers, dtype=torch.float64)
+        self.comm.exchange(self._requests(what, 0, (0, 0), [values] * len(self.shard.holders)), [])
 
     def norms(self) -> Tensor:
         if "dw" in self.shard.names:
@@ -149,7 +149,7 @@ class GatheredShards(GatheredUploads):
         return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
 
     def _norms(self, name: str) -> Tensor:
-        return linear.row_norms(torch.cat(self.ask(NORMS, name, _nothing)))
+        return linear.row_norms(torch.cat(self.query(NORMS, name, _nothing)))
 
     def finite(self) -> list[bool]:
         found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.shard.names)
@@ -157,7 +157,7 @@ class GatheredShards(GatheredUploads):
 
     def scale(self, place: int, factor: float) -> None:
         if "dw" in self.shard.names:
-            self._tell(SCALE, [place, factor])
+            self._command_all(SCALE, [place, factor])
             self.shard.scale(place, factor)
         else:
             scale(self.small.dw[place].view(-1), factor)
@@ -165,7 +165,7 @@ class GatheredShards(GatheredUploads):
     def only(self, places: Sequence[int]) -> None:
         self.heads = close_up(self.heads, places)
         self.small = self.context.chunks.small.views(self.heads)
-        self._tell(ONLY, places)
+        self._command_all(ONLY, places)
         self.shard.only(places)
 
     def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
@@ -176,49 +176,49 @@ class GatheredShards(GatheredUploads):
 
     def release(self) -> None:
         with suppress(Lost):  # the round is over all the same; the next message meets the loss
-            self._tell(END)
+            self._command_all(END)
 
 
 class ShardedUploads(Uploads):
     """The parts of large slots come from their holders, small ones lie here."""
 
-    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, spread: GatheredShards) -> None:
-        super().__init__(clients, n, p, Views({}, tuple(spread.context.chunks.packing.shapes), self._slot))
-        self.spread = spread
+    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
+        super().__init__(clients, n, p, Views({}, tuple(gathered.context.chunks.packing.shapes), self._slot))
+        self.gathered = gathered
 
     def _slot(self, name: str) -> Tensor:
-        spread, large = self.spread, self.spread.context.chunks.large
+        gathered, large = self.gathered, self.gathered.context.chunks.large
         if name not in large:
-            return getattr(spread.small, name)
-        rows = [torch.cat(spread.ask(FETCH, name, _just(i))) for i in range(len(self))]
-        return torch.stack(rows).view(len(self), *spread.context.chunks.packing.shapes[name])
+            return getattr(gathered.small, name)
+        rows = [torch.cat(gathered.query(FETCH, name, _just(i))) for i in range(len(self))]
+        return torch.stack(rows).view(len(self), *gathered.context.chunks.packing.shapes[name])
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.spread.context.chunks.large:
+        if slot not in self.gathered.context.chunks.large:
             return super().combine(coefficients, slot, span)
         c = coefficients.double()
-        found = torch.cat(self.spread.ask(COMBINE, slot, lambda _: c, span))
-        return found if span else found.view(self.spread.context.chunks.packing.shapes[slot])
+        found = torch.cat(self.gathered.query(COMBINE, slot, lambda _: c, span))
+        return found if span else found.view(self.gathered.context.chunks.packing.shapes[slot])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.spread.context.chunks.large:
+        if slot not in self.gathered.context.chunks.large:
             return super().gram(slot, span)
         return self._sum(GRAM, slot, _nothing, span)
 
     def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.spread.context.chunks.large:
+        if slot not in self.gathered.context.chunks.large:
             return super().products(v, slot, span)
-        flat, first = v.flatten().to(self.spread.heads.dtype), span[0] if span else 0
+        flat, first = v.flatten().to(self.gathered.heads.dtype), span[0] if span else 0
         return self._sum(PRODUCTS, slot, lambda part: flat[part[0] - first : part[1] - first], span)
 
     def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
-        if slot not in self.spread.context.chunks.large:
+        if slot not in self.gathered.context.chunks.large:
             return super().trimmed(trim, slot)
-        found = torch.cat(self.spread.ask(TRIMMED, slot, _just(trim)))
-        return found.view(self.spread.context.chunks.packing.shapes[slot])
+        found = torch.cat(self.gathered.query(TRIMMED, slot, _just(trim)))
+        return found.view(self.gathered.context.chunks.packing.shapes[slot])
 
     def _sum(self, what: int, slot: str, numbers: Callable[[Span], Tensor], span: Span | None) -> Tensor:
-        return linear.total(torch.cat(self.spread.ask(what, slot, numbers, span))).cpu()
+        return linear.total(torch.cat(self.gathered.query(what, slot, numbers, span))).cpu()
 
 
 def _just(number: float) -> Callable[[Span], Tensor]:

@@ -1,10 +1,12 @@
-"""What travels in a round, on one rank: the announcement to all, downloads client by client, uploads.
+"""The messages of a round on one rank: the broadcast to all, downloads of single clients, uploads.
 
-Every rank keeps a full announcement. In a round in which only some groups of the model have changed, the message holds
-those groups alone, and each rank writes them into the announcement that it keeps.
-With comm.wire.down the announcement that they keep, rank 0's too, has the model as it arrives, and the model itself
-lies beside it. Of a format for changes (int8, topk) the message holds the difference between the two, so that what it
-leaves out comes later; the first message of a job, and the first after a loss, is what rank 0 keeps, number by number.
+Every rank keeps the full broadcast. If only some layout groups of the model have changed, the message holds these
+alone, and each rank writes them into the broadcast that it keeps.
+
+With comm.wire.down the model is sent in a format, and the kept broadcast holds it as it arrives, at rank 0, too. With a
+format for changes (int8, topk) the message is the difference between the model and what the ranks have, so that what
+is left out of one message comes with a later one. The first message of a job, and the first after a rank failure, is
+the kept broadcast itself, number by number.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.engine.checks import check_finite
-from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, WORD, Announcement, Messages, Upload
+from fedmpi.engine.messages import COMMAND, ENGINE_DOWN, ENGINE_UP, Announcement, Messages
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.transport.gather import BufferPool, ChunkPlan, GatherContext, UploadGather
+from fedmpi.engine.transport.gather import BufferPool, GatherContext, UploadGather
 from fedmpi.engine.transport.gather_reduce import ReducingGather
 from fedmpi.engine.transport.gather_rows import RowGather
 from fedmpi.engine.transport.gather_sharded import ShardedGather
@@ -51,11 +53,13 @@ class RoundTransport:
         reduce: bool = False,
         acknowledge: bool = False,
     ) -> None:
-        """model: any tensor of the clients'.
-
-        sharded: all ranks hold columns of the uploads' large slots; sums: rank 0 need not hold rows, where the method
-        reads means alone; reduce: each rank adds up its own clients' then; acknowledge: ranks without clients in a
-        round tell rank 0 that they have heard of it, so that none is more than one round behind.
+        """Args:
+        model: any tensor of the clients' model.
+        sharded: all ranks hold columns of the uploads' large slots.
+        sums: rank 0 need not hold rows if the method reads means alone.
+        reduce: if it does, each rank adds up the uploads of its own clients.
+        acknowledge: ranks without clients in a round confirm to rank 0 that they have received its broadcast, so
+            that none is more than one round behind.
         """
         self.comm, self.messages = comm, messages
         self.sharded, self.sums, self.reduce, self.acknowledge = sharded, sums, reduce, acknowledge
@@ -79,31 +83,34 @@ class RoundTransport:
         self.broadcast_round: int | None = None  # rank 0's: the latest round for which `last_sent` was updated
         self.traffic = TrafficCounter(messages)
         self.buffers = BufferPool(self.message, pins)
-        self._chunks: dict[Upload, ChunkPlan] = {}
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
-        """Where the global w and b live at the root: in the next message, if it holds all of them; else beside it."""
-        held, messages = self.full.packing.views(self.message), self.messages
+        """Return memory for the global w and b at rank 0: in the broadcast, if it holds all of them, else beside it."""
+        fields, messages = self.full.packing.views(self.message), self.messages
         coded = self.full.coding is not None
-        w = held._w if messages.shared.whole and not coded else self.message.new_empty(messages.sizes["d"])
-        b = held._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
+        w = fields._w if messages.shared.whole and not coded else self.message.new_empty(messages.sizes["d"])
+        b = fields._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
         return w, b
 
     # ---- down ----
-    def broadcast(self, word: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
-        """Rank 0's word and news to all ranks, before round t; returns the word. `server` is rank 0's, None elsewhere.
+    def broadcast(self, command: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
+        """Broadcast rank 0's command, and the parts of model and state that have changed; return the command.
 
-        moves: whether the model has; else what was sent before stands.
+        Args:
+            command: any number at the other ranks.
+            server: rank 0's, None elsewhere.
+            t: the round that begins.
+            moves: whether the model is sent; else the ranks keep the one that they have.
         """
         messages, news = self.messages, self.messages.announcement(self.changed)
-        if server is not None:  # the root's full message, apart from the model where that lies in it (`model_storage`)
+        if server is not None:  # all but the model, if `model_storage` is in the message
             coded = () if self.full.coding is None else self.full.coding.formats
             values = {n: getattr(server.state, n) for n in messages.method.receives if n not in coded}
             if not messages.shared.whole and "_w" not in coded:
                 values["_w"] = messages.shared.take(server.w)
             if not messages.shared_b.whole:
                 values["_b"] = messages.shared_b.take(server.b)
-            self.full.packing.write(self.message, {**values, WORD: word})
+            self.full.packing.write(self.message, {**values, COMMAND: command})
         if self.full.coding is not None:
             begins, moves, self.broadcast_round = (
                 self.broadcast_round is None,
@@ -116,15 +123,15 @@ class RoundTransport:
         elif server is not None:
             self.comm.broadcast(self._pack(news))
         else:
-            came = self.message.new_empty(news.packing.size)
-            self.comm.broadcast(came)
-            self._unpack(news, came)
+            incoming = self.message.new_empty(news.packing.size)
+            self.comm.broadcast(incoming)
+            self._unpack(news, incoming)
         if self.inbox is not self.message:
             self.inbox.copy_(self.message)
-        return float(self.full.packing.views(self.message)._word)
+        return float(self.full.packing.views(self.message)._command)
 
     def exact(self, server: FederationServer | None) -> tuple[Tensor, Tensor] | None:
-        """The global w and b on every rank; None where announcements are exact, and all have them."""
+        """Return the global w and b on every rank; None where broadcasts are exact, and all ranks have them."""
         if self.full.coding is None:
             return None
         sizes = self.messages.sizes["d"], self.messages.sizes["b"]
@@ -134,90 +141,92 @@ class RoundTransport:
         return w, b
 
     def _broadcast_coded(self, news: Announcement, server: FederationServer | None, begins: bool, moves: bool) -> None:
-        """The same in a format. moves: whether rank 0 is to bring what it keeps nearer to the model; begins: to it."""
+        """Broadcast in a format.
+
+        moves: whether rank 0 updates `last_sent` towards the model; begins: whether it starts as the model itself.
+        """
         coding, form = news.coding, self.messages.wire.down
         assert coding is not None
         assert form is not None
         packed = torch.empty(coding.nbytes, dtype=torch.uint8, device=self.message.device)
         if server is not None:
-            held = self.message if news is self.full else self._pack(news)
-            now = held.clone()
+            kept_row = self.message if news is self.full else self._pack(news)
+            now = kept_row.clone()
             if moves or not form.changes_only:
                 news.packing.write(now, self._current(news, server))
             if form.changes_only and begins:
-                held.copy_(now)
-            coding.pack_news(now, held, packed)
-            if form.name == "fp16" and not bool(held.isfinite().all()):
+                kept_row.copy_(now)
+            coding.pack_news(now, kept_row, packed)
+            if form.name == "fp16" and not bool(kept_row.isfinite().all()):
                 raise UserError("comm.wire.down: fp16 ends at 65,504, and the model does not; use bf16")
-            if held is not self.message:
-                self._unpack(news, held)
+            if kept_row is not self.message:
+                self._unpack(news, kept_row)
         if form.changes_only and self.resync:
             self.comm.broadcast(self.message)
         else:
             self.comm.broadcast(packed)
             if server is None:
-                held = self.message if news is self.full else self._pack(news)
-                coding.unpack_news(packed, held)
-                if held is not self.message:
-                    self._unpack(news, held)
+                kept_row = self.message if news is self.full else self._pack(news)
+                coding.unpack_news(packed, kept_row)
+                if kept_row is not self.message:
+                    self._unpack(news, kept_row)
         self.resync = False
 
     def _current(self, news: Announcement, server: FederationServer) -> dict[str, Tensor]:
-        """What the server has of the slots that travel in a format."""
+        """Return the server's values of the slots that are sent in a format."""
         assert news.coding is not None
         w = news.w.take(self.messages.shared.take(server.w))
         return {name: w if name == "_w" else getattr(server.state, name) for name in news.coding.formats}
 
     def _pack(self, news: Announcement) -> Tensor:
-        """The part of the root's full message that is news."""
+        """Return the part of the full broadcast that has changed."""
         full, row = self.full.packing.views(self.message), self.message.new_empty(news.packing.size)
         values = {name: getattr(full, name) for name in full}
         news.packing.write(row, values | {"_w": news.w.take(full._w), "_b": news.b.take(full._b)})
         return row
 
     def _unpack(self, news: Announcement, row: Tensor) -> None:
-        """News into another rank's full message; what they do not hold stays as it came earlier."""
-        full, came = self.full.packing.views(self.message), news.packing.views(row)
-        self.full.packing.write(self.message, {name: getattr(came, name) for name in came if name not in ("_w", "_b")})
-        news.w.put(came._w, full._w)
-        news.b.put(came._b, full._b)
+        """Write the changed parts into the full broadcast of this rank; the others stay."""
+        full, changed = self.full.packing.views(self.message), news.packing.views(row)
+        self.full.packing.write(
+            self.message, {name: getattr(changed, name) for name in changed if name not in ("_w", "_b")}
+        )
+        news.w.put(changed._w, full._w)
+        news.b.put(changed._b, full._b)
 
     def send_downloads(
         self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
-        """Round t's download that differs from client to client, for this rank's clients; empty if none is declared."""
+        """Send the downloads of single clients in round t; return those of this rank's clients."""
         packing, rank, coding = self.messages.per_client, self.comm.rank, self.messages.personal_coding
         mine = [k for k in clients if server is not None or where[k] == rank]
         if not packing.size:
             return dict.fromkeys(mine, self.no_download)
         rows = {k: self.no_download.clone() for k in mine}
         if server is None:
-            came = {k: coming(row, coding) for k, row in rows.items()}
-            self.comm.exchange([], [(0, message) for message in came.values()])
-            for k, message in came.items():
-                arrived(message, rows[k], coding)
+            messages = {k: receive_buffer(row, coding) for k, row in rows.items()}
+            self.comm.exchange([], [(0, message) for message in messages.values()])
+            for k, message in messages.items():
+                decode(message, rows[k], coding)
             return rows
         for k, row in rows.items():
             packing.write(row, server.download(t, k))
             if coding is not None:
                 coding.settle(row, {})
             check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
-        # As with uploads: the root's own clients' rows pass the communicator onto themselves.
-        sent = {k: leaving(row, coding) for k, row in rows.items()}
+        # Rank 0's own clients' rows pass the communicator, too, as their uploads do.
+        sent = {k: encode(row, coding) for k, row in rows.items()}
         own = [(0, message) for k, message in sent.items() if where[k] == 0]
         self.comm.exchange([(where[k], message) for k, message in sent.items()], own)
         return rows
 
     # ---- up ----
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
-        """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
+        """Return this rank's part in the gather of round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
-        if upload not in self._chunks:
-            self._chunks[upload] = ChunkPlan(upload.packing)
-        chunks = self._chunks[upload]
-        here = [k for k in members if where[k] == comm.rank]
-        context = GatherContext(comm, t, upload, chunks, members, where, here, self.buffers)
-        adds = (self.sums or self.reduce) and chunks.large and members  # of nobody there is no sum
+        context = GatherContext(comm, t, upload, members, where, self.buffers)
+        chunks = context.chunks
+        adds = (self.sums or self.reduce) and chunks.large and members
         means = means_of(self.messages.method) if adds else None
         gather: UploadGather
         if self.sharded and chunks.large and len(comm.alive) > 1:
@@ -231,29 +240,28 @@ class RoundTransport:
         return gather
 
 
-def leaving(row: Tensor, coding: Coding | None) -> Tensor:
-    """Return the message that carries a row: the row itself, or its bytes in the format of `coding`."""
+def encode(row: Tensor, coding: Coding | None) -> Tensor:
+    """Return the message for a row: the row itself, or its bytes in the format of `coding`."""
     return row if coding is None else coding.pack(row)
 
 
-def coming(row: Tensor, coding: Coding | None) -> Tensor:
+def receive_buffer(row: Tensor, coding: Coding | None) -> Tensor:
     """Return the memory into which the message that carries `row` is received."""
     return row if coding is None else torch.empty(coding.nbytes, dtype=torch.uint8, device=row.device)
 
 
-def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
+def decode(message: Tensor, row: Tensor, coding: Coding | None) -> None:
     """Decode a message that has been received into `row`; without a format it lies there already."""
     if coding is not None:
         coding.unpack(message, row)
 
 
 class TrafficCounter:
-    """Which version of the model each client has, and from that how many numbers clients send and are sent.
+    """Counts the numbers that clients send and are sent, from the version of the model that each client has.
 
-    Counted client by client, as papers do, whichever rank trains whom: a client is not sent again what it has already.
-    The engine's own numbers are left out. Where the format of a message takes fewer bytes (comm.wire) so many numbers
-    count as would take these bytes. Of a format for differences only who has the version before can make use.
-    A group's version is the number of rounds that have changed it; a client knows those that it was sent.
+    The count is by client, as in papers, whichever rank trains it: a client is not sent again what it has. The engine's
+    own numbers do not count. With comm.wire the count is bytes, in numbers of the model's type; a difference is of use
+    only to clients that have the version before. A group's version is the number of rounds that have changed it.
     """
 
     def __init__(self, messages: Messages) -> None:
@@ -263,9 +271,9 @@ class TrafficCounter:
         self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has; none where it never took part
 
     def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
-        """Round t's up_parameters and down_parameters over its cohort, which from now on has the current versions.
+        """Return up_parameters and down_parameters of round t, whose cohort has the current versions from now on.
 
-        A round that is made again after a rank failure is counted once.
+        A round that is repeated after a rank failure is counted once.
         """
         if self._latest[0] == t:
             return self._latest[1]
@@ -278,9 +286,9 @@ class TrafficCounter:
             if key not in sizes:
                 missing = frozenset(group for group, version in self.current.items() if known.get(group) != version)
                 news = messages.announcement(missing)
-                whole = form is not None and form.changes_only
-                whole = whole and any(known.get(group) != self.current[group] - 1 for group in missing)
-                sizes[key] = news.packing.size if whole else news.size
+                changes_only = form is not None and form.changes_only
+                outdated = any(known.get(group) != self.current[group] - 1 for group in missing)
+                sizes[key] = news.packing.size if changes_only and outdated else news.size
             down += sizes[key]
         now = dict(self.current)
         self.known |= dict.fromkeys(members, now)

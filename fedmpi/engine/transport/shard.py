@@ -1,4 +1,4 @@
-"""One holder's columns of all rows, what rank 0 may ask of them, and what it may have done to them.
+"""One rank's columns of all rows, and what rank 0 may request of them.
 
 Where uploads travel in formats (comm.wire) a holder is sent its columns in theirs; of topk, whose entries may lie
 anywhere, all that is sent of a slot. The numbers are those that the client has settled, wherever they go.
@@ -17,12 +17,12 @@ from fedmpi.flat import linear
 from fedmpi.flat.coding import Coding
 from fedmpi.method.context import Span
 
-# What rank 0 may say: END, the round is over; SCALE and ONLY, what becomes of the rows; the others are questions.
+# Requests of rank 0: END, the round is over; SCALE and ONLY change the rows; the others have an answer.
 END, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH, SCALE, ONLY = range(9)
 
 
 class Part(NamedTuple):
-    """What a holder has of the columns that a question is about."""
+    """The columns of a request that a holder has."""
 
     rows: Tensor  # (m, b - a)
     a: int
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a holder makes of its part and of the numbers that come with the question."""
+    """How a holder computes its answer from its columns and the numbers of the request."""
 
     answer: Callable[[Part, Tensor], Tensor]
     by_block: int = 0  # 0: a number for each column, in the rows' type; 1, 2: (m,), (m, m) for each block, in float64
@@ -48,7 +48,7 @@ QUESTIONS = {
 
 
 class Shard:
-    """One holder's columns of the large slots, and what it can tell of them."""
+    """One holder's columns of the large slots, and its answers about them."""
 
     def __init__(self, context: GatherContext) -> None:
         self.context, self.chunks, self.holders = context, context.chunks, context.comm.alive
@@ -68,24 +68,24 @@ class Shard:
             self.packed[""] = self._bytes("", self.small.nbytes)
 
     def _bytes(self, name: str, count: int) -> Tensor:
-        """(m, count) uint8, where rows in a format come."""
+        """Return memory (m, count) uint8 for rows in a format."""
         memory = self.context.buffers
         return memory.rows(f"packed {name}", self.m, count // memory.like.element_size()).view(torch.uint8)
 
     def _size(self, name: str, holder: int) -> int:
-        """Bytes of a slot in its format on the way to one holder."""
+        """Return the bytes of a slot in its format for one holder."""
         n, span = self.chunks.large[name][1], self.chunks.share(name, holder, len(self.holders))
         a, b = self.forms[name].needed(n, span)
         return self.forms[name].size(b - a, self.context.buffers.like.element_size()) if span[0] < span[1] else 0
 
     # ---- how rows come ----
     def small_parts(self, row: Tensor) -> list[Tensor]:
-        """What goes to rank 0."""
+        """Return the messages of a row to rank 0."""
         parts = self.chunks.small_parts(row)
         return parts if self.small is None else [self.small.pack(torch.cat(parts))]
 
     def parts(self, row: Tensor, name: str) -> list[Tensor]:
-        """What goes to each holder of a large slot; of the rows, or in its format, which was encoded for it."""
+        """Return the message of a row to each holder of a large slot: its columns, or their encoding."""
         n, form, found = self.chunks.large[name][1], self.forms.get(name), dict[Span, Tensor]()
         parts = []
         for holder in range(len(self.holders)):
@@ -101,11 +101,11 @@ class Shard:
         return parts
 
     def small_places(self, heads: Tensor, i: int) -> list[Tensor]:
-        """Where the small parts of row i come."""
+        """Return memory for the small parts of row i."""
         return self.chunks.places(heads[i]) if self.small is None else [self.packed[""][i]]
 
     def places(self, i: int) -> list[Tensor]:
-        """Where this holder's columns of row i come."""
+        """Return memory for this holder's columns of row i."""
         return [self.packed.get(name, rows)[i] for name, rows in self.rows.items() if rows.shape[1]]
 
     def small_arrived(self, heads: Tensor, i: int) -> None:
@@ -120,19 +120,19 @@ class Shard:
 
     # ---- what is asked of them ----
     def within(self, holder: int, name: str, span: Span) -> Span:
-        """The part of a span of columns that a holder has."""
+        """Return the part of a span of columns that a holder has."""
         a, b = self.chunks.share(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
     def answer(self, what: int, name: str, span: Span, numbers: Tensor) -> Tensor:
-        """This holder's part of the answer. numbers: for its part of the span."""
+        """Return this holder's part of the answer. numbers: for its part of the span."""
         a, b = self.within(self.me, name, span)
         first = self.chunks.share(name, self.me, len(self.holders))[0]
         rows, width = self.rows[name][:, a - first : b - first], self.chunks.large[name][1]
         return QUESTIONS[what].answer(Part(rows, a, width), numbers)
 
     def place(self, what: int, holder: int, name: str, span: Span) -> Tensor:
-        """Where that holder's part of the answer comes, on the communicator's device."""
+        """Return memory for a holder's part of the answer, on the communicator's device."""
         (a, b), block, by_block = self.within(holder, name, span), self.chunks.block, QUESTIONS[what].by_block
         like, device = self.context.buffers.like.dtype, self.context.comm.device
         if not by_block:
@@ -141,17 +141,17 @@ class Shard:
         return torch.empty((blocks, *[self.m] * by_block), dtype=torch.float64, device=device)
 
     def numbers(self, what: int, count: int) -> Tensor:
-        """Where the numbers come that are said with it."""
+        """Return memory for the numbers that go with a request."""
         entries = what in QUESTIONS and QUESTIONS[what].entries
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
     # ---- what becomes of them ----
     def scale(self, place: int, factor: float) -> None:
-        """dw <- factor dw, for one row."""
+        """Scale one row: dw <- factor dw."""
         scale(self.rows["dw"][place], factor)
 
     def only(self, places: Sequence[int]) -> None:
-        """From now on these rows are all there are."""
+        """Keep only these rows."""
         self.m = len(places)
         self.rows = {name: close_up(rows, places) for name, rows in self.rows.items()}

@@ -34,7 +34,7 @@ from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuild_model
 from fedmpi.runtime.finished.predict import site_of
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
-from fedmpi.runtime.record.durable import weights
+from fedmpi.runtime.record.durable import read_weights
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import facts_of, personal_facts, personal_notice
 
@@ -85,20 +85,20 @@ def export(
             )
         solo = Solo(torch.device("cpu"))
         data = build_data.siloed(settings, solo) if settings.data.silos else build_data.partitioned(settings)
-        made = build.experiment(settings, data, torch.device("cpu"))
+        experiment = build.experiment(settings, data, torch.device("cpu"))
         if client is None:
-            _check_personal(made, say)
-        scale = _scale(made, client)
+            _check_personal(experiment, say)
+        scale = _scale(experiment, client)
         if to != "safetensors" and scale is not None:
             module = _InTargetUnit(module, scale)
-        elif made.data.target_scales:
+        elif experiment.data.target_scales:
             say("the outputs are standardised targets (data.standardise_target); the preprocessing beside it says how")
-        x = _samples(made)
+        x = _samples(experiment)
         stem = Path(name).stem if client is None else f"{Path(name).stem}-client-{client}"
         path = out or run / "export" / f"{stem}{SUFFIX[to]}"
         with _written(path) as temporary, torch.inference_mode():
             run_file = WRITERS[to](module, x, temporary, lambda: rebuild_model(run, settings, name), facts)
-            apart, largest = _compare(module, run_file, x, to)
+            difference, largest = _compare(module, run_file, x, to)
     prepared, beside = _preprocessing(run, settings, client), path.with_suffix(".preprocessing.json")
     if prepared is not None:
         with _written(beside) as temporary:
@@ -107,13 +107,16 @@ def export(
     say(f"{path}: {size:,} parameters; takes {_look(x)}")
     if prepared is not None:
         say(f"{beside}: how rows are prepared for it")
-    say(f"{len(x)} test samples, together and one by one: outputs up to {largest:.4g}, largest difference {apart:.2g}")
+    compared = f"{len(x)} test samples, together and one by one: outputs up to {largest:.4g}"
+    say(f"{compared}, largest difference {difference:.2g}")
     return path
 
 
 def _preprocessing(run: Path, settings: Settings, client: str | None) -> Path | None:
-    """The file that says how the model's rows were prepared; of a site only with the site's own model, or where all
-    sites prepare their rows alike. None where there is none."""
+    """Return the preprocessing.json of the model; None where there is none.
+
+    That of a site goes only with the site's own model, or where all sites prepare their rows alike.
+    """
     silos = settings.data.silos
     files = [run / PREPROCESSING] if silos is None else [site_file(run, name) for name in silos]
     if silos is not None and client is not None:
@@ -122,9 +125,9 @@ def _preprocessing(run: Path, settings: Settings, client: str | None) -> Path | 
     return files[0] if alike else None
 
 
-def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
+def _check_personal(experiment: Experiment, say: Callable[[str], None]) -> None:
     """Refuse a global model of which parts stay with the clients; say where clients have models beside it."""
-    facts = personal_facts(made.settings.method.name, made.messages)
+    facts = personal_facts(experiment.settings.method.name, experiment.messages)
     if not facts:
         return
     if facts["kept"]:
@@ -132,9 +135,9 @@ def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
     say(personal_notice(facts))
 
 
-def _scale(made: Experiment, client: str | None) -> TargetScale | None:
-    """The mean and deviation of the targets for the outputs of a model; None where there are none, or sites differ."""
-    scales, sites = made.data.target_scales, made.data.site_names
+def _scale(experiment: Experiment, client: str | None) -> TargetScale | None:
+    """Return mean and deviation of the targets of a model; None where there are none, or sites differ."""
+    scales, sites = experiment.data.target_scales, experiment.data.site_names
     if client is None or "" in scales or not sites:
         return scales.get("")
     return scales.get(site_of(sites, client))
@@ -156,9 +159,9 @@ class _InTargetUnit(nn.Module):
         return (out.flatten(1) * self.deviation + self.mean).view_as(out)
 
 
-def _samples(made: Experiment) -> Samples:
-    """Test samples as the model gets them."""
-    shards = chain([made.data.global_test], made.data.test.values())
+def _samples(experiment: Experiment) -> Samples:
+    """Return some test samples as the model gets them."""
+    shards = chain([experiment.data.global_test], experiment.data.test.values())
     shard = next((each for each in shards if each is not None and len(each)), None)
     if shard is None:
         raise UserError("export: the run has no test samples to compare outputs on")
@@ -168,7 +171,7 @@ def _samples(made: Experiment) -> Samples:
 
 @contextmanager
 def _written(path: Path) -> Iterator[Path]:
-    """A temporary place beside `path`; what is there is renamed if all goes well, and removed if not."""
+    """Yield a temporary path beside `path`, which is renamed to `path` afterwards, or removed after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,41 +186,42 @@ def _written(path: Path) -> Iterator[Path]:
 
 
 def _compare(module: nn.Module, file: Run, x: Samples, to: str) -> tuple[float, float]:
-    """(largest difference, largest output) over the samples together, a few of them, and each alone."""
-    apart = largest = 0.0
+    """Compare file and model on the samples together, a few of them, and single ones.
+
+    Returns (largest difference, largest output).
+    """
+    difference = largest = 0.0
     for rows in (slice(None), slice(FEW), *(slice(i, i + 1) for i in range(min(len(x), FEW)))):
         part: Any = x[rows]
-        wanted, found = call(module, part), _called(file, part, to)
-        if found.shape != wanted.shape:
-            sizes = f"{tuple(found.shape)} for {len(part)} samples, the model {tuple(wanted.shape)}"
+        expected = call(module, part)
+        try:
+            outputs = file(part)
+        except Exception as error:
+            raise _refused(to, f"does not run on {len(part)} samples", error) from error
+        if outputs.shape != expected.shape:
+            sizes = f"{tuple(outputs.shape)} for {len(part)} samples, the model {tuple(expected.shape)}"
             raise UserError(
                 f"--to {to}: the file gives {sizes}: its forward depends on values or on the number of samples; "
                 "nothing was written"
             )
-        largest = max(largest, float(wanted.abs().max()))
-        apart = max(apart, float((found.to(wanted.dtype) - wanted).abs().max()))
-    if not apart <= CLOSE * max(1.0, largest):
+        largest = max(largest, float(expected.abs().max()))
+        difference = max(difference, float((outputs.to(expected.dtype) - expected).abs().max()))
+    if not difference <= CLOSE * max(1.0, largest):
         raise UserError(
-            f"--to {to}: outputs differ by {apart:.3g} on test samples (outputs up to {largest:.3g}); the model does "
-            "something that this format does not hold (chance, or paths that depend on values); nothing was written"
+            f"--to {to}: outputs differ by {difference:.3g} on test samples (outputs up to {largest:.3g}); the model "
+            "does something that this format does not hold (chance, or paths that depend on values); nothing was "
+            "written"
         )
-    return apart, largest
-
-
-def _called(file: Run, x: Samples, to: str) -> Tensor:
-    try:
-        return file(x)
-    except Exception as error:
-        raise _refused(to, f"does not run on {len(x)} samples", error) from error
+    return difference, largest
 
 
 def _refused(to: str, what: str, error: Exception) -> UserError:
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    return UserError(f"--to {to}: this model {what}: {said[0][:300]}; nothing was written")
+    reasons = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(f"--to {to}: this model {what}: {reasons[0][:300]}; nothing was written")
 
 
 def _look(x: Samples) -> str:
-    """`x (any, 1, 8, 8) float32`."""
+    """Describe the arguments of the exported model: `x (any, 1, 8, 8) float32`."""
     parts = list(x.items()) if isinstance(x, Inputs) else [("x", x)]
     shapes = (
         (name, ", ".join(["any", *map(str, t.shape[1:])]), str(t.dtype).removeprefix("torch.")) for name, t in parts
@@ -239,7 +243,7 @@ class _Positional(nn.Module):
 
 
 def _plain(module: nn.Module, x: Samples) -> tuple[nn.Module, tuple[Tensor, ...], list[str]]:
-    """(module of plain arguments, these, their names)."""
+    """Return a module that takes tensors as arguments, the tensors, and their names."""
     if not isinstance(x, Inputs):
         return module, (x,), ["x"]
     names = list(x.keys())
@@ -247,10 +251,10 @@ def _plain(module: nn.Module, x: Samples) -> tuple[nn.Module, tuple[Tensor, ...]
 
 
 def _torchscript(module: nn.Module, x: Samples, path: Path, *_: Any) -> Run:
-    plain, given = _plain(module, x)[:2]
+    plain, inputs = _plain(module, x)[:2]
     with _quiet():
         try:
-            traced = torch.jit.trace(plain, tuple(t[:2].clone() for t in given), check_trace=False)
+            traced = torch.jit.trace(plain, tuple(t[:2].clone() for t in inputs), check_trace=False)
         except Exception as error:
             raise _refused("torchscript", "cannot be traced", error) from error
         content = io.BytesIO()
@@ -265,15 +269,15 @@ def _safetensors(module: nn.Module, x: Samples, path: Path, fresh: Callable[[], 
     read = fresh()
     for tensor in (*read.parameters(), *read.buffers()):
         tensor.zero_()
-    read.load_state_dict(weights(path))
+    read.load_state_dict(read_weights(path))
     return lambda part: call(read, part)
 
 
 def _onnx(module: nn.Module, x: Samples, path: Path, *_: Any) -> Run:
     import onnxruntime
 
-    plain, given, names = _plain(module, x)
-    few = tuple(t[:FEW].clone() for t in given)
+    plain, inputs, names = _plain(module, x)
+    few = tuple(t[:FEW].clone() for t in inputs)
     batch = {"input_names": names, "output_names": ["output"]}
     shapes = tuple({0: torch.export.Dim("batch")} for _ in names)
     new = {"dynamo": True, "external_data": False, "dynamic_shapes": (shapes,) if len(names) > 1 else shapes}
@@ -295,9 +299,9 @@ def _onnx(module: nn.Module, x: Samples, path: Path, *_: Any) -> Run:
 
 def _session(session: Any, module: nn.Module, names: Sequence[str]) -> Run:
     def run(part: Samples) -> Tensor:
-        given = dict(zip(names, _plain(module, part)[1], strict=True))
-        taken = {each.name for each in session.get_inputs()}  # not those that the model does not use
-        return torch.from_numpy(session.run(None, {k: t.numpy() for k, t in given.items() if k in taken})[0])
+        inputs = dict(zip(names, _plain(module, part)[1], strict=True))
+        used = {each.name for each in session.get_inputs()}  # not those that the model does not use
+        return torch.from_numpy(session.run(None, {k: t.numpy() for k, t in inputs.items() if k in used})[0])
 
     return run
 
@@ -307,7 +311,7 @@ WRITERS: dict[str, Callable[..., Run]] = {"torchscript": _torchscript, "onnx": _
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say of themselves: that torch.jit is deprecated; steps, and advice."""
+    """Hide warnings and output of exporters, such as that torch.jit is deprecated."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -115,42 +115,42 @@ def client_model(
         name = BEST if best else MODEL
         module, facts = rebuild_model(run_dir, settings, name), facts_of(run_dir / name)
         number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
-        made = _experiment(run_dir, settings, facts, number)
-        fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+        experiment = _experiment(run_dir, settings, facts, number)
+        fed = build.federation(experiment, Solo(torch.device("cpu")), lambda: False)
         t = int(facts["round"]) if best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
-        _restore(fed, made, run_dir, module, t)
-        return _evaluated(fed, made, run_dir, module, number, t)
+        _restore(fed, experiment, run_dir, module, t)
+        return _evaluated(fed, experiment, run_dir, module, number, t)
 
 
 def _settings(run_dir: Path, trusted: bool, overrides: Sequence[str]) -> Settings:
     start = run_dir / initial.COPY
-    given = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
-    settings = trust.run_settings(run_dir, trusted, [*overrides, *given, *RESTORED])
-    asked = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
-    return settings.model_copy(update={"evaluate": asked})
+    start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
+    settings = trust.run_settings(run_dir, trusted, [*overrides, *start_from, *RESTORED])
+    evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
+    return settings.model_copy(update={"evaluate": evaluate})
 
 
 def _site_names(run_dir: Path, settings: Settings) -> list[str]:
-    """The sites of the clients, in their order; [] where clients are no sites."""
+    """Return the sites of the clients, in their order; [] where clients are no sites."""
     if settings.data.silos or not (run_dir / PREPROCESSING).is_file():
         return list(settings.data.silos or ())
     return list(read_preprocessing(run_dir / PREPROCESSING).client_sites)
 
 
 def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
-    """The client's number, if there is such a client."""
+    """Return the client's number. Raises UserError if there is no such client."""
     if isinstance(client, str) and client in sites:
         return sites.index(client)
     if isinstance(client, bool) or not str(client).isdecimal() or int(client) >= len(sizes):
-        said = f"the run has clients 0 to {len(sizes) - 1}"
-        said += f", at sites {', '.join(sites[:6])}{', ...' if len(sites) > 6 else ''}" if sites else ""
+        allowed = f"the run has clients 0 to {len(sizes) - 1}"
+        allowed += f", at sites {', '.join(sites[:6])}{', ...' if len(sites) > 6 else ''}" if sites else ""
         close = f"; {nearest(str(client), sites)}" if sites and isinstance(client, str) else ""
-        raise UserError(f"client: there is no client {client!r}; {said}{close}")
+        raise UserError(f"client: there is no client {client!r}; {allowed}{close}")
     return int(client)
 
 
 def _sizes(run_dir: Path) -> np.ndarray:
-    """(N,) training samples by client, as the run has written them down."""
+    """Return (N,) training samples by client, from partition.json."""
     try:
         facts = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
         return np.array(by_client(run_dir, facts)[0], dtype=np.int64)
@@ -162,7 +162,7 @@ def _sizes(run_dir: Path) -> np.ndarray:
 
 # ---- the experiment ----
 def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int) -> Experiment:
-    """What the run was made of, with its data only where the method's evaluation may look at them."""
+    """Build the experiment of the run, with data only where the method's evaluation may use them."""
     method = build.make_method(settings)
     users = any(where.startswith("method") for where in trust.foreign(settings.model_dump(mode="json")))
     hooked = [hook for hook in OWN if overrides(method, hook)]
@@ -173,22 +173,24 @@ def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client
 
 
 def _data(run_dir: Path, settings: Settings, client: int) -> Federated:
-    """The run's data; with silos those of the client's site alone, as only they may be here."""
+    """Return the run's data; with silos only those of the client's site, as others may not be here."""
     if settings.data.silos:
-        return build_data.of_one_site(settings, client)
+        return build_data.site_federation(settings, client)
     data = build_data.partitioned(settings)
     was = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
-    bad = [key[1:-1] for key, digest in rank_agreement.data_digests(data).items() if was.get(key, digest) != digest]
-    if bad:
+    different = [
+        key[1:-1] for key, digest in rank_agreement.data_digests(data).items() if was.get(key, digest) != digest
+    ]
+    if different:
         raise UserError(
-            f"{' and '.join(bad)} below {settings.data.root} are not those of the run, and method "
+            f"{' and '.join(different)} below {settings.data.root} are not those of the run, and method "
             f"{settings.method.name} looks at the client's data when it predicts; data.root=DIR says where they are"
         )
     return data
 
 
 def _without_data(settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray) -> Experiment:
-    """The experiment as a server sees it that has no data: with the weights that it began with."""
+    """Build the experiment of a server without data, with the initial weights."""
     (shape, dtype), classes = input_of(facts), int(facts["classes"])
     nobody = np.zeros(len(sizes), dtype=np.int64)
     data = Federated(
@@ -210,41 +212,46 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     )
     module = build.prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:
-        initial.fill(module, settings.init.source, settings.init.strict)
+        initial.load_initial_weights(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
+    return Experiment(
+        settings, data, method, _NoTask(), net, model, messages, build.make_local_training(settings), None
+    )
 
 
 # ---- its state ----
-def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module, t: int) -> None:
+def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.Module, t: int) -> None:
     """Bring server and clients to the end of round t, after which `module` is the global model.
 
     Raises UserError where the run directory does not hold what that takes.
     """
     assert fed.server is not None
-    path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", made.messages
+    path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     stateless = not (messages.client_state.size or messages.per_client.size or messages.method.receives)
     if t < 0:  # a run of 0 rounds: all are as they began
         fed.transport.broadcast(0.0, fed.server, 0)
         return
     if not path.is_file() and stateless and messages.wire.down is None:
-        flat = FlatModel(module, made.net.head_names(), channels_last=made.settings.compute.channels_last)
+        flat = FlatModel(module, experiment.net.head_names(), channels_last=experiment.settings.compute.channels_last)
         fed.server.w.copy_(flat.w), fed.server.b.copy_(flat.b)
         fed.transport.broadcast(0.0, fed.server, t + 1)
         return
     try:
-        tensors, kept = read_tensors(path)
+        tensors, facts = read_tensors(path)
     except CorruptFileError as error:
-        raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
+        raise UserError(f"{error}: {_without_checkpoint(experiment.settings, t)}") from error
     if messages.client_state.size:
-        fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
-    lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
+        fed.states.store, fed.states.max_in_memory = (
+            Rows(run_dir / "state", experiment.settings.data.silos),
+            experiment.data.clients,
+        )
+    lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
-    fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
+    fed.restore(t, {**facts["memory"], "pace": None}, tensors)
     fed.transport.broadcast(0.0, fed.server, t + 1)
-    own = made.model.state_dict(fed.server.w, fed.server.b)
+    own = experiment.model.state_dict(fed.server.w, fed.server.b)
     if not all(
         torch.equal(own[name], value) for name, value in module.state_dict().items() if value.is_floating_point()
     ):
@@ -252,7 +259,7 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
 
 
 def _without_checkpoint(settings: Settings, t: int) -> str:
-    """Say why there may be none of round t, and how to have one."""
+    """Say why there may be no checkpoint of round t, and how to get one."""
     how = "run it again with checkpoint.every=1: `fedmpi replay` gives the same bits"
     if not settings.checkpoint.every:
         return f"the run kept nothing of its clients (checkpoint.every: 0); {how}"
@@ -261,39 +268,44 @@ def _without_checkpoint(settings: Settings, t: int) -> str:
     return f"without the last checkpoint nothing is known of what the clients kept; {how}"
 
 
-def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module, client: int, t: int) -> nn.Module:
-    """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
-    t, method, trainer = max(t, 0), made.method, fed.trainer
+def _evaluated(
+    fed: Federation, experiment: Experiment, run_dir: Path, module: nn.Module, client: int, t: int
+) -> nn.Module:
+    """Make the client's model with the hooks of the method, as protocol `personal` evaluates it."""
+    t, method, trainer = max(t, 0), experiment.method, fed.trainer
     try:
         downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
-        view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
+        view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
-        raise UserError(_not_here(made, run_dir, client, error)) from error
-    with seeds.seeded(made.settings.seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
+        raise UserError(_not_here(experiment, run_dir, client, error)) from error
+    with (
+        seeds.seeded(experiment.settings.seed, "evaluate", "personal", t, client),
+        attribute_errors(f"client {client}"),
+    ):
         predict = load_own_model(view)
     if predict is not None:
         return ClientPredictor(trainer.model.module, predict).eval()
-    module.load_state_dict(made.model.state_dict(trainer.model.w, trainer.model.b))
+    module.load_state_dict(experiment.model.state_dict(trainer.model.w, trainer.model.b))
     return module.eval()
 
 
-def _not_here(made: Experiment, run_dir: Path, client: int, error: CorruptFileError) -> str:
-    """Say that the state of this client is missing, and with silos where it lies."""
-    sites = made.settings.data.silos
+def _not_here(experiment: Experiment, run_dir: Path, client: int, error: CorruptFileError) -> str:
+    """Say that the state of this client is missing, and with silos where it is."""
+    sites = experiment.settings.data.silos
     if not sites:
         return f"{error}: it holds what client {client} kept, without which its model is not known"
-    folder = run_dir / "state" / sites[client]
+    folder, host = run_dir / "state" / sites[client], _host(experiment.settings, run_dir, client)
     return (
         f"the model of site {sites[client]} (client {client}) stays at the site: its part is in {folder} on the host "
-        f"that trained it{_host(made.settings, run_dir, client)}, and not here. There, copy the other files of this "
-        f"run directory beside state, and ask again ({error})"
+        f"that trained it{host}, and not here. There, copy the other files of this run directory beside state, and ask "
+        f"again ({error})"
     )
 
 
 def _host(settings: Settings, run_dir: Path, client: int) -> str:
-    """`, node5` where the run directory says whose it was."""
+    """Return `, node5` for the host of a site, if the run directory names it, else ""."""
     try:
         ranks = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))["ranks"]
         return f", {ranks[build_data.site_ranks(settings, len(ranks))[client]]['host']}"

@@ -31,7 +31,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
 from fedmpi.data.augment.operation import Operation
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.layout import laid_out
+from fedmpi.data.layout import to_memory_format
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
 from fedmpi.data.reading_options import ALL, with_options
@@ -74,39 +74,39 @@ def predict(
             module = client_model(run, client, trusted, best, of_training(given))
         else:
             module = rebuild_model(run, settings, name).to(pick_device(settings, detect({})))
-            if said := personal_notice(facts_of(run / name)):
-                warnings.warn(said, stacklevel=2)
-        found = predictor(module, run, settings, name, client, given)(file, site=site, ids=ids)
-    return write(found, out or run / FOLDER / file.name, out is not None, settings, say)
+            if notice := personal_notice(facts_of(run / name)):
+                warnings.warn(notice, stacklevel=2)
+        predictions = predictor(module, run, settings, name, client, given)(file, site=site, ids=ids)
+    return write(predictions, out or run / FOLDER / file.name, out is not None, settings, say)
 
 
-def write(found: Predictions, to: Path, exact: bool, settings: Settings, say: Callable[[str], None]) -> Path:
+def write(predictions: Predictions, to: Path, exact: bool, settings: Settings, say: Callable[[str], None]) -> Path:
     """Write predictions; what has several numbers a row, such as masks, goes into an .npz file. exact: `to` is the
     file, and not what its name is made of."""
-    arrays = {name: np.asarray(values) for name, values in found.items()}
+    arrays = {name: np.asarray(values) for name, values in predictions.items()}
     suffix = ".npz" if any(array.ndim > 1 for array in arrays.values()) else ".csv"
     if exact and (to.suffix.lower() != suffix or to.is_dir()):
         raise UserError(f"--to: {to}: a file whose name ends in {suffix} is needed for these predictions")
     path = to if exact else to.with_name(f"{to.stem}{suffix}")
-    content = _npz(arrays) if suffix == ".npz" else _csv(found)
+    content = _npz(arrays) if suffix == ".npz" else _csv(predictions)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         durable.write(path, content, settings.output_mode == "private")
     except OSError as error:
         raise UserError(f"--to: cannot write {path}: {error.strerror or error}; choose another file") from error
     many = len(next(iter(arrays.values())))
-    shown = "; ".join(f"{name} {format_metric(name, value)}" for name, value in found.metrics.items())
+    shown = "; ".join(f"{name} {format_metric(name, value)}" for name, value in predictions.metrics.items())
     say(f"{path}: {count(many, 'row')}{f', by the targets in the file: {shown}' if shown else ''}")
-    if found.no_metrics:
-        say(f"{'metrics' if found.metrics else 'no metric'}: {found.no_metrics}")
+    if predictions.no_metrics:
+        say(f"{'metrics' if predictions.metrics else 'no metric'}: {predictions.no_metrics}")
     return path
 
 
-def _csv(found: Predictions) -> bytes:
+def _csv(predictions: Predictions) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(found)
-    writer.writerows(zip(*(_cells(values) for values in found.values()), strict=True))
+    writer.writerow(predictions)
+    writer.writerows(zip(*(_cells(values) for values in predictions.values()), strict=True))
     return text.getvalue().encode()
 
 
@@ -160,34 +160,34 @@ class Predictor:
         silos = self.settings.data.silos
         if silos is not None:
             site = site if site is not None or self.client is None else site_of(silos, self.client)
-            made = read_preprocessing(find_own_preprocessing(self.run, silos, site))
+            preprocessing = read_preprocessing(find_own_preprocessing(self.run, silos, site))
             site = None
         else:
-            made = read_preprocessing(self.run / PREPROCESSING)
-            known = made.preparation.site_names or made.target_sites
-            if site is not None and not known:
+            preprocessing = read_preprocessing(self.run / PREPROCESSING)
+            has_sites = preprocessing.preparation.site_names or preprocessing.target_sites
+            if site is not None and not has_sites:
                 raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
-            if site is None and self.client is not None and made.client_sites:
-                site = site_of(made.client_sites, self.client)
-            site = site if known else None
-        own = site if made.preparation.site_names else None
+            if site is None and self.client is not None and preprocessing.client_sites:
+                site = site_of(preprocessing.client_sites, self.client)
+            site = site if has_sites else None
+        own = site if preprocessing.preparation.site_names else None
         with ignoring(self.settings.task.options.get("ignore")):
-            reader = with_options(made.preparation, self.given, others=self.client is not None)
-            found = reader.read(Request(rows, own, tuple(ids)))
+            reader = with_options(preprocessing.preparation, self.given, others=self.client is not None)
+            new_rows = reader.read(Request(rows, own, tuple(ids)))
         if site is not None:
-            _warn_of_other_sites(found, site)
-        found = replace(found, x=_augmented(found.x, made.operations))
-        if sample_shape(found.x) != self.input_shape:
-            said = f"the rows become samples of shape {sample_shape(found.x)}"
-            raise UserError(f"{said}; the model was trained on {self.input_shape}")
-        scales = made.scales(found.sites if site is None else (site,), len(found.x))
-        return self._predicted(found, made.preparation.output_names, scales)
+            _warn_of_other_sites(new_rows, site)
+        new_rows = replace(new_rows, x=_augmented(new_rows.x, preprocessing.operations))
+        if sample_shape(new_rows.x) != self.input_shape:
+            shape = f"the rows become samples of shape {sample_shape(new_rows.x)}"
+            raise UserError(f"{shape}; the model was trained on {self.input_shape}")
+        scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
+        return self._predicted(new_rows, preprocessing.preparation.output_names, scales)
 
     def _predicted(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
         task = self._task()
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
         shard = Shard(rows.x, targets, torch.arange(len(targets)))
-        held: list[Tensor] = []
+        recorded: list[Tensor] = []
         parts: list[Mapping[str, Any]] = []
         module = self.module.eval()
         predict = task.predictions
@@ -201,22 +201,24 @@ class Predictor:
                 if not len(parts) and rows.y is not None:
                     reason = _with_place(task.check(y, tuple(f.shape[1:])), rows)
                 if rows.y is not None and not reason:
-                    held.append(contract.hold(task, f, y))
+                    recorded.append(contract.hold(task, f, y))
                 parts.append(predict(f, names))
-            taken = next((name for name in parts[0] if name in rows.ids), None)
-            if taken is not None:
-                raise UserError(f"ids: {taken!r} is a column of the predictions; rename that of the rows")
-            found = Predictions({**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}})
-            if held:
+            clash = next((name for name in parts[0] if name in rows.ids), None)
+            if clash is not None:
+                raise UserError(f"ids: {clash!r} is a column of the predictions; rename that of the rows")
+            predictions = Predictions(
+                {**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}}
+            )
+            if recorded:
                 every = slice(None) if rows.known is None else rows.known
-                found.metrics = contract.figures(task, torch.cat(held)[every], targets[every])
-        found.no_metrics = reason or rows.no_targets
-        return found
+                predictions.metrics = contract.figures(task, torch.cat(recorded)[every], targets[every])
+        predictions.no_metrics = reason or rows.no_targets
+        return predictions
 
     def _task(self) -> Any:
-        made = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
+        construct = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
         with seeds.seeded(self.settings.seed, "task"):
-            task = made(self.classes)
+            task = construct(self.classes)
         contract.check_task(task)
         return task
 
@@ -225,7 +227,7 @@ class Predictor:
         like = next(iter(module.parameters()), torch.empty(0))
         bf16 = self.settings.compute.precision == "bf16"
         if isinstance(x, Tensor):
-            x = laid_out(x, self.settings.compute.channels_last)
+            x = to_memory_format(x, self.settings.compute.channels_last)
         try:
             with torch.autocast(like.device.type, torch.bfloat16) if bf16 else nullcontext():
                 f = call(module, x.to(like.device))
@@ -301,10 +303,10 @@ def _warn_of_other_sites(rows: NewRows, site: str) -> None:
     others = [k for k, name in enumerate(rows.sites) if name not in (site, "")]
     if others:
         first = rows.where(others[0]) if rows.where is not None else f"row {others[0]}"
-        said = (
+        message = (
             f"{len(others)} of {count(len(rows.sites), 'row')} name another site, the first {rows.sites[others[0]]!r}"
         )
-        warnings.warn(f"{said} ({first}); all are prepared as rows of {site!r}", stacklevel=3)
+        warnings.warn(f"{message} ({first}); all are prepared as rows of {site!r}", stacklevel=3)
 
 
 def _with_place(reason: str, rows: NewRows) -> str:

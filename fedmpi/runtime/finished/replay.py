@@ -1,6 +1,6 @@
-"""Rounds of a run once more: all of them without its faults (`fedmpi replay`), or some of them (`fedmpi verify`).
+"""Train rounds of a run again: all of them without its faults (`fedmpi replay`), or some of them (`fedmpi verify`).
 
-A replay has what the faults meant for the numbers, and so the same bits in every round.
+A replay leaves out the clients and states that were lost with a rank, and so has the same bits in every round.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def replay(
         result, code = execute(settings, process)
     if "directory" not in result or (code and not process.stop.rounds_done):  # the other ranks have nothing to compare
         return code
-    said, same = compare(directory, Path(result["directory"]))
-    say(said)
+    message, same = compare(directory, Path(result["directory"]))
+    say(message)
     return 0 if same else 1
 
 
 def compare(directory: Path, again: Path) -> tuple[str, bool]:
-    """A line on the rounds of the run and of its replay, and whether all of them have the same bits."""
+    """Compare the hashes of a run and of its replay. Returns a line on them, and whether all are the same."""
     before, now = (_hashes(path / "metrics.jsonl") for path in (directory, again))
     different = [t for t in sorted(before) if before[t] != now.get(t)]
     if not different:
         return f"{count(len(before), 'round')} of {directory}: the same bits in {again}", True
     t = different[0]
-    said = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {directory} has "
-    return f"{said}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
+    message = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {directory} has "
+    return f"{message}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
 
 
 def _hashes(path: Path) -> dict[int, str]:
@@ -68,49 +68,52 @@ def _hashes(path: Path) -> dict[int, str]:
 
 # ---- some rounds, in a temporary directory: from a checkpoint where one is before them, else the start ----
 @dataclass(frozen=True)
-class Again:
+class ReplayedRun:
     """A replay: its run directory, and whether it was stopped before it had evaluated its last round."""
 
     path: Path
     stopped: bool
 
 
-def chosen(rounds: Sequence[int], number: int | None, also: Collection[int], kept: Sequence[int]) -> list[int]:
-    """Which rounds to replay: so many at random (None: all), what is suspect, and the last one where a checkpoint is
-    near."""
+def choose_rounds(
+    rounds: Sequence[int], number: int | None, also: Collection[int], checkpoints: Sequence[int]
+) -> list[int]:
+    """Choose rounds to replay: so many at random (None: all), suspects, and the last one if a checkpoint is near."""
     if number is None or number >= len(rounds):
         return list(rounds)
-    found = {*SystemRandom().sample(list(rounds), number), *(t for t in also if t in rounds)}
-    near = any(0 < rounds[-1] - t <= NEAR for t in kept)
-    return sorted(found | ({rounds[-1]} if near else set()))
+    rounds_to_replay = {*SystemRandom().sample(list(rounds), number), *(t for t in also if t in rounds)}
+    near = any(0 < rounds[-1] - t <= NEAR for t in checkpoints)
+    return sorted(rounds_to_replay | ({rounds[-1]} if near else set()))
 
 
 def checkpoints(run: Path) -> list[int]:
-    """The rounds of the checkpoints that are whole, ascending."""
-    found = []
+    """Return the rounds of the checkpoints that are not damaged, ascending."""
+    rounds = []
     for path in sorted(run.glob("checkpoints/[0-9]*.safetensors")):
         try:
-            found.append(int(read_tensors(path)[1]["round"]))
+            rounds.append(int(read_tensors(path)[1]["round"]))
         except (CorruptFileError, KeyError, TypeError):
             continue
-    return found
+    return rounds
 
 
-def segments(wanted: Sequence[int], kept: Sequence[int]) -> list[tuple[int, int]]:
-    """(checkpoint to begin after, -1: the start; last round), as few as serve all that is wanted.
+def segments(rounds: Sequence[int], checkpoints: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (checkpoint to begin after, -1: the start; last round) for the fewest replays that cover these rounds.
 
     >>> segments([3, 11, 12, 19], [9, 18]), segments([3, 11], [])
     ([(-1, 3), (9, 12), (18, 19)], [(-1, 11)])
     """
-    found: dict[int, int] = {}
-    for t in wanted:
-        start = max((c for c in kept if c < t), default=-1)
-        found[start] = max(found.get(start, t), t)
-    return sorted(found.items())
+    last_rounds: dict[int, int] = {}
+    for t in rounds:
+        start = max((c for c in checkpoints if c < t), default=-1)
+        last_rounds[start] = max(last_rounds.get(start, t), t)
+    return sorted(last_rounds.items())
 
 
 @contextmanager
-def again(run: Path, trusted: bool, overrides: Sequence[str], start: int, last: int, total: int) -> Iterator[Again]:
+def replay_rounds(
+    run: Path, trusted: bool, overrides: Sequence[str], start: int, last: int, total: int
+) -> Iterator[ReplayedRun]:
     """Replay the rounds after checkpoint `start` to round `last`, of `total` that the run has.
 
     A round is evaluated while the next one is trained, so one more is trained where there is one. Raises
@@ -126,23 +129,18 @@ def again(run: Path, trusted: bool, overrides: Sequence[str], start: int, last: 
             result, _ = execute(settings, process)
         if process.stop.signal:
             raise KeyboardInterrupt
-        yield Again(Path(result["directory"]), result["exit_reason"] == "stopped")
+        yield ReplayedRun(Path(result["directory"]), result["exit_reason"] == "stopped")
 
 
 def _settings(run: Path, trusted: bool, overrides: Sequence[str], place: Path, start: int) -> Settings:
-    given = [
-        f"output={json.dumps(str(place))}",
-        "name=again",
-        "timeline=false",
-        "report=false",
-        f"checkpoint.every={RARELY}",
-    ]
-    given += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
-    return trust.replay_settings(run, trusted, overrides, given)
+    place_settings = [f"output={json.dumps(str(place))}", "name=again", "timeline=false", "report=false"]
+    place_settings += [f"checkpoint.every={RARELY}"]
+    place_settings += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
+    return trust.replay_settings(run, trusted, overrides, place_settings)
 
 
 def _begin(run: Path, here: Path, start: int) -> None:
-    """A run directory that a job would go on with after this checkpoint; of the files links are enough."""
+    """Make a run directory, mostly of links, with which a job resumes after this checkpoint."""
     (here / "checkpoints").mkdir(parents=True)
     (here / resume.IDENTITY).write_bytes((run / resume.IDENTITY).read_bytes())
     files = [run / "checkpoints" / f"{start:06}.safetensors", *run.glob("state/**/*.safetensors")]

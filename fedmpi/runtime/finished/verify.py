@@ -52,61 +52,56 @@ def verify(
     the directory is none, or not trusted.
     """
     say(f"{run}")
-    working_dir, to = working_dir or Path.cwd(), Findings(say)
+    working_dir, findings = working_dir or Path.cwd(), Findings(say)
     run = working_dir / run
-    sealed = integrity.check_seal(run, asked, to)
+    sealed = integrity.check_seal(run, asked, findings)
     try:
         settings = trust.run_settings(run, trusted, overrides).begun_in(working_dir)
     except UserError as error:
-        if not to.altered:
+        if not findings.altered:
             raise
-        to.cannot(str(error))
-        return _verdict(to, 0)
-    rows = integrity.rows_of(run / "metrics.jsonl", to)
-    reason = _reason(run, to)
-    integrity.check_rounds(rows, settings, reason, to)
-    integrity.check_config(run, to)
-    lost = integrity.rows_of(run / "faults.jsonl", to)
+        findings.add_unsure(str(error))
+        return _verdict(findings, 0)
+    rows = integrity.rows_of(run / "metrics.jsonl", findings)
+    is_closed = (run / "summary.json").exists()
+    reason = str(integrity.json_of(run / "summary.json", findings).get("exit_reason", "")) if is_closed else ""
+    integrity.check_rounds(rows, settings, reason, findings)
+    integrity.check_config(run, findings)
+    lost = integrity.rows_of(run / "faults.jsonl", findings)
     with trust.guard(trusted):
         if reason:
-            integrity.check_summary(run, rows, settings, lost, to)
-        integrity.check_models(run, settings, rows, to)
-    before = len(to.altered)
-    done = _replayed(run, settings, rows, number, (trusted, overrides, tolerance, reason), to)
+            integrity.check_summary(run, rows, settings, lost, findings)
+        integrity.check_models(run, settings, rows, findings)
+    before = len(findings.altered)
+    done = _replayed(run, settings, rows, number, (trusted, overrides, tolerance, reason), findings)
     own = [key[1:-1] for key in json_of(run / "identity.json") or {} if key.startswith("(plug-in ")]
-    if own and len(to.altered) > before:
-        to.say(f"     or a plug-in is not repeatable (chance without a seed, the time, files): {', '.join(own)}")
-    whole = len(done) == len(rows) > 0
-    if not rows and not to.altered:
-        to.cannot("no round of this run was written")
-    elif not sealed and not whole:
-        to.cannot(
+    if own and len(findings.altered) > before:
+        findings.say(f"     or a plug-in is not repeatable (chance without a seed, the time, files): {', '.join(own)}")
+    all_replayed = len(done) == len(rows) > 0
+    if not rows and not findings.altered:
+        findings.add_unsure("no round of this run was written")
+    elif not sealed and not all_replayed:
+        findings.add_unsure(
             f"there is no {SEAL} (the run was killed, has not ended, or is of an earlier version), so rounds that "
             "were not replayed may say anything; --rounds all replays all of them"
         )
-    return _verdict(to, len(rows) - len(done))
+    return _verdict(findings, len(rows) - len(done))
 
 
-def _verdict(to: Findings, rest: int) -> int:
-    """The last line, and the exit code. rest: rounds that were not replayed."""
-    if to.altered:
-        to.say(f"ALTERED: {count(len(to.altered), 'finding')}")
-    elif to.unsure:
-        to.say("CANNOT TELL")
+def _verdict(findings: Findings, rest: int) -> int:
+    """Print the last line, and return the exit code. rest: how many rounds were not replayed."""
+    if findings.altered:
+        findings.say(f"ALTERED: {count(len(findings.altered), 'finding')}")
+    elif findings.unsure:
+        findings.say("CANNOT TELL")
     else:
         by_seal = f"; the other {rest} by the seal, which is no proof against who rewrites it, too" if rest else ""
-        to.say(f"verified{by_seal}")
-    return to.code
-
-
-def _reason(run: Path, to: Findings) -> str:
-    if not (run / "summary.json").exists():
-        return ""
-    return str(integrity.json_of(run / "summary.json", to).get("exit_reason", ""))
+        findings.say(f"verified{by_seal}")
+    return findings.code
 
 
 def _replayed(
-    run: Path, settings: Settings, rows: integrity.Rows, number: int | None, how: tuple[Any, ...], to: Findings
+    run: Path, settings: Settings, rows: integrity.Rows, number: int | None, how: tuple[Any, ...], findings: Findings
 ) -> set[int]:
     """Replay rounds and compare; returns those that were."""
     every = sorted({row["round"] for row in rows})
@@ -115,37 +110,44 @@ def _replayed(
     trusted, overrides, tolerance, reason = how
     # A run that goes on evaluates the round of its checkpoint once more, and knows then of ranks lost after it was.
     late = {row.get("round") for row in _rows(run / "faults.jsonl") if lost_ranks.late(row)}
-    kept = [t for t in replay.checkpoints(run) if t in every and t + 1 not in late]
-    wanted = replay.chosen(every, number, to.suspects, kept)
-    other = others(run, settings)
+    checkpoints = [t for t in replay.checkpoints(run) if t in every and t + 1 not in late]
+    chosen = replay.choose_rounds(every, number, findings.suspects, checkpoints)
+    other = reasons_for_other_bits(run, settings)
     done: set[int] = set()
-    for start, last in replay.segments(wanted, kept):
+    for start, last in replay.segments(chosen, checkpoints):
         begin = f"after checkpoint {start}" if start >= 0 else "from the start"
-        to.say(f"  replaying to round {last}, {begin}")
-        with replay.again(run, trusted, overrides, start, last, len(every)) as again:
-            if bad := _other_data(run, again.path):
-                to.cannot(
-                    f"{' and '.join(bad)} below {settings.data.root} are not those of the run; data.root=DIR says where"
-                )
+        findings.say(f"  replaying to round {last}, {begin}")
+        with replay.replay_rounds(run, trusted, overrides, start, last, len(every)) as again:
+            if differing := _other_data(run, again.path):
+                named = f"{' and '.join(differing)} below {settings.data.root}"
+                findings.add_unsure(f"{named} are not those of the run; data.root=DIR says where")
                 return done
             other += [each for each in _other_modules(run, again.path) if each not in other]
-            met = _compare(run, again, start, last, tolerance, other, to)
+            met = _compare(run, again, start, last, tolerance, other, findings)
             if last == every[-1] and reason and tolerance is None:
-                _compare_models(run, again.path, other, to)
+                _compare_models(run, again.path, other, findings)
         done |= met
-    if not to.altered and not to.unsure:
+    if not findings.altered and not findings.unsure:
         same = "the same bits and figures" if tolerance is None else f"figures within {tolerance:g}"
-        to.fine(f"{_named(sorted(done))} replayed: {same}")
+        findings.report_ok(f"{_named(sorted(done))} replayed: {same}")
         for each in other if tolerance is None else ():
-            to.say(f"     although {each}")
+            findings.say(f"     although {each}")
     return done
 
 
 def _compare(
-    run: Path, again: replay.Again, start: int, last: int, tolerance: float | None, other: list[str], to: Findings
+    run: Path,
+    again: replay.ReplayedRun,
+    start: int,
+    last: int,
+    tolerance: float | None,
+    other: list[str],
+    findings: Findings,
 ) -> set[int]:
-    """Rows of metrics.jsonl and clients.jsonl with those of the replay, to round `last`; which rounds these are. Round
-    `start`, whose checkpoint it began after, is evaluated once more, but not analysed."""
+    """Compare the rows of the run with those of the replay, to round `last`. Returns the rounds that both have.
+
+    Round `start`, after whose checkpoint the replay begins, is evaluated again, but not analysed.
+    """
     now = {row["round"]: row for row in _rows(again.path / "metrics.jsonl") if row["round"] <= last}
     ends = max(now, default=-1) if again.stopped else None
     written = _rows(run / "metrics.jsonl")
@@ -153,32 +155,36 @@ def _compare(
         t = row["round"]
         if t not in now:
             continue
-        bad = row_differences(row, now[t], tolerance, partial=t == ends)
-        _tell(f"metrics.jsonl, round {t}", bad, other, tolerance, to)
-        if not bad and t in to.suspects:
-            to.say(f"     round {t}: what can be recomputed is right, so times, bytes or the writing were changed")
+        differences = row_differences(row, now[t], tolerance, partial=t == ends)
+        _tell(f"metrics.jsonl, round {t}", differences, other, tolerance, findings)
+        if not differences and t in findings.suspects:
+            findings.say(
+                f"     round {t}: what can be recomputed is right, so times, bytes or the writing were changed"
+            )
     for name in ("clients.jsonl", "updates.jsonl", "analysis.jsonl"):
         lines, again_lines = (keyed_rows(_rows(path / name)) for path in (run, again.path))
         for key in {**lines, **again_lines}:
             if key[0] in now and key[0] != ends and not (name == "analysis.jsonl" and key[0] == start):
-                bad = row_differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
+                differences = row_differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
                 client = "" if key[1] is None else f", client {key[1]}"
                 protocol = ", ".join(str(part) for part in ("", *key[2:]) if part is not None)
-                _tell(f"{name}, round {key[0]}{client}{protocol}", bad, other, tolerance, to)
+                _tell(f"{name}, round {key[0]}{client}{protocol}", differences, other, tolerance, findings)
     return set(now)
 
 
-def _tell(where: str, bad: list[Difference], other: list[str], tolerance: float | None, to: Findings) -> None:
-    if not bad:
+def _tell(
+    where: str, differences: list[Difference], other: list[str], tolerance: float | None, findings: Findings
+) -> None:
+    if not differences:
         return
-    each = [f"{key} is {_short(was)}, replaying gives {_short(now)}" for key, was, now in bad[:SHOWN]]
-    said = f"{where}: {'; '.join(each)}{' ...' if len(bad) > SHOWN else ''}"
+    each = [f"{key} is {_short(was)}, replaying gives {_short(now)}" for key, was, now in differences[:SHOWN]]
+    message = f"{where}: {'; '.join(each)}{' ...' if len(differences) > SHOWN else ''}"
     if other and tolerance is None:
-        to.cannot(
-            f"{said}. This may come of where it was replayed: {'; '.join(other)}. --tolerance 1e-3 compares figures"
+        findings.add_unsure(
+            f"{message}. This may come of where it was replayed: {'; '.join(other)}. --tolerance 1e-3 compares figures"
         )
     else:
-        to.found(said)
+        findings.add_altered(message)
 
 
 def _short(value: Any) -> str:
@@ -186,22 +192,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:12]}..."
 
 
-def _compare_models(run: Path, again: Path, other: list[str], to: Findings) -> None:
-    """Byte by byte: what the rows' hashes leave out, too, such as statistics of batch normalisation."""
+def _compare_models(run: Path, again: Path, other: list[str], findings: Findings) -> None:
+    """Compare models and partitions byte by byte: hashes leave out statistics of batch normalisation, for example."""
     for name in ("model.safetensors", "model-best.safetensors", "partition.npz", "partition.json", PREPROCESSING):
         both = run / name, again / name
         if all(path.exists() for path in both) and not filecmp.cmp(*both, shallow=False):
             if name == "partition.json" and len({_plain(path) for path in both}) == 1:
                 continue
-            said = f"{name}: replaying gives other bytes"
-            (to.cannot if other else to.found)(said)
+            message = f"{name}: replaying gives other bytes"
+            (findings.add_unsure if other else findings.add_altered)(message)
 
 
 def _plain(path: Path) -> str:
-    """partition.json without where the file of a scheme lay."""
-    found = json_of(path) or {}
-    scheme = str(found.get("scheme"))
-    return json.dumps({**found, "scheme": scheme.rpartition("/")[2] if ":" in scheme else scheme}, sort_keys=True)
+    """Return partition.json as text, without the folder of a scheme's file."""
+    facts = json_of(path) or {}
+    scheme = str(facts.get("scheme"))
+    return json.dumps({**facts, "scheme": scheme.rpartition("/")[2] if ":" in scheme else scheme}, sort_keys=True)
 
 
 def _other_data(run: Path, again: Path) -> list[str]:
@@ -210,50 +216,50 @@ def _other_data(run: Path, again: Path) -> list[str]:
 
 
 def _other_modules(run: Path, again: Path) -> list[str]:
-    """What plug-ins import from beside them, of which there are no copies, in words where it is not as it was."""
+    """Name the modules imported by plug-ins, of which there are no copies, that have changed or are missing."""
     was, now = ((json_of(path / "identity.json") or {}) for path in (run, again))
-    found = [key for key in was if key.startswith("(module ") and was[key] != now.get(key)]
-    return [f"{key[1:-1]} {'has changed' if key in now else 'is not there'}" for key in found]
+    changed = [key for key in was if key.startswith("(module ") and was[key] != now.get(key)]
+    return [f"{key[1:-1]} {'has changed' if key in now else 'is not there'}" for key in changed]
 
 
-def others(run: Path, settings: Settings) -> list[str]:
-    """What is not as it was where the run was made, in words: reasons for which last bits may differ."""
+def reasons_for_other_bits(run: Path, settings: Settings) -> list[str]:
+    """Say what differs from where the run was made: code, versions, devices. Last bits may differ for these reasons."""
     was, then = (json_of(run / "identity.json") or {}), (json_of(run / "environment.json") or {})
     code, packages = rank_agreement.code_digests(), then.get("packages") or {}
-    found = []
+    reasons = []
     pairs = [
         ("fedmpi", packages.get("fedmpi"), installed_version("fedmpi"), "(code of fedmpi)"),
         ("torch", packages.get("torch"), torch.__version__, "(torch version)"),
     ]
     for name, before, now, key in pairs:
         if key in was and was[key] != code[key]:
-            found.append(f"{name} was {before}, here it is {now if now != before else 'other code of that version'}")
+            reasons.append(f"{name} was {before}, here it is {now if now != before else 'other code of that version'}")
     ranks = then.get("ranks") or []
     cpu, gpu = f"cpu ({platform.machine()})", settings.compute.device != "cpu" and torch.cuda.is_available()
     here = torch.cuda.get_device_name() if gpu else cpu
     devices = sorted({str(rank.get("device")) for rank in ranks}) or [cpu]
     if devices != [here]:
-        found.append(f"it ran on {', '.join(devices)}, here is {here}")
+        reasons.append(f"it ran on {', '.join(devices)}, here is {here}")
     elif gpu and (len(ranks) > 1 or not settings.compute.deterministic):  # with gloo the server is on a CPU
-        found.append(f"GPUs ({here}) give the same bits to one process with compute.deterministic: true, if at all")
+        reasons.append(f"GPUs ({here}) give the same bits to one process with compute.deterministic: true, if at all")
     capability = torch.backends.cpu.get_cpu_capability()
     if then.get("cpu") not in (None, capability):
-        found.append(f"its CPU had {then['cpu']}, this one has {capability}")
-    found += RunDirectory(run).accepted_changes()
+        reasons.append(f"its CPU had {then['cpu']}, this one has {capability}")
+    reasons += RunDirectory(run).accepted_changes()
     placed = _rows(run / "placement.jsonl")  # of earlier starts, too
     most = max([len(ranks), *(len(row.get("pace") or ()) for row in placed)])
     if settings.compute.pack != 1 and most > 1:
-        found.append(f"{count(most, 'rank')} trained clients in other groups (compute.pack: {settings.compute.pack})")
-    return found
+        reasons.append(f"{count(most, 'rank')} trained clients in other groups (compute.pack: {settings.compute.pack})")
+    return reasons
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Rows, without lines that are none: these have been told."""
+    """Return the rows of a .jsonl file; lines that cannot be read were reported before."""
     return integrity.rows_of(path, Findings(lambda text: None))
 
 
 def _named(done: Sequence[int]) -> str:
-    """Rounds in words, runs of them as ranges.
+    """Name rounds, consecutive ones as ranges.
 
     >>> _named([3]), _named([0, 1, 2, 7])
     ('round 3', 'rounds 0-2, 7')
@@ -264,18 +270,18 @@ def _named(done: Sequence[int]) -> str:
             parts[-1].append(t)
         else:
             parts.append([t])
-    said = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-    return f"round{'s' if len(done) > 1 else ''} {said}"
+    ranges = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return f"round{'s' if len(done) > 1 else ''} {ranges}"
 
 
 def run_directories(place: Path) -> list[Path]:
-    """The run directory itself, or those in the directory of a sweep. Raises UserError where there is none."""
+    """Return the run directory itself, or those in the directory of a sweep. Raises UserError if there is none."""
     if (place / "config.yaml").is_file():
         return [place]
-    found = sorted(path.parent for path in place.glob("*/config.yaml")) if place.is_dir() else []
-    if not found:
+    runs = sorted(path.parent for path in place.glob("*/config.yaml")) if place.is_dir() else []
+    if not runs:
         raise no_run(place, "config.yaml, and no directory that does")
-    return found
+    return runs
 
 
 def verify_all(place: Path, say: Say, **options: Any) -> int:
@@ -292,8 +298,8 @@ def verify_all(place: Path, say: Say, **options: Any) -> int:
             say(f"  cannot tell: {error}")
             codes[run] = 2
     words = {0: "verified", 1: "altered", 2: "cannot be told"}
-    said = {code: [run.name for run in runs if codes[run] == code] for code in words}
-    named = {code: "" if code == 0 else f" ({', '.join(names)})" for code, names in said.items()}
-    parts = [f"{len(names)} {words[code]}{named[code]}" for code, names in said.items() if names]
+    by_code = {code: [run.name for run in runs if codes[run] == code] for code in words}
+    named = {code: "" if code == 0 else f" ({', '.join(names)})" for code, names in by_code.items()}
+    parts = [f"{len(names)} {words[code]}{named[code]}" for code, names in by_code.items() if names]
     say(f"{count(len(runs), 'run')}: {'; '.join(parts)}")
-    return 1 if said[1] else 2 if said[2] else 0
+    return 1 if by_code[1] else 2 if by_code[2] else 0

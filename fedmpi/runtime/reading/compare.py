@@ -30,30 +30,35 @@ Pair = list[Any]  # what A has, what B has; None: nothing
 
 
 def compare(a: Path, b: Path) -> Facts:
-    """Two run directories. settings, code, data, versions, machine: what differs, name -> [a, b]; rounds: [a, b];
-    hash, figure, client: the first round in which the model's hash, a figure, a client's line differs (with what and
-    [a, b]), None where none does; models_same: how many rounds both have, if the hash is the same in all of them, else
-    0; model: [a, b] digests of the final model where they differ; same: whether the results do not. Raises UserError
-    for what is no run or cannot be read.
+    """Compare two run directories. Raises UserError for what is no run or cannot be read.
+
+    Returns:
+        settings, code, data, versions, machine   what differs, name -> [a, b]
+        rounds       [a, b]
+        hash, figure, client   the first round in which the model's hash, a figure or a client's line differs, with what
+            and [a, b]; None where none does
+        models_same  how many rounds both have, if the hash is the same in all of them, else 0
+        model        [a, b], digests of the final models where they differ
+        same         whether the results are the same
     """
     sides = [_Side(each) for each in (a, b)]
     left, right = sides
     shared = sorted(left.rounds.keys() & right.rounds.keys())
-    found: Facts = {"a": str(a), "b": str(b), **_made_with(left, right)}
-    found["rounds"] = [len(left.rounds), len(right.rounds)]
+    facts: Facts = {"a": str(a), "b": str(b), **_made_with(left, right)}
+    facts["rounds"] = [len(left.rounds), len(right.rounds)]
     pairs = [(t, left.rounds[t], right.rounds[t]) for t in shared]
     hashes = {t: [x[HASH], y[HASH]] for t, x, y in pairs if None not in (x.get(HASH), y.get(HASH))}
     parted = [t for t, (x, y) in hashes.items() if x != y]
-    found["hash"] = {"round": parted[0], "values": hashes[parted[0]]} if parted else None
-    found["figure"] = next(({"round": t, **differs} for t, x, y in pairs if (differs := _figure(x, y))), None)
-    found["client"] = _clients(left.clients, right.clients, set(shared))
-    found["models_same"] = len(shared) if len(hashes) == len(shared) and not found["hash"] else 0
+    facts["hash"] = {"round": parted[0], "values": hashes[parted[0]]} if parted else None
+    facts["figure"] = next(({"round": t, **differs} for t, x, y in pairs if (differs := _figure(x, y))), None)
+    facts["client"] = _clients(left.clients, right.clients, set(shared))
+    facts["models_same"] = len(shared) if len(hashes) == len(shared) and not facts["hash"] else 0
     models = [side.model() for side in sides]
     both = None not in models
-    found["model"] = models if both and models[0] != models[1] else None
-    parts = [found[each] for each in ("hash", "figure", "client", "model")]
-    found["same"] = parts == [None] * 4 and left.rounds.keys() == right.rounds.keys()
-    return found
+    facts["model"] = models if both and models[0] != models[1] else None
+    parts = [facts[each] for each in ("hash", "figure", "client", "model")]
+    facts["same"] = parts == [None] * 4 and left.rounds.keys() == right.rounds.keys()
+    return facts
 
 
 class _Side:
@@ -80,29 +85,29 @@ class _Side:
 
 
 def _rows(path: Path) -> list[Facts]:
-    """Every line counts: one that cannot be read is no difference, and must not pass for one."""
+    """Read rows strictly: a line that cannot be read must not count as a difference."""
     return read_jsonl(path, rounds=True, strict=True).rows
 
 
 def _made_with(a: _Side, b: _Side) -> Facts:
     """settings, code, data: of identity.json; versions, machine: of environment.json."""
-    told = _changed(a.identity, b.identity)
-    found: Facts = {"settings": {k: v for k, v in told.items() if not k.startswith("(") and k not in NAMES}}
-    digests = {k.strip("()"): v for k, v in told.items() if k.startswith("(")}
+    changes = _changed(a.identity, b.identity)
+    facts: Facts = {"settings": {k: v for k, v in changes.items() if not k.startswith("(") and k not in NAMES}}
+    digests = {k.strip("()"): v for k, v in changes.items() if k.startswith("(")}
     is_data = {name: any(name.endswith(each) for each in DATA) for name in digests}
-    found["code"] = {k: v for k, v in digests.items() if not is_data[k]}
-    found["data"] = {k: v for k, v in digests.items() if is_data[k]}
-    found["versions"] = _changed(*(_versions(side.environment) for side in (a, b)))
-    found["machine"] = _changed(*(_machine(side.environment) for side in (a, b)))
-    return found
+    facts["code"] = {k: v for k, v in digests.items() if not is_data[k]}
+    facts["data"] = {k: v for k, v in digests.items() if is_data[k]}
+    facts["versions"] = _changed(*(_versions(side.environment) for side in (a, b)))
+    facts["machine"] = _changed(*(_machine(side.environment) for side in (a, b)))
+    return facts
 
 
 def _versions(about: Mapping[str, Any]) -> Facts:
     packages, git = about.get("packages"), about.get("git")
-    found = dict(packages) if isinstance(packages, dict) else {}
+    versions = dict(packages) if isinstance(packages, dict) else {}
     if isinstance(git, dict):
-        found["commit"] = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('modified') else ''}"
-    return found | {name: about.get(name) for name in ("python", "cuda", "mpi")}
+        versions["commit"] = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('modified') else ''}"
+    return versions | {name: about.get(name) for name in ("python", "cuda", "mpi")}
 
 
 def _machine(about: Mapping[str, Any]) -> Facts:
@@ -117,23 +122,25 @@ def _changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
 
 
 def keyed_rows(rows: Iterable[Facts]) -> dict[tuple[Any, ...], Facts]:
-    """(round, client, protocol) -> row; client and protocol are None in rows without them, and a key is longer where
-    one like it was there before."""
-    found: dict[tuple[Any, ...], Facts] = {}
+    """Return (round, client, protocol) -> row; client and protocol are None in rows without them.
+
+    The key of a second row with the same three is longer.
+    """
+    keyed: dict[tuple[Any, ...], Facts] = {}
     for row in rows:
         key: tuple[Any, ...] = (row["round"], row.get("client"), row.get("protocol"))
-        while key in found:
+        while key in keyed:
             key = (*key, "again")
-        found[key] = row
-    return found
+        keyed[key] = row
+    return keyed
 
 
 def _figure(a: Facts, b: Facts) -> Facts | None:
-    found = [each for each in row_differences(a, b) if each.key != HASH]
-    if not found:
+    differences = [each for each in row_differences(a, b) if each.key != HASH]
+    if not differences:
         return None
-    values = [None if value is MISSING else value for value in found[0][1:]]
-    return {"name": found[0].key, "values": values, "others": [each.key for each in found[1:]]}
+    values = [None if value is MISSING else value for value in differences[0][1:]]
+    return {"name": differences[0].key, "values": values, "others": [each.key for each in differences[1:]]}
 
 
 class Difference(NamedTuple):
@@ -178,17 +185,16 @@ def _clients(a: Mapping[tuple[Any, ...], Facts], b: Mapping[tuple[Any, ...], Fac
     first = min(keys, key=lambda key: (key[0], str(key[2]), key[1] if isinstance(key[1], int) else -1))
     lines = [side.get(first) for side in (a, b)]
     if None in lines:
-        return {
-            "round": first[0],
-            "client": first[1],
-            "name": "its line",
-            "values": [each is not None for each in lines],
-        }
+        is_there = [each is not None for each in lines]
+        return {"round": first[0], "client": first[1], "name": "its line", "values": is_there}
     return {"round": first[0], "client": first[1], **(_figure(*lines) or {})}  # type: ignore[arg-type]
 
 
 def sweeps(a: Path, b: Path) -> Facts:
-    """Two directories of runs, by the runs' names. only: names that one side alone has; same: all are, on both."""
+    """Compare two directories of runs, by the runs' names.
+
+    Returns runs: name -> as of `compare`; only: the names that one side alone has; same: whether all are the same.
+    """
     names = [{run.name for run in files.runs_in(each)} for each in (a, b)]
     both = sorted(names[0] & names[1])
     if not both:
@@ -200,57 +206,56 @@ def sweeps(a: Path, b: Path) -> Facts:
 
 
 # ---- what is shown ----
-def lines(found: Facts, width: int) -> list[str]:
-    """What `fedmpi compare` shows: the result first, then what the runs were made with; values side by side where they
-    fit, else one below the other."""
-    return (
-        _sweep_lines(found, width)
-        if "runs" in found
-        else [f"A  {found['a']}", f"B  {found['b']}", *_run_lines(found, width)]
-    )
+def lines(facts: Facts, width: int) -> list[str]:
+    """Return the output of `fedmpi compare`: the results first, then settings, data, code, versions and machines.
+
+    Values stand side by side where they fit.
+    """
+    shown = _sweep_lines(facts, width) if "runs" in facts else _run_lines(facts, width)
+    return [f"A  {facts['a']}", f"B  {facts['b']}", *shown]
 
 
-def verdict(found: Facts) -> str:
-    """One line on the results."""
-    many = found["rounds"]
-    if found["same"]:
+def verdict(facts: Facts) -> str:
+    """Say in one line whether the results are the same, or where they begin to differ."""
+    many = facts["rounds"]
+    if facts["same"]:
         return f"the same results in all {count(many[0], 'round')}"
-    if found["hash"]:
-        return f"the models part in round {found['hash']['round']}"
-    if found["figure"]:
-        return f"{found['figure']['name']} differs from round {found['figure']['round']} on"
-    if found["client"]:
-        return f"client {found['client']['client']} differs from round {found['client']['round']} on"
-    if found["model"]:
+    if facts["hash"]:
+        return f"the models part in round {facts['hash']['round']}"
+    if facts["figure"]:
+        return f"{facts['figure']['name']} differs from round {facts['figure']['round']} on"
+    if facts["client"]:
+        return f"client {facts['client']['client']} differs from round {facts['client']['round']} on"
+    if facts["model"]:
         return "the final models differ, and no round does"
     return f"the same results as far as both go: A has {count(many[0], 'round')}, B {many[1]}"
 
 
-def _run_lines(found: Facts, width: int) -> list[str]:
-    said = [verdict(found)]
-    if found["rounds"][0] != found["rounds"][1] and not said[0].startswith("the same"):
-        said.insert(0, f"rounds: A has {found['rounds'][0]}, B {found['rounds'][1]}")
-    if found["models_same"] and not found["same"]:
-        said += [f"  the models have the same SHA-256 in all {count(found['models_same'], 'round')} that both have"]
-    if found["hash"]:
-        said += _values("  sha256", [value[:12] for value in found["hash"]["values"]], width)
-    if found["figure"]:
-        one = found["figure"]
-        said += _values(f"  {one['name']}, round {one['round']}", one["values"], width)
-        said += [shorten(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
-    if found["client"] and "name" in found["client"]:
-        one = found["client"]
-        said += _values(f"  client {one['client']}, {one['name']}, round {one['round']}", one["values"], width)
-    if found["model"] and not found["hash"]:
-        said += _values("  model.safetensors", [value[:12] for value in found["model"]], width)
-    alike = [group for group in GROUPS if not found[group]]
+def _run_lines(facts: Facts, width: int) -> list[str]:
+    shown = [verdict(facts)]
+    if facts["rounds"][0] != facts["rounds"][1] and not shown[0].startswith("the same"):
+        shown.insert(0, f"rounds: A has {facts['rounds'][0]}, B {facts['rounds'][1]}")
+    if facts["models_same"] and not facts["same"]:
+        shown += [f"  the models have the same SHA-256 in all {count(facts['models_same'], 'round')} that both have"]
+    if facts["hash"]:
+        shown += _values("  sha256", [value[:12] for value in facts["hash"]["values"]], width)
+    if facts["figure"]:
+        one = facts["figure"]
+        shown += _values(f"  {one['name']}, round {one['round']}", one["values"], width)
+        shown += [shorten(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
+    if facts["client"] and "name" in facts["client"]:
+        one = facts["client"]
+        shown += _values(f"  client {one['client']}, {one['name']}, round {one['round']}", one["values"], width)
+    if facts["model"] and not facts["hash"]:
+        shown += _values("  model.safetensors", [value[:12] for value in facts["model"]], width)
+    alike = [group for group in GROUPS if not facts[group]]
     for group in GROUPS:
-        rows = list(found[group].items())
-        said += [f"{group}: {count(len(rows), 'difference')}"] if rows else []
+        rows = list(facts[group].items())
+        shown += [f"{group}: {count(len(rows), 'difference')}"] if rows else []
         for name, values in rows[:MOST]:
-            said += _values(f"  {name}", values, width)
-        said += [f"  and {len(rows) - MOST} more (--json shows all)"] if len(rows) > MOST else []
-    return [*said, *([f"the same: {', '.join(alike)}"] if alike else [])]
+            shown += _values(f"  {name}", values, width)
+        shown += [f"  and {len(rows) - MOST} more (--json shows all)"] if len(rows) > MOST else []
+    return [*shown, *([f"the same: {', '.join(alike)}"] if alike else [])]
 
 
 def _values(name: str, values: list[Any], width: int) -> list[str]:
@@ -259,14 +264,14 @@ def _values(name: str, values: list[Any], width: int) -> list[str]:
     return [line] if len(line) <= width else [f"{name}:", f"    A  {a}", f"    B  {b}"]
 
 
-def _sweep_lines(found: Facts, width: int) -> list[str]:
-    said = [f"A  {found['a']}", f"B  {found['b']}"]
-    parted = {name: run for name, run in found["runs"].items() if not run["same"]}
+def _sweep_lines(facts: Facts, width: int) -> list[str]:
+    shown = list[str]()
+    parted = {name: run for name, run in facts["runs"].items() if not run["same"]}
     for name, run in parted.items():
-        said += [f"{name}: {verdict(run)}"]
+        shown += [f"{name}: {verdict(run)}"]
         changed = [key for group in GROUPS[:3] for key in run[group]]
-        said += [shorten(f"  differ: {', '.join(changed)}", width)] if changed else []
-    for side, names in zip("AB", found["only"], strict=True):
-        said += [f"only in {side}: {', '.join(names)}"] if names else []
-    alike = len(found["runs"]) - len(parted)
-    return [*said, f"{alike} of {count(len(found['runs']), 'run')} that both have with the same results"]
+        shown += [shorten(f"  differ: {', '.join(changed)}", width)] if changed else []
+    for side, names in zip("AB", facts["only"], strict=True):
+        shown += [f"only in {side}: {', '.join(names)}"] if names else []
+    alike = len(facts["runs"]) - len(parted)
+    return [*shown, f"{alike} of {count(len(facts['runs']), 'run')} that both have with the same results"]

@@ -1,4 +1,4 @@
-"""Whether runs that are put together were made with the same code and data, by the digests in identity.json."""
+"""Check whether several runs were made with the same code and data, by the digests in identity.json."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ Identity = Mapping[str, Any]
 Pair = tuple[str, str]  # the names of two runs
 
 
-def fixed(made: Identity) -> dict[str, str]:
-    """Those that runs have in common whose settings differ in the seed alone. A source of the user's own may draw from
-    the seed.
+def shared_digests(identity: Identity) -> dict[str, str]:
+    """Return the digests that runs share if their settings differ in the seed alone.
 
-    >>> made = {"(partition)": "a", "(training data)": "b"}
-    >>> [list(fixed(made | {"data.partition.scheme": repr(s)})) for s in ("iid", "file", "feature_noise")]
+    A data source of the user's own may depend on the seed.
+
+    >>> identity = {"(partition)": "a", "(training data)": "b"}
+    >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file", "feature_noise")]
     [['(training data)'], ['(partition)', '(training data)'], []]
     """
-    scheme = made.get("data.partition.scheme")
+    scheme = identity.get("data.partition.scheme")
     drawn = set() if scheme == "'file'" else {PARTITION}
     drawn |= {DATA} if scheme == "'feature_noise'" else set()
-    drawn |= {DATA, TEST} if ":" in str(made.get("data.source")) else set()
-    kept = {PARTITION, DATA, TEST, "(initial weights)"} - drawn
-    return {key: str(value) for key, value in made.items() if key in kept or key.startswith("(plug-in ")}
+    drawn |= {DATA, TEST} if ":" in str(identity.get("data.source")) else set()
+    shared = {PARTITION, DATA, TEST, "(initial weights)"} - drawn
+    return {key: str(value) for key, value in identity.items() if key in shared or key.startswith("(plug-in ")}
 
 
 def differences(runs: Iterable[tuple[Settings, Identity]]) -> dict[str, Pair]:
-    """Digest -> two runs that should have the same one, and have not."""
+    """Return digest -> names of two runs that should have the same one, and do not."""
     first: dict[tuple[str, ...], tuple[str, str]] = {}
-    found: dict[str, Pair] = {}
-    for settings, made in runs:
-        asked = fixed(made)
-        for item in made:
-            if not (item in asked or item in (CODE, TORCH, PARTITION, DATA, TEST)):
+    differing: dict[str, Pair] = {}
+    for settings, identity in runs:
+        same_for_seeds = shared_digests(identity)
+        for item in identity:
+            if not (item in same_for_seeds or item in (CODE, TORCH, PARTITION, DATA, TEST)):
                 continue
-            seed = "" if item in asked else str(made.get("seed"))
-            name, digest = first.setdefault((item, *_of(item, settings, made, seed)), (settings.name, made[item]))
-            if digest != made[item]:
-                found.setdefault(item, (name, settings.name))
-    return found
+            seed = "" if item in same_for_seeds else str(identity.get("seed"))
+            name, digest = first.setdefault(
+                (item, *_of(item, settings, identity, seed)), (settings.name, identity[item])
+            )
+            if digest != identity[item]:
+                differing.setdefault(item, (name, settings.name))
+    return differing
 
 
-def _of(item: str, settings: Settings, made: Identity, seed: str) -> tuple[str, ...]:
-    """What a digest follows from, in words."""
+def _of(item: str, settings: Settings, identity: Identity, seed: str) -> tuple[str, ...]:
+    """Return the settings on which a digest depends."""
     if item in (CODE, TORCH):
         return ()
     if item.startswith("(plug-in "):
@@ -58,7 +61,11 @@ def _of(item: str, settings: Settings, made: Identity, seed: str) -> tuple[str, 
     if item == "(initial weights)":
         return (str(settings.init.source),)
     cut = item == DATA and not seed  # then the same whoever holds it
-    data = [f"{k}: {made[k]}" for k in made if k.startswith("data.") and not (cut and k.startswith("data.partition."))]
+    data = [
+        f"{k}: {identity[k]}"
+        for k in identity
+        if k.startswith("data.") and not (cut and k.startswith("data.partition."))
+    ]
     return (seed, str(settings.data.root), *data)
 
 

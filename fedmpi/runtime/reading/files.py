@@ -1,4 +1,4 @@
-"""The files of a run directory as they are found: of a run that lives, was killed, was damaged, or is none at all."""
+"""Read the files of a run directory in any state: of a run that is alive, was killed, is damaged, or of no run."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def no_run(
 
 
 def runs_in(place: Path) -> list[Path]:
-    """The run directories directly in a directory: those of a sweep."""
+    """Return the run directories directly in a directory: those of a sweep."""
     return sorted(each for each in place.iterdir() if each.is_dir() and is_run(each))
 
 
 def folder(place: Path) -> Path:
-    """Raises UserError where there is none that can be read."""
+    """Return the directory itself. Raises UserError if it does not exist or cannot be read."""
     if not place.exists():
         raise UserError(f"{place}: there is no such directory")
     if not place.is_dir():
@@ -62,16 +62,16 @@ def folder(place: Path) -> Path:
 
 
 def json_of(path: Path) -> Row | None:
-    """What a JSON file holds; None where it is missing, cut or no object."""
+    """Return the object in a JSON file; None if the file is missing, cut or holds no object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def content(path: Path) -> bytes:
-    """Raises UserError where it is there and cannot be read."""
+    """Read a file; b"" if there is none. Raises UserError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -89,25 +89,25 @@ def tail(path: Path, size: int = TAIL) -> list[Row]:
 
 
 def total(text: bytes, key: str) -> int:
-    """The sum of a whole number over all lines of a file, which need not be parsed for that."""
+    """Return the sum of an integer over all lines of a .jsonl file, without parsing them."""
     return sum(map(int, re.findall(rb'"%s": (\d+)' % key.encode(), text)))
 
 
 def changed(paths: Sequence[Path]) -> float | None:
-    """When the newest of these files was written, in seconds since 1970; None where there is none."""
-    found = []
+    """Return when the newest of these files was written, in seconds since 1970; None if there is none."""
+    times = []
     for path in paths:
         try:
-            found.append(path.stat().st_mtime)
+            times.append(path.stat().st_mtime)
         except OSError:
             continue
-    return max(found, default=None)
+    return max(times, default=None)
 
 
 def last_line(path: Path) -> str:
-    """What a log says of how a run ended: its last line with an error, else its last one; "" of an empty or no file."""
-    said = tail_text(path).strip().splitlines()
-    return next((line for line in reversed(said) if "error" in line), said[-1] if said else "")
+    """Return the last line of a log that names an error, else the last one; "" if there is none."""
+    lines = tail_text(path).strip().splitlines()
+    return next((line for line in reversed(lines) if "error" in line), lines[-1] if lines else "")
 
 
 def tail_text(path: Path, size: int = 1 << 16) -> str:

@@ -69,29 +69,29 @@ def brief(run: Path, text: bytes | None = None, now: float | None = None) -> Fac
     """
     now = time.time() if now is None else now
     text = files.content(run / "metrics.jsonl") if text is None else text
-    seen, whole = _rows(text), text.count(b"\n")
-    done = seen.rows[-1]["round"] + 1 if seen.rows else max(whole - len(seen.damaged), 0)
+    parsed, lines_written = _rows(text), text.count(b"\n")
+    done = parsed.rows[-1]["round"] + 1 if parsed.rows else max(lines_written - len(parsed.damaged), 0)
     identity, summary = files.json_of(run / "identity.json") or {}, files.json_of(run / "summary.json")
-    held, who = lock.inspect(run)
+    is_locked, who = lock.inspect(run)
     written = files.changed([run / "metrics.jsonl", run / "log.txt", *(run / TIMELINE).glob("rank-*.jsonl")])
-    round_s, rounds = _round_s(seen.rows), _rounds(identity)
+    round_s, rounds = _round_s(parsed.rows), _rounds(identity)
     lately = written is not None and now - written < LATELY_S + TIMES * (round_s or 0.0)
-    state, why = _state(held, lately, summary, whole, (done, rounds), bool(identity) or "host" in who)
-    kept = _checkpoint(run, now)
+    state, why = _state(is_locked, lately, summary, lines_written, (done, rounds), bool(identity) or "host" in who)
+    checkpoint = _checkpoint(run, now)
     left = max(rounds - done, 0) if rounds is not None else None
     return {
         "directory": str(run),
         "name": run.resolve().name,
         "state": state,
         "why": why,
-        "resume": kept is not None and state in (STOPPED, FAILED, DIED),
+        "resume": checkpoint is not None and state in (STOPPED, FAILED, DIED),
         "rounds_done": done,
         "rounds": rounds,
         "round_s": round_s,
         "eta_s": left * round_s if state == RUNNING and lately and left is not None and round_s is not None else None,
         "since_s": max(now - written, 0.0) if written is not None else None,
-        "checkpoint": kept,
-        "unreadable": len(seen.damaged),
+        "checkpoint": checkpoint,
+        "unreadable": len(parsed.damaged),
     }
 
 
@@ -111,7 +111,7 @@ def _rows(text: bytes) -> JsonLines:
 
 
 def _state(
-    held: bool | None,
+    is_locked: bool | None,
     lately: bool,
     summary: Facts | None,
     lines: int,
@@ -121,12 +121,12 @@ def _state(
     """(state, why)"""
     reason = str((summary or {}).get("exit_reason", ""))
     ended = summary is not None and bool(reason)
-    if held and not (reason == "finished" and rounds[1] is not None and rounds[0] >= rounds[1]):
+    if is_locked and not (reason == "finished" and rounds[1] is not None and rounds[0] >= rounds[1]):
         late = "" if lately else "nothing written for longer than five rounds take; a rank may be silent"
         return RUNNING, late if lines else "it has not made a round yet"
     if ended:
         return _ended(reason)
-    if held is None and lately:
+    if is_locked is None and lately:
         return RUNNING, "" if begun and lines else "its directory was written lately"
     if not lines and not begun:
         return NEVER, "the directory holds nothing of a run"
@@ -143,10 +143,10 @@ def _ended(reason: str) -> tuple[str, str]:
 
 def _rounds(identity: Facts) -> int | None:
     try:
-        found = ast.literal_eval(identity["rounds"])
+        rounds = ast.literal_eval(identity["rounds"])
     except (KeyError, ValueError, SyntaxError, TypeError):
         return None
-    return found if isinstance(found, int) else None
+    return rounds if isinstance(rounds, int) else None
 
 
 def _round_s(rows: list[Facts]) -> float | None:
@@ -179,9 +179,9 @@ def _job_began(run: Path) -> int:
 
 def _figures(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
     """The figures of the last round that was evaluated, else of the last one; and which that is."""
-    found = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
-    names = {name for row in found for name in row if name != "train_loss"}
-    for row, figures in zip(reversed(rows), reversed(found), strict=True):
+    numbers = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
+    names = {name for row in numbers for name in row if name != "train_loss"}
+    for row, figures in zip(reversed(rows), reversed(numbers), strict=True):
         if names & figures.keys() or not names:
             return figures, row["round"]
     return {}, None
@@ -189,16 +189,16 @@ def _figures(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
 
 def _faults(run: Path, text: bytes, rows: list[Facts]) -> Facts:
     refused, clipped = (text.count(b'"%s": [{' % what) for what in (b"refused", b"clipped"))
-    apart = next((row["diverged"] for row in rows if "diverged" in row), None)
+    diverged = next((row["diverged"] for row in rows if "diverged" in row), None)
     losses = len(read_jsonl(run / "faults.jsonl", rounds=True).rows)
-    return {"losses": losses, "rounds_with_refused": refused, "rounds_with_clipped": clipped, "diverged": apart}
+    return {"losses": losses, "rounds_with_refused": refused, "rounds_with_clipped": clipped, "diverged": diverged}
 
 
 def _checkpoint(run: Path, now: float) -> Facts | None:
-    kept = [path for path in (run / "checkpoints").glob("[0-9]*.safetensors") if path.stem.isdigit()]
-    if not kept:
+    paths = [path for path in (run / "checkpoints").glob("[0-9]*.safetensors") if path.stem.isdigit()]
+    if not paths:
         return None
-    newest = max(kept)
+    newest = max(paths)
     written = files.changed([newest])
     return {"round": int(newest.stem), "age_s": None if written is None else max(now - written, 0.0)}
 
@@ -232,26 +232,26 @@ def slowest(run: Path) -> Facts:
             continue
         if busy is not None:
             ranks.append({"rank": int(rank), "busy": busy})
-    found: Facts = {}
+    facts: Facts = {}
     if clients:
         (client, rank_), seconds = max(clients.items(), key=lambda item: median(item[1]))
-        found["client"] = {"client": client, "rank": rank_, "seconds": median(seconds)}
+        facts["client"] = {"client": client, "rank": rank_, "seconds": median(seconds)}
     if len(ranks) > 1:
-        found["rank"] = max(ranks, key=lambda each: each["busy"])
-    return found if "rank" in found else found | _by_pace(run)
+        facts["rank"] = max(ranks, key=lambda each: each["busy"])
+    return facts if "rank" in facts else facts | _by_pace(run)
 
 
 def _busy(rows: list[Facts], clients: dict[tuple[int, int], list[float]], rank: int) -> float | None:
-    waited = whole = 0.0
+    waited = total = 0.0
     for row in rows:
-        whole += row["s"]
+        total += row["s"]
         for what, _, ms, *who in row["spans"]:
             waited += ms / 1e3 if what in WAITS else 0.0
             if what == "train" and who and isinstance(who[0], int):
                 clients.setdefault((who[0], rank), []).append(ms / 1e3)
         rest: Mapping[str, float] = row.get("rest", {})
         waited += sum(ms for what, ms in rest.items() if what in WAITS) / 1e3
-    return max(1 - waited / whole, 0.0) if whole > 0 else None
+    return max(1 - waited / total, 0.0) if total > 0 else None
 
 
 def _by_pace(run: Path) -> Facts:
@@ -277,7 +277,7 @@ def lines(facts: Facts) -> list[str]:
         ("bytes", _traffic_text(facts)),
         ("faults", _faults_text(facts)),
         ("checkpoint", _checkpoint_text(facts)),
-        ("next", _next_text(facts)),
+        ("next", f"fedmpi resume {facts['directory']}" if facts["resume"] else ""),
     ]
     return [f"{name:<10}  {text}" for name, text in rows if text]
 
@@ -318,26 +318,26 @@ def _ranks_text(facts: Facts) -> str:
     return f"{alive}{where}{job}{f'; {lost}' if lost else ''}"
 
 
-def _slowest_text(found: Facts) -> str:
-    said = []
-    if "client" in found:
-        one = found["client"]
-        said.append(f"client {one['client']}, {duration(one['seconds'])} on rank {one['rank']}")
-    if "rank" in found:
-        one = found["rank"]
+def _slowest_text(slow: Facts) -> str:
+    parts = []
+    if "client" in slow:
+        one = slow["client"]
+        parts.append(f"client {one['client']}, {duration(one['seconds'])} on rank {one['rank']}")
+    if "rank" in slow:
+        one = slow["rank"]
         how = f"busy {100 * one['busy']:.0f} % of the time" if "busy" in one else f"{one['pace']:.2f} x the fastest"
-        said.append(f"rank {one['rank']}, {how}")
-    return "; ".join(said)
+        parts.append(f"rank {one['rank']}, {how}")
+    return "; ".join(parts)
 
 
 def _figures_text(facts: Facts) -> str:
-    found = facts["figures"]
-    if not found:
+    figures = facts["figures"]
+    if not figures:
         return ""
-    first = [name for name in found if name.endswith(("accuracy", "loss")) or name == "train_loss"]
-    names = list(dict.fromkeys([*(n for n in ("loss", "accuracy", "train_loss") if n in found), *first, *found]))
-    said = ", ".join(f"{name} {format_metric(name, found[name], 4)}" for name in names[:FIGURES])
-    return f"{said} (round {facts['figures_round'] + 1})"
+    first = [name for name in figures if name.endswith(("accuracy", "loss")) or name == "train_loss"]
+    names = list(dict.fromkeys([*(n for n in ("loss", "accuracy", "train_loss") if n in figures), *first, *figures]))
+    text = ", ".join(f"{name} {format_metric(name, figures[name], 4)}" for name in names[:FIGURES])
+    return f"{text} (round {facts['figures_round'] + 1})"
 
 
 def _traffic_text(facts: Facts) -> str:
@@ -346,26 +346,22 @@ def _traffic_text(facts: Facts) -> str:
 
 
 def _faults_text(facts: Facts) -> str:
-    found, said = facts["faults"], []
-    if found["losses"]:
-        said.append(f"{found['losses']} x ranks lost (faults.jsonl)")
+    faults, parts = facts["faults"], []
+    if faults["losses"]:
+        parts.append(f"{faults['losses']} x ranks lost (faults.jsonl)")
     for key, what in (("rounds_with_refused", "refused"), ("rounds_with_clipped", "clipped")):
-        if found[key]:
-            said.append(f"uploads {what} in {count(found[key], 'round')}")
-    if found["diverged"] is not None:
-        said.append(f"training came apart from round {found['diverged']} on")
+        if faults[key]:
+            parts.append(f"uploads {what} in {count(faults[key], 'round')}")
+    if faults["diverged"] is not None:
+        parts.append(f"training came apart from round {faults['diverged']} on")
     if facts["unreadable"]:
-        said.append(f"{count(facts['unreadable'], 'line')} of metrics.jsonl cannot be read")
-    return "; ".join(said) or "none"
+        parts.append(f"{count(facts['unreadable'], 'line')} of metrics.jsonl cannot be read")
+    return "; ".join(parts) or "none"
 
 
 def _checkpoint_text(facts: Facts) -> str:
-    kept = facts["checkpoint"]
-    if kept is None:
+    checkpoint = facts["checkpoint"]
+    if checkpoint is None:
         return "none"
-    age = f", {duration(kept['age_s'])} old" if kept["age_s"] is not None else ""
-    return f"after round {kept['round'] + 1}{age}"
-
-
-def _next_text(facts: Facts) -> str:
-    return f"fedmpi resume {facts['directory']}" if facts["resume"] else ""
+    age = f", {duration(checkpoint['age_s'])} old" if checkpoint["age_s"] is not None else ""
+    return f"after round {checkpoint['round'] + 1}{age}"

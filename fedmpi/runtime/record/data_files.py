@@ -1,18 +1,22 @@
-"""What a run directory says of the data: which client holds which samples, and how rows were prepared.
+"""The files of a run directory on its data: which client has which samples, and how rows were prepared.
 
-partition.json has `sizes` and `label_counts` by client. Of more than MANY clients it has a `summary` in their place,
-and partition.npz the rest: `offsets`, whose differences are the sizes, and `label_counts`.
+partition.json has `sizes` and `label_counts` by client. For more than MANY clients it has a `summary` instead, and
+partition.npz has the rest: `offsets`, whose differences are the sizes, and `label_counts`.
 
-preprocessing.json is that by which new rows are prepared for the model:
+preprocessing.json says how new rows are prepared for the model:
 
     {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...], "targets": {...}}
 
-The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
-which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
-sites; `--client` takes these names. Of more than MANY clients they are there only where sites prepare their rows by
-their own. targets: mean and deviation of the training targets by the name of each site, or under "" for all, where the
-config standardises them: then the outputs of the model are standardised. The file lies beside the model; with
-data.silos in state/SITE, where the site's rank writes it: what a site's rows say of their columns stays there.
+The fields of the kind are those of its class (`fedmpi.data.preparation`).
+
+augment       the config's `data.augment`; operations without randomness also apply to new rows, as to test rows
+client_sites  the site of each client, where clients are sites; `--client` takes these names. Of more than MANY clients
+              they are there only where sites prepare their rows by their own.
+targets       mean and deviation of the training targets by the name of each site, or under "" for all, where the config
+              standardises them: then the outputs of the model are standardised
+
+The file lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
+of their columns stays there.
 """
 
 from __future__ import annotations
@@ -81,10 +85,10 @@ def write_partition(
 
 
 def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
-    """Sizes and label counts of a run's clients, None where there are none; arrays where there are many clients.
+    """Return (sizes, label counts) by client; None for what the run does not have, and arrays if clients are many.
 
     Args:
-        facts: what partition.json holds.
+        facts: the content of partition.json.
 
     Raises:
         ValueError: partition.npz is needed for it, and cannot be read.
@@ -92,8 +96,8 @@ def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
     if "summary" not in facts:
         return facts.get("sizes"), facts.get("label_counts")
     try:
-        with np.load(run_dir / "partition.npz", allow_pickle=False) as found:
-            return np.diff(found["offsets"]), found.get("label_counts")
+        with np.load(run_dir / "partition.npz", allow_pickle=False) as arrays:
+            return np.diff(arrays["offsets"]), arrays.get("label_counts")
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"partition.npz cannot be read ({error})") from error
 
@@ -123,9 +127,11 @@ class Preprocessing:
         return tuple(name for name in self.targets if name)
 
     def scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
-        """The scale of the targets of each of so many rows; None where targets are not standardised.
+        """Return the scale of the targets of each row; None where targets are not standardised.
 
-        sites: the site of each row, or of all of them; () where that is not known.
+        Args:
+            sites: the site of each row, or one site for all of them; () where that is not known.
+            rows: how many there are.
         """
         if not self.targets:
             return None
@@ -137,11 +143,11 @@ class Preprocessing:
                 "targets are standardised by each site's own training rows (data.standardise_target: site): say whose "
                 f"rows these are: --site NAME, in Python site=; {allowed}"
             )
-        odd = next((name for name in sites if name not in self.targets), None)
-        if odd is not None:
-            raise UserError(f"there is no site {odd!r} in this run; {allowed}")
-        found = [self.targets[name] for name in sites]
-        return found * rows if len(found) == 1 else found
+        unknown = next((name for name in sites if name not in self.targets), None)
+        if unknown is not None:
+            raise UserError(f"there is no site {unknown!r} in this run; {allowed}")
+        scales = [self.targets[name] for name in sites]
+        return scales * rows if len(scales) == 1 else scales
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -150,7 +156,7 @@ class Preprocessing:
         return tuple(operation(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))
 
     def facts(self) -> dict[str, Any]:
-        """What the file holds."""
+        """Return the content of preprocessing.json."""
         facts = {"format": FORMAT, **self.preparation.facts(), "augment": self.augment}
         facts |= {"client_sites": self.client_sites} if self.client_sites else {}
         facts |= {"targets": {name: asdict(scale) for name, scale in self.targets.items()}} if self.targets else {}
@@ -158,7 +164,7 @@ class Preprocessing:
 
 
 def read_preprocessing(path: Path) -> Preprocessing:
-    """Raises UserError for a file that is missing or damaged."""
+    """Read a preprocessing.json. Raises UserError if it is missing or damaged."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         form, augment, sites = facts.pop("format"), facts.pop("augment"), facts.pop("client_sites", [])
@@ -185,27 +191,27 @@ def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -
 
 
 def site_file(run: Path, site: str) -> Path:
-    """Where a site's rank writes how the site's rows were prepared."""
+    """Return the path of a site's own preprocessing.json, which the site's rank writes."""
     return run / "state" / site / PREPROCESSING
 
 
 def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) -> Path:
-    """The file by which a site's rows are prepared; without a name that of any, where all sites prepare theirs alike.
+    """Return the preprocessing.json of a site; of any site if no site is named and all have the same.
 
-    Raises UserError where there is none, or sites differ and none is named.
+    Raises UserError if there is none, or if no site is named and sites differ.
     """
     if site is not None and site not in silos:
         raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")
     paths = [site_file(run, name) for name in silos if site in (None, name)]
-    found = [path for path in paths if path.is_file()]
-    if not found:
+    existing = [path for path in paths if path.is_file()]
+    if not existing:
         raise UserError(
             f"{paths[0]} is not here: how a site prepares its rows stays with the site, on the host that trained it; "
             "predict there, or copy the file from there"
         )
-    if len({path.read_bytes() for path in found}) > 1:
+    if len({path.read_bytes() for path in existing}) > 1:
         raise UserError(
             f"each site of this run prepares its rows by its own training rows; say whose these are: --client K or "
             f"--site NAME, in Python client= or site=; sites: {', '.join(silos)}"
         )
-    return found[0]
+    return existing[0]

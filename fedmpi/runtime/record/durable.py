@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut, and that know if they are as they were written.
+"""Write files atomically, also in case of a power cut, and files of tensors with a checksum.
 
 Written under a temporary name, fsync, rename, fsync of the folder. A file of tensors holds its manifest as safetensors
 metadata: {"facts": ..., "sha256": of facts, names, shapes, types and values}.
@@ -51,15 +51,15 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-def packed(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
-    """Return the content of a file of tensors (on the CPU) and `facts` (what JSON can hold); equal for equal ones."""
-    said = json.dumps(facts, sort_keys=True)
-    manifest = {"facts": said, "sha256": _digest(tensors, said)}
+def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
+    """Serialise tensors (on the CPU) and `facts` (JSON) with their checksum. Equal arguments give equal bytes."""
+    text = json.dumps(facts, sort_keys=True)
+    manifest = {"facts": text, "sha256": _digest(tensors, text)}
     return safetensors.torch.save(dict(tensors), {"fedmpi": json.dumps(manifest)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """(tensors, facts) of a file whose content was `packed`. Raises CorruptFileError."""
+    """Read (tensors, facts) of a file whose content was made by `serialize_tensors`. Raises CorruptFileError."""
     try:
         content = path.read_bytes()
         tensors = safetensors.torch.load(content)
@@ -75,8 +75,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     return tensors, json.loads(facts)
 
 
-def weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of any file of safetensors, as they are there."""
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of any safetensors file, without a check."""
     return safetensors.torch.load(path.read_bytes())
 
 

@@ -5,8 +5,8 @@ hosts it holds on local disks, NFS since Linux 2.6.12, GPFS, BeeGFS and Lustre m
 with -o localflock sees one host alone, and where there are no locks at all a warning says so: there it is up to who
 starts the jobs.
 
-Who only wants to know whether there is a job (`inspect`) shares the lock for a moment; a job that begins in that moment
-tries once more. The package filelock knows no shared locks, and not who holds one.
+`inspect` takes a shared lock for a moment to see whether there is a job; a job that starts in that moment tries again.
+The package filelock has no shared locks, and does not tell who holds one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def hold(directory: Path, private: bool = False) -> Iterator[None]:
                 break
             except OSError as error:
                 if error.errno in NONE_HERE:
-                    said = f"{path}: this file system has no locks ({error.strerror}); see that no second job goes on"
-                    warnings.warn(f"{said} with this run while this one lives", stacklevel=2)
+                    message = (
+                        f"{path}: this file system has no locks ({error.strerror}); see that no second job goes on"
+                    )
+                    warnings.warn(f"{message} with this run while this one lives", stacklevel=2)
                     break
                 if error.errno not in HELD:
                     raise UserError(f"run directory: cannot lock {path}: {error.strerror}") from error
@@ -55,25 +57,26 @@ def hold(directory: Path, private: bool = False) -> Iterator[None]:
                     who, by = _who(file), "by a process that has only just started"
                     if {"pid", "host", "since"} <= who.keys():
                         by = f"process {who['pid']} on host {who['host']} has had it since {who['since']}"
-                    said = f"{path.parent} is in use: {by}; nothing was touched. Wait until it has ended, or end it"
-                    raise UserError(said) from error
+                    message = f"{path.parent} is in use: {by}; nothing was touched. Wait until it has ended, or end it"
+                    raise UserError(message) from error
                 time.sleep(0.01)
         since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
         try:
             os.ftruncate(file, 0)
             os.pwrite(file, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode(), 0)
         except OSError as error:
-            said = f"run directory: cannot write {path}: {error.strerror}; free some space, or choose another output"
-            raise UserError(said) from error
+            message = f"run directory: cannot write {path}: {error.strerror}; free some space, or choose another output"
+            raise UserError(message) from error
         yield
     finally:
         os.close(file)
 
 
 def inspect(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[bool | None, dict[str, Any]]:
-    """Whether a job works in this directory, and who that is, or was the last one: host, pid, since.
+    """Return whether a job works in this directory, and host, pid and since of this job, or of the last one.
 
-    None: nobody can tell here: there is no such file, or the file system does not show other hosts' locks.
+    None instead of True or False: it is not known here, as there is no lock file, or the file system does not show the
+    locks of other hosts.
     """
     path = directory / NAME
     try:
@@ -92,14 +95,14 @@ def inspect(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[
 
 
 def _of_one_host(path: Path, mounts: Path) -> bool:
-    """Whether locks of other hosts are not seen: Lustre without -o flock."""
+    """Whether the file system hides the locks of other hosts, as Lustre without -o flock does."""
     try:
         rows = [line.split() for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return False
     above = {str(place) for place in path.resolve().parents}
-    found = max((row for row in rows if len(row) > 3 and row[1] in above), key=lambda row: len(row[1]), default=None)
-    return found is not None and found[2] == "lustre" and "flock" not in found[3].split(",")
+    mount = max((row for row in rows if len(row) > 3 and row[1] in above), key=lambda row: len(row[1]), default=None)
+    return mount is not None and mount[2] == "lustre" and "flock" not in mount[3].split(",")
 
 
 def _who(file: int) -> dict[str, Any]:

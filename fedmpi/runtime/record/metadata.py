@@ -1,4 +1,4 @@
-"""What a run directory says of how its run was made: config.yaml with every default, and environment.json."""
+"""Describe how a run is made: config.yaml with every default, and environment.json."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def describe_environment(
     launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], threads: int
 ) -> dict[str, Any]:
-    """The contents of environment.json: versions, machine, command.
+    """Return the contents of environment.json: versions, machine, command.
 
     Args:
         launcher: torchrun | mpi | slurm | single.
@@ -70,7 +70,7 @@ def describe_environment(
 
 
 def describe_gpu(device: torch.device) -> dict[str, Any]:
-    """What decides the numbers of a rank that computes on a GPU, as far as it is known: UUID, versions, use of TF32."""
+    """Return what decides the numbers of a rank on a GPU, as far as it is known: UUID, versions, use of TF32."""
     import torch
 
     try:  # of the driver in the kernel, also of a container's host
@@ -94,7 +94,7 @@ def describe_gpu(device: torch.device) -> dict[str, Any]:
 
 
 def redacted_command(words: Sequence[str]) -> str:
-    """The command line without secrets, in any of its forms: `data.token=abc`, `--token=abc`, `--token abc`.
+    """Return the command line without secrets, in any of its forms: `data.token=abc`, `--token=abc`, `--token abc`.
 
     >>> redacted_command(["fedmpi", "run", "a b.yaml", "data.token=abc", "--token", "abc"])
     "fedmpi run 'a b.yaml' 'data.token=<redacted>' --token '<redacted>'"
@@ -143,9 +143,9 @@ def resolve(settings: Settings) -> Settings:
     operations = []
     for item in data.augment:  # {crop: {size: 32}} with all options, or as it was where it has none
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
-        found = registry.load(name, augment.registry, "augmentation")
-        given = {} if given is None else given if isinstance(given, Mapping) else {found.short: given}
-        full = {**given, **defaults(found, given)}
+        target = registry.load(name, augment.registry, "augmentation")
+        given = {} if given is None else given if isinstance(given, Mapping) else {target.short: given}
+        full = {**given, **defaults(target, given)}
         operations.append({name: full} if full else item)
     parts: dict[str, Any] = {"augment": tuple(operations)}
     if data.partition is not None:
@@ -166,19 +166,19 @@ def resolve(settings: Settings) -> Settings:
 
 
 def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
-    """A section that names something of a kind, with that thing's options."""
-    found = registry.load(section.selected_name, kind.registry, kind.label)
-    copy: BaseModel = section.model_copy(update=defaults(found, section.options, kind.supplied, section.reserved_keys))
+    """Return a section that names something of a kind with all options of that."""
+    target = registry.load(section.selected_name, kind.registry, kind.label)
+    copy: BaseModel = section.model_copy(update=defaults(target, section.options, kind.supplied, section.reserved_keys))
     return copy
 
 
 def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a method; those that are methods themselves with theirs."""
-    found = registry.load(name, methods.registry, methods.KIND.label)
-    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    """Return all options of a method, and of methods that are options of it."""
+    target = registry.load(name, methods.registry, methods.KIND.label)
+    fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
     inner = {f.name: f.default for f in fields if f.metadata.get("method")}
     plain = {key: value for key, value in given.items() if key not in inner}
-    out = {**given, **defaults(found, plain, ("name", *inner))}
+    out = {**given, **defaults(target, plain, ("name", *inner))}
     for key, default in inner.items():
         chosen = given.get(key, default if default is None else dataclasses.MISSING)
         if chosen is None:
@@ -191,30 +191,30 @@ def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults(
-    found: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
+    target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Option -> default, of those that are not given."""
+    """Return option -> default for the options that are not given."""
     declared: dict[str, Any] = {}
-    if dataclasses.is_dataclass(found):
-        for f in dataclasses.fields(found):
+    if dataclasses.is_dataclass(target):
+        for f in dataclasses.fields(target):
             if f.init and f.default is not dataclasses.MISSING:
                 declared[f.name] = f.default
             elif f.init and f.default_factory is not dataclasses.MISSING:
                 declared[f.name] = f.default_factory()
     else:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = inspect.signature(target).parameters.values()
         declared = {each.name: each.default for each in parameters if each.default is not each.empty}
     out: dict[str, Any] = {}
-    typed = options.declared_options(found, given, supplied)[0]
+    typed = options.declared_options(target, given, supplied)[0]
     for name, default in declared.items():
         if name in given or name in supplied or name in beside or looks_secret(name, default):
             continue
         try:
             value = json.loads(json.dumps(default, default=_path_text))  # as YAML gives it back: tuples as lists
-            taken = options.check(found, {**given, name: value}, "", supplied)[name]
+            checked = options.check(target, {**given, name: value}, "", supplied)[name]
             # (3, 3) comes back as a list where no type says otherwise: a user's own code may mind.
-            if taken == default or (
-                typed.get(name, Any) is not Any and json.loads(json.dumps(taken, default=_path_text)) == value
+            if checked == default or (
+                typed.get(name, Any) is not Any and json.loads(json.dumps(checked, default=_path_text)) == value
             ):
                 out[name] = value
         except (UserError, ValueError, TypeError):  # what no file can hold; None that stands for "not given"; arrays

@@ -37,30 +37,30 @@ class PluginFile(NamedTuple):
     content: bytes
 
 
-def find_plugins(names: Iterable[str], *made: Any) -> list[PluginFile]:
+def find_plugins(names: Iterable[str], *objects: Any) -> list[PluginFile]:
     """Return the files that define these plug-ins (`file.py:Name` or `package.module:Name`), and the classes of the
-    objects `made` as far as they are the user's own."""
+    `objects` as far as they are the user's own."""
     paths = []
     for name in names:
         place = name.rpartition(":")[0]
         file = place if is_file(name) else getattr(sys.modules.get(place), "__file__", None)
         if file and (is_file(name) or not file.startswith(f"{PACKAGE}/")):
             paths.append(Path(file))
-    for each in made:
+    for each in objects:
         file = getattr(sys.modules.get(type(each).__module__), "__file__", None)
         if file and is_users_file(file):
             paths.append(Path(file))
-    found, twins = list[PluginFile](), Counter[str]()
+    plugins, twins = list[PluginFile](), Counter[str]()
     for path in dict.fromkeys(path.resolve() for path in paths):
         if path.is_file():
             twins[path.name] += 1
             name = path.name if twins[path.name] == 1 else f"{path.stem}-{twins[path.name]}{path.suffix}"
-            found.append(PluginFile(name, path, path.read_bytes()))
-    return found
+            plugins.append(PluginFile(name, path, path.read_bytes()))
+    return plugins
 
 
 def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
-    """What ranks compare, and a resumed run, of plug-ins and of what they import. Where the files lie may differ."""
+    """Return digests of plug-ins and of what they import, which ranks and resumed runs compare; paths may differ."""
     known = {each.path for each in plugins}
     contents = {f"(plug-in {each.name})": each.content for each in plugins}
     for each in plugins:
@@ -88,7 +88,7 @@ def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
 
 # ---- code of a run that may have moved since: at a new place, or only the copy in the run directory ----
 def relocate(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str, str]:
-    """Name of a plug-in -> its name at the place where its content of then is now, if that is another one.
+    """Return for plug-ins that have moved or changed: name -> name with the path at which the content of then is now.
 
     A file is looked for where it would be if it had been moved together with the run directory; then there is its copy.
 
@@ -99,17 +99,17 @@ def relocate(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[
     Raises:
         UserError: the copy was changed itself.
     """
-    known = _known(run_dir)
-    found: dict[str, str] = {}
+    copies = _known(run_dir)
+    new_names: dict[str, str] = {}
     for name in dict.fromkeys(names):
         place, _, attribute = name.rpartition(":")
-        row, file = _row(known, name), _origin(place, is_file(name))
+        row, file = _row(copies, name), _origin(place, is_file(name))
         if row is None or (file is not None and (not changed or digest(file) == row["sha256"])):
             continue
         elsewhere = moved_with(run_dir, place) if file is None and is_file(name) else iter(())
         new = next((path for path in elsewhere if digest(path) == row["sha256"]), None)
-        found[name] = f"{new or _copy(run_dir, row, file)}:{attribute}"
-    return found
+        new_names[name] = f"{new or _copy(run_dir, row, file)}:{attribute}"
+    return new_names
 
 
 def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
@@ -126,9 +126,9 @@ def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
 
 
 def moved_with(run_dir: Path, place: str) -> Iterator[Path]:
-    """Files at the end of whose paths stands what stands at the end of `place`, in the folders above a run directory.
+    """Yield files in the folders above a run directory that may be the one that was at `place`, which has moved since.
 
-    The more of the path the earlier: of /old/project/code/own.py first project/code/own.py, then code/own.py, own.py.
+    Longer matches first: for /old/project/code/own.py first project/code/own.py, then code/own.py, then own.py.
     """
     parts, here = Path(place).parts[1:], run_dir.absolute()
     for start in range(len(parts)):
@@ -138,44 +138,43 @@ def moved_with(run_dir: Path, place: str) -> Iterator[Path]:
 
 
 def changed_files(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
-    """(file, its copy of then) of those whose content is not what it was when the run was made; one that is gone has
-    none.
+    """Return (file, its copy in the run directory) of each file whose content has changed since the run was made.
 
-    names: plug-ins, as above; files that these import are known by their places alone.
+    names: plug-ins, as above; files that these import are known by their paths alone.
     """
-    known, named = _known(run_dir), {}
+    copies, named = _known(run_dir), {}
     for name in names:
-        if (row := _row(known, name)) is not None:
+        if (row := _row(copies, name)) is not None:
             named[row["copy"]] = name
-    found = []
-    for row in known:
+    changed = []
+    for row in copies:
         name = named.get(row["copy"], f"{row['file']}:")
         file = _origin(name.rpartition(":")[0], is_file(name))
         if file is not None and digest(file) != row["sha256"]:
-            found.append((file, run_dir / row["copy"]))
-    return found
+            changed.append((file, run_dir / row["copy"]))
+    return changed
 
 
-def _row(known: list[dict[str, str]], name: str) -> dict[str, str] | None:
-    """What is known of a plug-in: by its place, else by its file's name where only one has that."""
+def _row(copies: list[dict[str, str]], name: str) -> dict[str, str] | None:
+    """Return the entry of a plug-in's copy: that of its path, else that of its file name if only one copy has it."""
     place, plain = name.rpartition(":")[0], is_file(name)
-    exact = [row for row in known if _is(place, row["file"], plain)]
-    alike = [row for row in known if plain and Path(row["file"]).name == Path(place).name]
+    exact = [row for row in copies if _is(place, row["file"], plain)]
+    alike = [row for row in copies if plain and Path(row["file"]).name == Path(place).name]
     return exact[0] if exact else alike[0] if len(alike) == 1 else None
 
 
 def _known(run_dir: Path) -> list[dict[str, str]]:
-    """What environment.json says of the copies; nothing where it cannot be read, or is of an earlier version."""
+    """Return the entries on copies in environment.json; [] where it cannot be read, or is of an earlier version."""
     try:
         rows = json.loads((run_dir / "environment.json").read_text(encoding="utf-8")).get("plugins") or []
-        kept = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
+        copies = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
-    return [row for row in kept if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
+    return [row for row in copies if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
 
 
 def _is(place: str, file: str, plain: bool) -> bool:
-    """Whether a plug-in's name is that of a file which was at `file`."""
+    """Whether the path or module in a plug-in's name is that of `file`."""
     if plain:
         return os.path.realpath(place) == file or os.path.abspath(place) == file
     path = Path(*place.split("."))
@@ -183,7 +182,7 @@ def _is(place: str, file: str, plain: bool) -> bool:
 
 
 def _origin(place: str, plain: bool) -> Path | None:
-    """The file that a plug-in's name means now; None where there is none."""
+    """Return the file that a plug-in's name refers to now; None where there is none."""
     if plain:
         return Path(place) if os.path.isfile(place) else None
     try:

@@ -1,4 +1,4 @@
-"""What a run leaves: on rank 0 its directory, its lines on the console and its loggers, on every rank checkpoints."""
+"""Record a run: on rank 0 in its directory, on the console and with loggers; on every rank checkpoints."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fedmpi.common.text import format_metric
 from fedmpi.config.yaml_source import text_for
 from fedmpi.data.batches import Shards
 from fedmpi.data.partitions.parts import Partition
-from fedmpi.engine.best import Best
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
+from fedmpi.engine.model_selection import BestModel
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import plugins, report_text
 from fedmpi.runtime.record.data_files import MANY, PREPROCESSING, Preprocessing, write_partition
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CLIENTS_TAIL = 1 << 16  # bytes of clients.jsonl, which hold the rows of more clients than are shown
 
 
-class RankRecorder(Sink):
+class RankRecorder(RunCallbacks):
     """What every rank records: checkpoints. The engine calls its other methods on any rank, too; they do nothing."""
 
     checkpoints: Checkpoints | None = None  # where the run has any
@@ -64,7 +64,7 @@ class RankRecorder(Sink):
             warnings.showwarning = show_and_log
             yield
 
-    def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
+    def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         if self.checkpoints is not None:
             self.checkpoints.save(fed, t, memory, last)
 
@@ -138,13 +138,13 @@ class Recorder(RankRecorder):
             directory.write_json(PREPROCESSING, prepared.facts())
         copies = plugins.write_copies(directory, own_code) if own_code else []
         directory.write_json("environment.json", {**environment, "plugins": copies})
-        held = data.validation.rows if isinstance(data.validation, Shards) else None
-        assert held is None or isinstance(held, Partition)
+        held_out = data.validation.rows if isinstance(data.validation, Shards) else None
+        assert held_out is None or isinstance(held_out, Partition)
         scheme, counts = cut.scheme if cut else "silos", data.label_counts if data.counts_shared else None
-        write_partition(directory, scheme, settings.seed, data.train_sizes, counts, data.parts, held)
+        write_partition(directory, scheme, settings.seed, data.train_sizes, counts, data.parts, held_out)
 
     def begin(self, fed: Federation, first: int, resumed: bool) -> None:
-        """The rounds begin. first: the first round of which loggers hear; resumed: whether there were some."""
+        """Prepare for the rounds. first: the first round that loggers get; resumed: whether the run was resumed."""
         assert fed.server is not None
         self.server = fed.server
         if self.loggers is not None:
@@ -156,7 +156,7 @@ class Recorder(RankRecorder):
     # ---- what the engine calls ----
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
-        self.console.round(row, self.server.view.noted)
+        self.console.round(row, self.server.view.logged)
         self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
@@ -165,13 +165,13 @@ class Recorder(RankRecorder):
         if rows:
             self.directory.append(file, *rows)
 
-    def best(self, best: Best) -> None:
-        about = {**self.model_facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
+    def save_best_model(self, best: BestModel) -> None:
+        about = {**self.model_facts, "figure": best.criterion.figure, "round": best.round, "value": best.value}
         self.directory.write_model(self.experiment.model.state_dict(best.w, best.b), about, BEST)
 
-    def loss(self, row: dict[str, Any]) -> None:
+    def record_lost_ranks(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
-        self.console.say(report_text.loss(row, self.experiment.data.site_names))
+        self.console.say(report_text.rank_failure_line(row, self.experiment.data.site_names))
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
@@ -181,15 +181,15 @@ class Recorder(RankRecorder):
         model, best = self.experiment.model, fed.server.best
         self.directory.write_model(model.state_dict(fed.server.w, fed.server.b), self.model_facts)
         ended = f"signal {self.stop.signal}" if reason == "stopped" and self.stop.signal else reason
-        ended = f"diverged: {fed.reporter.watch.said}" if reason == "apart" else ended
-        ended = f"enough: {best.why}" if reason == "enough" and best else ended
+        ended = f"diverged: {fed.reporter.divergence.message}" if reason == "diverged" else ended
+        ended = f"enough: {best.why}" if reason == "early_stopped" and best else ended
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)
-        rows, made = self.directory.rows("metrics.jsonl"), self.experiment
+        rows, experiment = self.directory.rows("metrics.jsonl"), self.experiment
         evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
-        for line in report_text.results(rows, result, self.headline, clients, made):
+        for line in report_text.result_lines(rows, result, self.headline, clients, experiment):
             self.console.say(line)
         self.console.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
@@ -237,7 +237,7 @@ class Console:
     ) -> None:
         self.rounds, self.names, self.log = rounds, tuple(names), log
         self.stream = stream or sys.stdout
-        self.told, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
+        self.rounds_shown, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
         self.progress: Progress | None = None
         if live and self.stream is not None and self.stream.isatty():
             from rich import progress
@@ -249,7 +249,7 @@ class Console:
             self.progress.start()
 
     def say(self, text: str) -> None:
-        """A line of its own, above the live one."""
+        """Show a line of its own, above the live one."""
         self.log(text)
         if self.progress is not None:
             self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -263,14 +263,14 @@ class Console:
             row: the round's row of metrics.jsonl.
             more: names of further numbers in `row` to show, such as those of the method.
         """
-        self.told, self.wall_s = self.told + 1, self.wall_s + float(row["wall_s"])
+        self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + float(row["wall_s"])
         done = int(row["round"]) + 1
         parts = [f"round {done}/{self.rounds}"]
         parts += [
             f"{name} {format_metric(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None
         ]
         parts.append(f"{row['wall_s']:.1f} s")
-        left_s = max(self.rounds - done, 0) * self.wall_s / self.told
+        left_s = max(self.rounds - done, 0) * self.wall_s / self.rounds_shown
         if left_s > 0:
             parts.append(f"eta {duration(left_s)}")
         line = "  ".join(parts)
@@ -281,6 +281,6 @@ class Console:
             self.progress.update(self.task, completed=done, description=line)
 
     def close(self) -> None:
-        """Ends the live line, so that what follows starts on a line of its own."""
+        """End the live line, so that what follows starts on a line of its own."""
         if self.progress is not None:
             self.progress.stop()

@@ -1,4 +1,4 @@
-"""What a run says before and after training."""
+"""The texts that a run prints before and after training."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.formatting import table
 from fedmpi.common.host_memory import size_text
-from fedmpi.common.redaction import to_one_line
 from fedmpi.common.text import count, format_metric
+from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import scheduler
-from fedmpi.engine.local.recipe import learning_rate
+from fedmpi.engine.local.local_training_config import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 
 
-def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is about to run, in a few lines. ranks: facts about each, with its host and device."""
-    s, data, messages = made.settings, made.data, made.messages
+def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines that a run prints first. ranks: facts about each rank, with its host and device."""
+    s, data, messages = experiment.settings, experiment.data, experiment.messages
     sizes, silos = data.train_sizes, s.data.silos or ()
     where = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
-    classes = f", {data.classes} classes" if getattr(made.task, "classification", False) else ""
+    classes = f", {data.classes} classes" if getattr(experiment.task, "classification", False) else ""
     sites = [f"this process opens the files of all {len(silos)} sites: {', '.join(silos)}"] if silos else []
     if silos and len(ranks) > 1:
         owner, width = build_data.site_ranks(s, len(ranks)), max(map(len, silos))
         where_opened = (f"rank {owner[k]} on {ranks[owner[k]]['host']}" for k in range(len(silos)))
         sites = [f"site {name:<{width}}  {rank}" for name, rank in zip(silos, where_opened, strict=True)]
     return [
-        f"{s.name}: {what(made)}",
+        f"{s.name}: {describe_experiment(experiment)}",
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
-        f"{devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
+        f"{describe_devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
         *sites,
-        f"{count(s.rounds, 'round')} with {schedule(s, data.clients, messages.method.own_length)}",
-        *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
-        traffic(messages, s.rounds, made.itemsize),
-        *wire(made, job.size),
-        *(made.initial.lines if made.initial is not None else ()),
+        f"{count(s.rounds, 'round')} with {describe_training(s, data.clients, messages.method.own_length)}",
+        *(f"from {file}: {text}" for file, text in fragments(s, ("rounds", "train.", "cohort."))),
+        describe_traffic(messages, s.rounds, experiment.itemsize),
+        *describe_wire(experiment, job.size),
+        *(experiment.initial.lines if experiment.initial is not None else ()),
     ]
 
 
-def what(made: Experiment) -> str:
-    """Method, data and model; of a plug-in the file's name is enough."""
-    s = made.settings
+def describe_experiment(experiment: Experiment) -> str:
+    """Name method, data and model; a plug-in by its file's name."""
+    s = experiment.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
-    still = sum(p.numel() for p in made.model.frozen.values())
-    frozen = f" and {still:,} frozen ones" if still else ""
-    return f"{method} on {source}, {model} with {made.model.layout.size:,} parameters{frozen}"
+    untrained = sum(p.numel() for p in experiment.model.frozen.values())
+    frozen = f" and {untrained:,} frozen ones" if untrained else ""
+    return f"{method} on {source}, {model} with {experiment.model.layout.size:,} parameters{frozen}"
 
 
-def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
-    """Who trains in a round, how much (unless the method's own options say it), and by which rule and learning rate."""
+def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
+    """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     who = f"{members} of {count(clients, 'client')}"
     who += " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
@@ -77,17 +77,20 @@ def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
     return f"{who}, {'' if own_length else f'{amount} '}in {batches}; {lr}; {', '.join(rule)}"
 
 
-def brought(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
+def fragments(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
     """Return (file, text of its keys and values) for each file under `base` from which settings came.
 
     starts: only keys that begin with one of these are listed.
     """
-    found = {file: {k: v for k, v in keys.items() if k.startswith(starts)} for file, keys in s.fragments().items()}
-    return [(file, ", ".join(f"{k} {to_one_line(v)}" for k, v in keys.items())) for file, keys in found.items() if keys]
+    listed = {
+        file: ", ".join(f"{key} {describe_value(value)}" for key, value in keys.items() if key.startswith(starts))
+        for file, keys in s.fragments().items()
+    }
+    return [(file, text) for file, text in listed.items() if text]
 
 
-def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
-    """What a client sends and receives in a round; if some rounds send less, also how much that is on average."""
+def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
+    """Say how much a client sends and receives in a round; if some rounds send less, also how much on average."""
     up = [messages.upload(t).size for t in range(max(rounds, 1))]
     personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
     full = max(up), messages.announcement().size + personal
@@ -100,28 +103,30 @@ def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     )
 
 
-def wire(made: Experiment, ranks: int) -> list[str]:
-    """What travels in which format, where that is not the model's own, and what it costs the clients."""
-    messages, wire_ = made.messages, made.messages.wire
-    said = []
+def describe_wire(experiment: Experiment, ranks: int) -> list[str]:
+    """Say which messages travel in another format than the model's own, and what that costs the clients."""
+    messages, wire_ = experiment.messages, experiment.messages.wire
+    directions = []
     if wire_.up:
         uploads = [messages.upload(t).coding for t in range(max(messages.rounds, 1))]
         coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
-        whole = [name for name, slot in made.method.sends.items() if messages.large(slot) and name not in coded]
-        said = [f"up {wire_.up} ({', '.join(coded) or 'nothing'}{'; whole: ' if whole else ''}{', '.join(whole)})"]
+        uncoded = [name for name, slot in experiment.method.sends.items() if messages.large(slot) and name not in coded]
+        directions = [
+            f"up {wire_.up} ({', '.join(coded) or 'nothing'}{'; whole: ' if uncoded else ''}{', '.join(uncoded)})"
+        ]
     if wire_.down:
         how = "of the difference to what was sent before" if wire_.down.changes_only else "of the model"
-        said.append(f"down {wire_.down} {how}")
-    row = size_text(made.itemsize * sum(map(prod, messages.unsent.values())))
-    lines = [f"wire: {', '.join(said)}"] if said else []
+        directions.append(f"down {wire_.down} {how}")
+    row = size_text(experiment.itemsize * sum(map(prod, messages.unsent.values())))
+    lines = [f"wire: {', '.join(directions)}"] if directions else []
     if messages.unsent:
-        moves = ranks > 1 and made.settings.cohort.placement == "balanced" and not made.settings.data.silos
+        moves = ranks > 1 and experiment.settings.cohort.placement == "balanced" and not experiment.settings.data.silos
         more = ", and moves it between ranks (cohort.placement: pinned does not)" if moves else ""
         lines.append(f"what a format leaves out of an upload, {row}, a client keeps for its next{more}")
     return lines
 
 
-def devices(facts: Sequence[Mapping[str, Any]]) -> str:
+def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
     """Name the devices of all ranks: `cpu (x86_64)`, `4 x NVIDIA H100, rank 0 on cpu`. facts: about each rank."""
     gpus = {each["gpu"]: each["device"] for each in facts if each.get("gpu")}  # several ranks may share one
     on_cpu = [rank for rank, each in enumerate(facts) if not each.get("gpu")]
@@ -131,7 +136,7 @@ def devices(facts: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join([*named, *([f"{numbers(on_cpu)} on cpu"] if on_cpu else [])])
 
 
-def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
+def slow_ranks_warning(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
     """A warning of ranks that train on their CPUs while others have GPUs (compute.device: auto); "" without such.
 
     Args:
@@ -148,14 +153,14 @@ def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> st
     )
 
 
-def results(
+def result_lines(
     rows: list[dict[str, Any]],
     result: Mapping[str, Any],
     headline: str,
     clients: list[dict[str, Any]],
-    made: Experiment,
+    experiment: Experiment,
 ) -> list[str]:
-    """What a run has come to: the last metrics of up to 20 clients, the headline metric, faults, the traffic.
+    """Return the lines that a run prints last: metrics of up to 20 clients, the headline metric, faults, traffic.
 
     Args:
         rows: those of metrics.jsonl.
@@ -164,7 +169,10 @@ def results(
     """
     lines = []
     if clients and len(clients) <= 20:
-        names, cells = ("loss", *made.task.names), [("client", "protocol", "samples", "loss", *made.task.names)]
+        names, cells = (
+            ("loss", *experiment.task.names),
+            [("client", "protocol", "samples", "loss", *experiment.task.names)],
+        )
         for row in clients:
             figures = ("-" if row[n] is None else format_metric(n, row[n], 4) for n in names)
             cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *figures))
@@ -197,15 +205,15 @@ def results(
     if best := result["best_model"]:
         value = format_metric(best["figure"], best["value"], 4)
         lines.append(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
-    lines.append(total_traffic(rows, made.messages))
+    lines.append(total_traffic(rows, experiment.messages))
     if result["exit_reason"] != "finished":
-        done = f"{result['rounds']} of {made.settings.rounds} rounds are complete"
+        done = f"{result['rounds']} of {experiment.settings.rounds} rounds are complete"
         lines.append(f"stopped early ({result['exit_reason']}): {done}")
     return lines
 
 
 def total_traffic(rows: list[dict[str, Any]], messages: Messages) -> str:
-    """What all clients sent and received in all rounds, and its share of what sending all in every round would take."""
+    """Say what all clients sent and received in all rounds, and its share of full messages in every round."""
     visits = sum(len(row["cohort"]) for row in rows)
     up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
     most = messages.largest_upload() - ENGINE_UP
@@ -217,22 +225,28 @@ def total_traffic(rows: list[dict[str, Any]], messages: Messages) -> str:
     return f"{text}, {up / full[0]:.3f} and {down / full[1]:.3f} of sending all in every round"
 
 
-def goes_on(after: int, rounds: int, known: int) -> str:
-    """After which round, -1: none, of how many; known: rounds that metrics.jsonl has."""
+def resume_line(after: int, rounds: int, rows: int) -> str:
+    """Say where a resumed run goes on.
+
+    Args:
+        after: the last complete round, -1: none.
+        rounds: of the whole run.
+        rows: rounds that metrics.jsonl has.
+    """
     if after >= 0:
         return f"going on after round {after} ({after + 1} of {rounds} done)"
-    anew = f"no checkpoint is whole, {count(known, 'round')} to be trained anew" if known else "no round was complete"
+    anew = f"no checkpoint is whole, {count(rows, 'round')} to be trained anew" if rows else "no round was complete"
     return f"{anew}: from the start"
 
 
-def loss(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
-    """A line about lost ranks (engine/faults/lost_ranks.py)."""
+def rank_failure_line(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
+    """Return the line on a row of faults.jsonl (engine/faults/lost_ranks.py)."""
     ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
-    said = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
+    text = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
     for key, what in (("clients", "sits this round out"), ("gone", "is gone")):
         names = [sites[k] if sites else str(k) for k in row[key]]
-        said += f"; {'site' if sites else 'client'} {', '.join(names)} {what}" if names else ""
+        text += f"; {'site' if sites else 'client'} {', '.join(names)} {what}" if names else ""
     if row["reverted"]:
         back = ", ".join(f"{k} ({'the start' if r < 0 else f'round {r}'})" for k, r in row["reverted"].items())
-        said += f"; back to an earlier state: client {back}"
-    return said
+        text += f"; back to an earlier state: client {back}"
+    return text

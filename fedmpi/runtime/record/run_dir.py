@@ -11,7 +11,7 @@
     clients.jsonl       one object per client and evaluation    log.txt            what the console said, and warnings
     updates.jsonl       one object per round: how long the updates are, how far they agree (aggregation/update_stats.py)
     faults.jsonl        ranks that were lost, if any: who, in which round, what it means (faults/lost_ranks.py)
-    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/pace.py)
+    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/cost_model.py)
     analysis.jsonl      what `analysis` has measured of a round (engine/probes)
     timeline            what each rank did when, see timeline.py
     heard.json          which round each tracker and callback has heard of last, if there are any (tracking.py)
@@ -155,18 +155,25 @@ class RunDirectory:
         rows = self.rows("accepted.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
-    def truncate_after(self, t: int, analysed: bool = True, whole: bool = True) -> int:
-        """Going on after round t, whose line is told again: leave the lines of the rounds before it. Returns how many
-        lines metrics.jsonl had. analysed: whether round t stays so: one that was because no round followed may not.
-        whole: whether the rounds before are to be there."""
-        known = 0
-        kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + analysed}
-        for name, end in kept.items():
+    def truncate_after(self, t: int, analysed: bool = True, complete: bool = True) -> int:
+        """Keep the rows of the rounds before t, for a run that resumes after round t and writes that row again.
+
+        Args:
+            t: the round of the checkpoint.
+            analysed: whether the analysis of round t stays: if it was the last round, it may have been an extra one.
+            complete: whether to warn if rows of earlier rounds are missing.
+
+        Returns:
+            How many rows metrics.jsonl had.
+        """
+        rows_before = 0
+        ends = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + analysed}
+        for name, end in ends.items():
             if (self.path / name).exists():
                 had = read_jsonl(self.path / name, rounds=True).rows
                 self.write_rows(name, [row for row in had if row["round"] < end])
-                known = len(had) if name == "metrics.jsonl" else known
-        if whole and (here := len(self.rows("metrics.jsonl"))) < t:
+                rows_before = len(had) if name == "metrics.jsonl" else rows_before
+        if complete and (here := len(self.rows("metrics.jsonl"))) < t:
             shown = self.shown / "metrics.jsonl"
             warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
         if (self.path / "placement.jsonl").exists():  # written anew: a cut line would have the next one behind it
@@ -174,7 +181,7 @@ class RunDirectory:
         for name in ("summary.json", SEAL, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
             with self._writing(name) as path:
                 path.unlink(missing_ok=True)
-        return known
+        return rows_before
 
     def close_failed(self) -> bool:
         """Close the directory of a run that has failed: from now on only the calling thread can write to it.
@@ -210,10 +217,10 @@ def seal(run: Path) -> dict[str, Any]:
             rows = parse_jsonl(line, rounds=True).rows
             digests.setdefault(str(rows[0]["round"]) if rows else "?", hashlib.sha256()).update(line)
         rounds[name] = {t: digest.hexdigest()[:16] for t, digest in digests.items()}
-    return {"files": files, "rounds": rounds, "seal": stamp({"files": files, "rounds": rounds})}
+    return {"files": files, "rounds": rounds, "seal": seal_digest({"files": files, "rounds": rounds})}
 
 
-def stamp(facts: Mapping[str, Any]) -> str:
+def seal_digest(facts: Mapping[str, Any]) -> str:
     """The SHA-256 of a seal's facts, which stands for all of them."""
     rest = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

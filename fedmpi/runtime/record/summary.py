@@ -84,5 +84,5 @@ def metric_names(rows: Sequence[Mapping[str, Any]], judged: Sequence[str] = ()) 
     ['loss', 'accuracy', 'server_step']
     """
     numbers = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
-    found = [name for name in numbers if name not in NOT_METRICS]
-    return [*(name for name in judged if name in found), *(name for name in found if name not in judged)]
+    metrics = [name for name in numbers if name not in NOT_METRICS]
+    return [*(name for name in judged if name in metrics), *(name for name in metrics if name not in judged)]

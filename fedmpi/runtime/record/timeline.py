@@ -1,4 +1,4 @@
-"""Where ranks write what they did when (engine/timeline.py): timeline/rank-0003.jsonl, each rank its own file.
+"""The timelines of ranks (engine/timeline.py) as files: timeline/rank-0003.jsonl, one for each rank.
 
 A job begins with {"job": seconds since 1970, the same on all ranks, "rank": 3, "of": 8, "host": "node5"}; a run that is
 gone on with has several. Lines are written every FLUSH_S seconds at most, so a kill costs the last ones and may cut
@@ -27,7 +27,7 @@ class TimelineFile:
     def __init__(self, run: Path, head: Mapping[str, Any], private: bool) -> None:
         self.path, self.private = run / FOLDER / f"rank-{head['rank']:04}.jsonl", private
         begun = [""] if os.path.exists(self.path) else []  # here ends a line that a kill has cut
-        self.waiting, self.whole = [*begun, json.dumps(head)], True
+        self.waiting, self.is_writable = [*begun, json.dumps(head)], True
         self.flush()
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class TimelineFile:
     def flush(self) -> None:
         """Write the lines that wait. Where that fails this rank keeps no timeline; training does not end for it."""
         lines, self.waiting, self.written = self.waiting, [], time.monotonic()
-        if not self.whole or not lines:
+        if not self.is_writable or not lines:
             return
         try:
             if not self.path.parent.exists():
@@ -47,14 +47,16 @@ class TimelineFile:
             with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "w") as file:
                 file.write("".join(f"{line}\n" for line in lines))
         except OSError as error:
-            self.whole = False
-            said = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none"
-            warnings.warn(RankWarning(f"{said} (timeline: false)"), stacklevel=2)
+            self.is_writable = False
+            message = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none"
+            warnings.warn(RankWarning(f"{message} (timeline: false)"), stacklevel=2)
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The jobs of a run, the oldest first: {"job": ..., "ranks": {rank: {"host": ..., "rounds": [lines]}}}; what is
-    no whole line is left out."""
+    """Read the jobs of a run, the oldest first: {"job": ..., "ranks": {rank: {"host": ..., "rounds": [lines]}}}.
+
+    Lines that cannot be read are left out.
+    """
     jobs: dict[float, dict[str, Any]] = {}
     for path in sorted((run / FOLDER).glob("rank-*.jsonl")):
         rounds: list[dict[str, Any]] | None = None

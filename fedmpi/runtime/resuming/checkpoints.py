@@ -1,4 +1,4 @@
-"""What a run needs to go on, on disk: the server's part once a round, a client's row when the client has trained.
+"""Checkpoints: the server's state once a round, and a client's state row whenever the client has trained.
 
     checkpoints/000012.safetensors     server: w, b, state, optimizer; facts: round, what rank 0 remembers
     state/000003.000012.safetensors    client 3's row as round 12 made it
@@ -25,13 +25,13 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.record.durable import CorruptFileError, packed, read_tensors, sync, write
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors, sync, write
 
 Key = tuple[int, int]  # client, the round that made its row
 
 
 class Rows:
-    """The rows of one run; in silo mode each site's in a folder of its name. They are an engine's shelf."""
+    """The state rows of a run's clients on disk, the engine's StateStore. With silos each site has a folder."""
 
     def __init__(self, folder: Path, sites: Sequence[str] | None = None, private: bool = False) -> None:
         self.folder, self.sites, self.private = folder, sites, private
@@ -46,14 +46,14 @@ class Rows:
         path = self.path(client, t)
         if not path.parent.exists():
             path.parent.mkdir(0o700 if self.private else 0o777, parents=True, exist_ok=True)
-        write(path, packed({"row": row}, {"client": client, "round": t}), self.private)
+        write(path, serialize_tensors({"row": row}, {"client": client, "round": t}), self.private)
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
-        """Raises CorruptFileError."""
-        held = self.waiting.get((client, t))
-        if held is not None:
-            return held.clone()
+        """Return a client's row after round t. Raises CorruptFileError."""
+        waiting = self.waiting.get((client, t))
+        if waiting is not None:
+            return waiting.clone()
         tensors, facts = read_tensors(self.path(client, t))
         if facts != {"client": client, "round": t}:
             raise CorruptFileError(
@@ -69,7 +69,7 @@ class Rows:
         return True
 
     def take_over(self, keys: Iterable[Key]) -> None:
-        """Another rank, which is gone, wrote these rows; from now on this one removes them."""
+        """Own the rows that a lost rank wrote: from now on this rank removes them."""
         self.written.update(keys)
 
     def remove(self, client: int, t: int) -> None:
@@ -77,12 +77,12 @@ class Rows:
         self.written.discard((client, t))
 
     def found(self) -> list[Key]:
-        """(client, round) of all rows in the folder."""
+        """Return (client, round) of all rows in the folder."""
         names = (path.name.split(".") for path in self.folder.rglob("[0-9]*.*.safetensors"))
         return [(int(client), int(t)) for client, t, _ in names]
 
     def cut_short(self, mine: Callable[[int], bool]) -> list[Path]:
-        """What writing rows has left where it was killed, of the clients for which `mine` is true."""
+        """Return temporary files that killed writes have left, of the clients for which `mine` is true."""
         return [path for path in self.folder.rglob(".*.tmp") if mine(int(path.name[1:].split(".")[0]))]
 
 
@@ -100,7 +100,7 @@ class Checkpoints:
         return self.folder / f"{t:06}.safetensors"
 
     def save(self, fed: Federation, t: int, memory: dict[str, Any], last: bool) -> None:
-        """Round t is over: copy what is new, and let it be written. Raises what the last writing raised.
+        """Copy what is new after round t, and write it in the background. Raises the error of the write before.
 
         memory: what rank 0 needs beside the server's tensors.
         """
@@ -110,7 +110,7 @@ class Checkpoints:
         if t in self.kept:
             return
         if fed.trainer.messages.client_state.size:
-            self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.news().items()}
+            self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.take_unsaved_rows().items()}
         server = None if fed.server is None else (fed.server.snapshot(), json.dumps(memory))
         self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))
         if last or self.keep == 1:
@@ -119,7 +119,7 @@ class Checkpoints:
             self._writer.shutdown()
 
     def begin_after(self, t: int, fed: Federation) -> None:
-        """Going on after the checkpoint of round t, or anew (-1): what is not needed for it is removed."""
+        """Remove all files that a run does not need which goes on after the checkpoint of round t (-1: starts anew)."""
         self.kept, self.needed = ([t], {t: dict(fed.states.trained)}) if t >= 0 else ([], {})
         owner, rank = fed.states.owner, fed.comm.rank
         if fed.comm.rank == 0:
@@ -128,13 +128,13 @@ class Checkpoints:
                     path.unlink()
         for path in self.rows.cut_short(lambda client: owner[client] == rank):
             path.unlink()
-        found = {(client, label) for client, label in self.rows.found() if owner[client] == rank}
-        self.rows.written = found & fed.states.trained.items()
-        for client, label in found - self.rows.written:
+        written = {(client, label) for client, label in self.rows.found() if owner[client] == rank}
+        self.rows.written = written & fed.states.trained.items()
+        for client, label in written - self.rows.written:
             self.rows.remove(client, label)
 
     def wait(self) -> None:
-        """Until all that was copied is on disk."""
+        """Wait until all that was copied is on disk."""
         if self._written is not None:
             written, self._written = self._written, None
             try:
@@ -154,9 +154,9 @@ class Checkpoints:
             del self.needed[old]
             if server is not None:
                 self.path(old).unlink(missing_ok=True)
-        wanted = [*self.needed.values(), trained]
+        needed = [*self.needed.values(), trained]
         for client, label in list(self.rows.written):  # to which the engine's thread adds those of round t + 1
-            if label <= t and not any(each.get(client) == label for each in wanted):
+            if label <= t and not any(each.get(client) == label for each in needed):
                 self.rows.remove(client, label)
         for key, row in list(self.rows.waiting.items()):
             self.rows.put(*key, row)
@@ -165,6 +165,7 @@ class Checkpoints:
             tensors, memory = server
             for path in self.folder.parent.glob("*.jsonl"):  # rounds before t, which no resume tells again
                 sync(path)
-            write(self.path(t), packed(tensors, {"round": t, "memory": json.loads(memory)}), self.rows.private)
+            content = serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)})
+            write(self.path(t), content, self.rows.private)
         self.kept.append(t)
         self.needed[t] = dict(trained)

@@ -21,7 +21,7 @@ SHOWN = 6  # names in a line
 
 @dataclass(frozen=True)
 class Initial:
-    """What a model started from: the file as it was read, and in lines what of it fits the model."""
+    """Initial weights: the content of their file, and lines on what of it fits the model."""
 
     content: bytes
     lines: list[str]
@@ -31,38 +31,42 @@ class Initial:
         return rank_agreement.digest(self.content)
 
 
-def fill(module: nn.Module, source: Path, strict: bool) -> Initial:
+def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initial:
     """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's.
 
     Raises:
         UserError: no such file, or none of safetensors; nothing matches; with `strict`, anything does not.
     """
     path = source / MODEL if source.is_dir() else source
-    content, given = _read(path, source)
+    content, tensors = _read(path, source)
     own = module.state_dict()
-    good = [name for name in own if name in given and _fits(own[name], given[name])]
+    fitting = [name for name in own if name in tensors and _fits(own[name], tensors[name])]
     shapes = [
-        f"{name} {tuple(own[name].shape)}, in the file {given[name].dtype} {tuple(given[name].shape)}"
+        f"{name} {tuple(own[name].shape)}, in the file {tensors[name].dtype} {tuple(tensors[name].shape)}"
         for name in own
-        if name in given and name not in good
+        if name in tensors and name not in fitting
     ]
     parts = [
         ("of another shape or type", shapes),
-        ("only in the file", [name for name in given if name not in own]),
-        ("as the seed made them", [name for name in own if name not in good]),
+        ("only in the file", [name for name in tensors if name not in own]),
+        ("as the seed made them", [name for name in own if name not in fitting]),
     ]
-    odd = [f"{what}: {_some(names)}" for what, names in parts if names]
-    if not good:
-        raise UserError(f"init.from: nothing in {path} has name and shape of a tensor of the model; {'; '.join(odd)}")
-    if strict and odd:
-        raise UserError(f"init.strict: {path} and the model differ; {'; '.join(odd)}")
+    differences = [f"{what}: {_some(names)}" for what, names in parts if names]
+    if not fitting:
+        raise UserError(
+            f"init.from: nothing in {path} has name and shape of a tensor of the model; {'; '.join(differences)}"
+        )
+    if strict and differences:
+        raise UserError(f"init.strict: {path} and the model differ; {'; '.join(differences)}")
     with torch.no_grad():
-        for name in good:
-            if not bool(given[name].isfinite().all()):
+        for name in fitting:
+            if not bool(tensors[name].isfinite().all()):
                 raise UserError(f"init.from: {name} in {path} holds values that are not finite")
-            own[name].copy_(given[name])
-    notices = [f"{path}: {said}" for said in [personal_notice(facts_of(path))] if said]
-    return Initial(content, [f"{len(good)} of {len(own)} tensors of the model start from {path}", *odd, *notices])
+            own[name].copy_(tensors[name])
+    notices = [f"{path}: {notice}" for notice in [personal_notice(facts_of(path))] if notice]
+    return Initial(
+        content, [f"{len(fitting)} of {len(own)} tensors of the model start from {path}", *differences, *notices]
+    )
 
 
 def _read(path: Path, source: Path) -> tuple[bytes, dict[str, Tensor]]:

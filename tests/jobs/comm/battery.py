@@ -86,13 +86,13 @@ def check_order_across_calls(comm):
 
 def check_pieces(comm):
     """100 numbers in pieces of 7 arrive as in one."""
-    comm.piece = 7
+    comm.max_elements = 7
     check_ring(comm)
     check_order_within_a_pair(comm)
     x = message(comm.rank, 0, 100)
     comm.broadcast(x)
     assert torch.equal(x, message(0, 0, 100))
-    del comm.piece
+    del comm.max_elements
 
 
 def check_bytes(comm):

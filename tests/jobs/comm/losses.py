@@ -24,7 +24,7 @@ import torch
 
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, Timeouts, connect, detect
-from fedmpi.comm.base import Gone
+from fedmpi.comm.base import ConnectionLostError
 from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.process_exit import leave
@@ -100,7 +100,7 @@ def main() -> None:
         leave(0)  # as the command does: a thread that a regroup has left behind may be within torch
     except Lost as error:
         report("lost", lost=str(error))
-        error_reporter.fail(f"error: {error}", 1, reacts=isinstance(error, Gone))
+        error_reporter.fail(f"error: {error}", 1, reacts=isinstance(error, ConnectionLostError))
 
 
 def is_running(pid):

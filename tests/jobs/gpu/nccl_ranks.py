@@ -69,7 +69,7 @@ def connect(kind):
     comm, error_reporter = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:
         error_reporter.listen(store.new_connection)
-        error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.awaits, store))
+        error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.waiting_for, store))
     return comm, error_reporter
 
 
@@ -94,7 +94,7 @@ def runs(comm, folder):
         it.fed.run()
         found[placement] = it.hashes
     it = prepare(settings("scaffold", cohort={"fraction": 0.15}), comm=comm, device=comm.device)
-    it.fed.states.shelf, it.fed.states.room = Rows(folder / "state"), 10**6
+    it.fed.states.store, it.fed.states.max_in_memory = Rows(folder / "state"), 10**6
     it.fed.run()  # one rank trains nobody, and says so
     return found | {"idle": it.hashes}
 

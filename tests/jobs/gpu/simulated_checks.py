@@ -22,7 +22,7 @@ from fedmpi.data.federated import split
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.streaming import Stream
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.packed.fit import PackedFit
+from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.flat import linear
 from fedmpi.flat.model import FlatModel
 

@@ -1,7 +1,5 @@
 """Eigenvalues of the Hessian and the landscape, where both are known."""
 
-import doctest
-
 import pytest
 import torch
 from helpers import CPU, federated, settings
@@ -16,7 +14,6 @@ def random():
 
 
 def test_eigenpairs_of_a_matrix():
-    assert doctest.testmod(curvature).failed == 0
     A = torch.randn(40, 40, generator=random(), dtype=torch.float64)
     A = A + A.T
     found = curvature.largest_eigenpairs(lambda v: A @ v, A[0], 3, random())

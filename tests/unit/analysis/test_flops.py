@@ -40,7 +40,7 @@ def test_a_round_as_torch_counts_it(net, method, data):
     found, client = measured(method, data, net=net)
     made = build.experiment(settings(method, net), data, CPU)
     fed, trainer = build.federation(made, Solo(CPU), lambda: False), build.make_trainer(made, lambda: False)
-    trainer.by_hand = None
+    trainer.mlp_backward = None
     local_models(fed, trainer, [client], 0)
     with FlopCounterMode(display=False) as counter:
         local_models(fed, trainer, [client], 0)

@@ -8,7 +8,6 @@ import types
 from functools import partial
 
 import pytest
-from helpers import ROOT
 
 from fedmpi import cli, runtime
 from fedmpi.cli import shared
@@ -138,10 +137,22 @@ def test_a_users_mistake_is_one_message_and_code_2(monkeypatch, path, engine, ca
     assert out == ""
 
 
-def test_a_mistake_found_by_the_engine_is_reported_likewise(monkeypatch, path, engine, capsys):
-    engine.outcome = UserError("data/x.npz: damaged")
-    assert main(monkeypatch, "run", path) == 2
-    assert capsys.readouterr().err == "fedmpi: error: data/x.npz: damaged\n"
+@pytest.mark.parametrize(
+    ("outcome", "slurm_tasks", "code", "text"),
+    [
+        (UserError("data/x.npz: damaged"), "", 2, "error: data/x.npz: damaged"),
+        (UserError("5 tasks allocated but world size 1"), "5", 2, "error: 5 tasks allocated but world size 1"),
+        (KeyboardInterrupt(), "", 130, "interrupted"),
+    ],
+)
+def test_an_error_of_the_engine_is_one_line(monkeypatch, path, engine, capsys, outcome, slurm_tasks, code, text):
+    """Also where the launcher is used wrongly, so that this process does not know its rank."""
+    if slurm_tasks:
+        monkeypatch.setenv("SLURM_JOB_ID", "12")
+        monkeypatch.setenv("SLURM_NTASKS", slurm_tasks)
+    engine.outcome = outcome
+    assert main(monkeypatch, "run", path) == code
+    assert capsys.readouterr().err.strip() == f"fedmpi: {text}"
 
 
 def test_rank_0_reports_an_error_and_another_rank_by_its_name(monkeypatch, path, engine, capsys):
@@ -151,20 +162,6 @@ def test_rank_0_reports_an_error_and_another_rank_by_its_name(monkeypatch, path,
     rank(monkeypatch, 1)
     assert main(monkeypatch, "run", path, "seed=x") == 2
     assert capsys.readouterr().err.startswith(f"fedmpi [rank 1 on {os.uname().nodename}]: error: command line")
-
-
-def test_a_wrong_launcher_is_reported_too(monkeypatch, path, engine, capsys):
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setenv("SLURM_NTASKS", "5")
-    engine.outcome = UserError("5 tasks allocated but world size 1")
-    assert main(monkeypatch, "run", path) == 2
-    assert capsys.readouterr().err == "fedmpi: error: 5 tasks allocated but world size 1\n"
-
-
-def test_an_interrupt_is_one_line(monkeypatch, path, engine, capsys):
-    engine.outcome = KeyboardInterrupt()
-    assert main(monkeypatch, "run", path) == 130
-    assert capsys.readouterr().err.strip() == "fedmpi: interrupted"
 
 
 def test_a_defect_shows_its_traceback_and_its_rank(monkeypatch, path, engine, capsys):
@@ -237,16 +234,12 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", introspection.KINDS)
-def test_every_option_has_a_meaning_and_a_type(kind):
-    told = [(name, each) for name in introspection.registry(kind) for each in description(kind, name).options]
-    assert [(name, each.name) for name, each in told if not each.meaning or not each.type or not each.default] == []
-
-
-@pytest.mark.parametrize("kind", introspection.KINDS)
-def test_every_entry_of_ours_says_what_it_is(kind):
+def test_every_entry_and_every_option_is_described(kind):
     entries = introspection.entries(kind)
     assert entries
     assert [entry.name for entry in entries if not entry.summary] == []
+    options = [(name, each) for name in introspection.registry(kind) for each in description(kind, name).options]
+    assert [(name, each.name) for name, each in options if not (each.meaning and each.type and each.default)] == []
 
 
 def test_help_and_version(monkeypatch, capsys):
@@ -256,11 +249,6 @@ def test_help_and_version(monkeypatch, capsys):
         assert [word for word in ("run", "validate", "list", "--version") if word not in out] == []
     assert main(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("fedmpi ")
-
-
-def test_base_on_the_command_line_says_where_it_belongs(monkeypatch, capsys):
-    assert main(monkeypatch, "run", str(ROOT / "configs" / "quickstart.yaml"), "base=[a.yaml]") == 2
-    assert "base can stand in a file only" in capsys.readouterr().err
 
 
 def test_a_key_that_is_set_twice_is_told(monkeypatch, path, engine, capsys):

@@ -12,8 +12,8 @@ from helpers import BIN, ROOT, clean_env, gone
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common import torchvision_compat
-from fedmpi.doctor import host, libraries, programs, report, wanted
-from fedmpi.doctor.lines import BAD, FINE, ODD, Line, shown
+from fedmpi.doctor import config_checks, host, libraries, programs, report
+from fedmpi.doctor.report_rows import FAIL, OK, WARN, Row, shown
 from fedmpi.runtime import memory
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
@@ -38,14 +38,14 @@ def program(path, text):
 @pytest.mark.parametrize(
     ("text", "mark", "said"),
     [
-        ("echo 'mpirun (Open MPI) 5.0.7'; echo; echo Report bugs to", FINE, "mpirun (Open MPI) 5.0.7 ("),
-        ("printf 'HYDRA build details:\\n  Version:   4.2.0\\n'", FINE, "Version:   4.2.0 ("),
-        ("echo hello", FINE, "which does not say its version"),
-        ("echo no PMIx >&2; exit 1", ODD, "ends with exit code 1: no PMIx"),
-        ("kill -SEGV $$", ODD, "was ended by SIGSEGV"),
-        ("sleep 987.25 & wait", ODD, "gave no answer within 0.5 s"),
-        ("trap '' TERM INT; while :; do sleep 987.25; done", ODD, "gave no answer within 0.5 s"),
-        ("exec no-such-thing", ODD, "ends with exit code 127"),
+        ("echo 'mpirun (Open MPI) 5.0.7'; echo; echo Report bugs to", OK, "mpirun (Open MPI) 5.0.7 ("),
+        ("printf 'HYDRA build details:\\n  Version:   4.2.0\\n'", OK, "Version:   4.2.0 ("),
+        ("echo hello", OK, "which does not say its version"),
+        ("echo no PMIx >&2; exit 1", WARN, "ends with exit code 1: no PMIx"),
+        ("kill -SEGV $$", WARN, "was ended by SIGSEGV"),
+        ("sleep 987.25 & wait", WARN, "gave no answer within 0.5 s"),
+        ("trap '' TERM INT; while :; do sleep 987.25; done", WARN, "gave no answer within 0.5 s"),
+        ("exec no-such-thing", WARN, "ends with exit code 127"),
     ],
 )
 def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, text, mark, said):
@@ -60,15 +60,15 @@ def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, text, mark, sa
 
 def test_a_launcher_that_is_missing_or_cannot_be_started(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert programs.launcher("srun") == Line("srun", "not on PATH")
-    assert [*programs.torchrun()] == [Line("torchrun", "not on PATH")]
+    assert programs.launcher("srun") == Row("srun", "not on PATH")
+    assert [*programs.torchrun()] == [Row("torchrun", "not on PATH")]
     (tmp_path / "srun").write_bytes(b"\x7fELF")
     (tmp_path / "srun").chmod(0o755)
     line = programs.launcher("srun")
-    assert line.mark == ODD
+    assert line.mark == WARN
     assert line.text.startswith("does not start: Exec format error")
     program(tmp_path / "torchrun", "exit 0")
-    assert next(programs.torchrun()).mark == ODD
+    assert next(programs.torchrun()).mark == WARN
     monkeypatch.setenv("PATH", str(BIN))
     assert next(programs.torchrun()).text.startswith("of this Python")
 
@@ -76,12 +76,12 @@ def test_a_launcher_that_is_missing_or_cannot_be_started(tmp_path, monkeypatch):
 # ---- probes that fail ----
 def test_a_probe_that_raises_is_one_line_and_keeps_what_was_said_before():
     def wrong():
-        yield Line("fine", "yes")
+        yield Row("fine", "yes")
         raise ValueError("odd\nsecond line")
 
     lines = [*report._answers("wrong", wrong)]
-    assert lines == [Line("fine", "yes"), Line("wrong", "could not be found out: ValueError: odd", ODD)]
-    assert [*report._answers("config", wrong)][1].mark == BAD
+    assert lines == [Row("fine", "yes"), Row("wrong", "could not be found out: ValueError: odd", WARN)]
+    assert [*report._answers("config", wrong)][1].mark == FAIL
 
 
 MPI_THAT_ENDS = """print('["a", "b", " "]\\nnoise of a library', flush=True); """
@@ -102,23 +102,24 @@ class Hanging(subprocess.Popen):
         raise subprocess.TimeoutExpired(self.args, timeout)
 
 
-def test_an_mpi_that_hangs_keeps_what_was_said_before(monkeypatch):
-    monkeypatch.setattr(programs, "MPI", f"{MPI_THAT_ENDS}import time; time.sleep(987.5)")
-    monkeypatch.setattr(programs.subprocess, "Popen", Hanging)
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        ("import time; time.sleep(987.5)", f"gave no answer within {programs.MPI_S:g} s"),
+        ("import os; os.kill(os.getpid(), 4)", "was ended by SIGILL"),
+    ],
+)
+def test_an_mpi_that_hangs_or_dies_keeps_what_it_printed_before(monkeypatch, ending, text):
+    monkeypatch.setattr(programs, "MPI", MPI_THAT_ENDS + ending)
+    if "sleep" in ending:
+        monkeypatch.setattr(programs.subprocess, "Popen", Hanging)
+    else:
+        monkeypatch.setattr(programs, "MPI_S", 600.0)  # a slow machine starts Python in it, too
     lines = [*programs.mpi(os.environ)]
-    assert lines[0] == Line("a", "b")
-    assert (lines[1].name, lines[1].mark) == ("mpi", ODD)
-    assert f"gave no answer within {programs.MPI_S:g} s" in lines[1].text
+    assert lines[0] == Row("a", "b")
+    assert (lines[1].name, lines[1].mark) == ("mpi", WARN)
+    assert text in lines[1].text
     assert gone("987.5")
-
-
-def test_an_mpi_that_dies_keeps_what_was_said_before(monkeypatch):
-    monkeypatch.setattr(programs, "MPI", f"{MPI_THAT_ENDS}import os; os.kill(os.getpid(), 4)")
-    monkeypatch.setattr(programs, "MPI_S", 600.0)  # a slow machine starts Python in it, too
-    lines = [*programs.mpi(os.environ)]
-    assert lines[0] == Line("a", "b")
-    assert (lines[1].name, lines[1].mark) == ("mpi", ODD)
-    assert "was ended by SIGILL" in lines[1].text
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,8 @@ def test_an_mpi_that_dies_keeps_what_was_said_before(monkeypatch):
 )
 def test_an_mpirun_of_another_mpi_is_told(monkeypatch, mpi, mpirun, differs):
     monkeypatch.setattr(programs, "MPI", f'print(\'["mpi", "{mpi}", " "]\')')
-    monkeypatch.setattr(programs, "launcher", lambda name: Line("mpirun", f"{mpirun} (/bin/mpirun)"))
-    marked = [line for line in programs.mpi(os.environ) if line.mark == ODD]
+    monkeypatch.setattr(programs, "launcher", lambda name: Row("mpirun", f"{mpirun} (/bin/mpirun)"))
+    marked = [line for line in programs.mpi(os.environ) if line.mark == WARN]
     assert ["MPI4PY_LIBMPI" in line.text for line in marked] == [True] * differs
 
 
@@ -149,7 +150,7 @@ def test_torch_without_bytecode_is_told_with_the_remedy(monkeypatch):
     assert "bytecode" not in [line.name for line in libraries.torch()]
     monkeypatch.setattr(torch, "__file__", "/nowhere/torch/__init__.py")
     [line] = [line for line in libraries.torch() if line.name == "bytecode"]
-    assert line.mark == ODD
+    assert line.mark == WARN
     assert line.text.endswith(f"there do that once: python -m compileall -q {os.path.dirname(torch.__path__[0])}")
 
 
@@ -173,16 +174,16 @@ def cards(monkeypatch, *capabilities):
 def test_temporary_files_want_room(monkeypatch):
     monkeypatch.setattr(host.shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 20))
     lines = host.temporary()
-    assert lines[0].mark == ODD
+    assert lines[0].mark == WARN
     assert "TMPDIR" in lines[0].text
 
 
 def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    assert host.names(FOUR)[0].mark == FINE
+    assert host.names(FOUR)[0].mark == OK
     for launcher, remedy in (("slurm", "export MASTER_ADDR"), ("torchrun", "set comm.interface")):
         line = host.names(Job(launcher, 0, 4, 0, 2, "here"))[0]
-        assert line.mark == ODD
+        assert line.mark == WARN
         assert "resolves to 127.0.1.1" in line.text
         assert remedy in line.text
 
@@ -196,10 +197,10 @@ def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypat
 @pytest.mark.parametrize(
     ("launcher", "mark", "said"),
     [
-        ("env://", FINE, "rank 0 is at MASTER_ADDR=127.0.0.1, MASTER_PORT=29500"),
-        ("torchrun", FINE, "torchrun's agent, which tells where rank 0 is, is at MASTER_ADDR=127.0.0.1"),
-        ("mpi", FINE, "by MPI: rank 0 tells its addresses by a broadcast"),
-        ("slurm", FINE, "rank 0 is on the first host of a[01-02]"),
+        ("env://", OK, "rank 0 is at MASTER_ADDR=127.0.0.1, MASTER_PORT=29500"),
+        ("torchrun", OK, "torchrun's agent, which tells where rank 0 is, is at MASTER_ADDR=127.0.0.1"),
+        ("mpi", OK, "by MPI: rank 0 tells its addresses by a broadcast"),
+        ("slurm", OK, "rank 0 is on the first host of a[01-02]"),
     ],
 )
 def test_how_a_rank_would_join_is_told(monkeypatch, launcher, mark, said):
@@ -217,8 +218,8 @@ def test_how_a_rank_would_join_is_told(monkeypatch, launcher, mark, said):
 # ---- a config ----
 def wants(*overrides, job=None, monkeypatch=None):
     if job is not None:
-        monkeypatch.setattr(wanted, "detect", lambda env: job)
-    return {line.name: line for line in wanted.config(QUICK, *overrides, env=os.environ)}
+        monkeypatch.setattr(config_checks, "detect", lambda env: job)
+    return {line.name: line for line in config_checks.config(QUICK, *overrides, env=os.environ)}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_host_and_gpus_have_a_sum_each(monkeypatch, gpus, backend, host_bytes, g
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * gpu_bytes, 80))
     monkeypatch.setattr(memory, "available_bytes", lambda: 20 * host_bytes)
     line = wants(f"comm.backend={backend}", job=FOUR, monkeypatch=monkeypatch)["memory"]
-    assert (line.mark == BAD) == bool(refused), line.text
+    assert (line.mark == FAIL) == bool(refused), line.text
     assert refused in line.text
 
 
@@ -250,8 +251,8 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
     found = wants("compute.precision=bf16", job=two, monkeypatch=monkeypatch)
     assert found["device"].text == "cuda:1, Card"
     assert found["back end"].text == "nccl"
-    assert found["precision"].mark == ODD
-    assert wants("comm.backend=nccl", job=FOUR, monkeypatch=monkeypatch)["back end"].mark == BAD  # four on two
+    assert found["precision"].mark == WARN
+    assert wants("comm.backend=nccl", job=FOUR, monkeypatch=monkeypatch)["back end"].mark == FAIL  # four on two
 
 
 @NEEDS_CPU_TORCH
@@ -271,19 +272,19 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
 )
 def test_what_keeps_a_config_from_running_is_marked(monkeypatch, override, name, said):
     found = wants(override, job=FOUR, monkeypatch=monkeypatch)
-    assert [line.name for line in found.values() if line.mark == BAD] == [name] * bool(name)
+    assert [line.name for line in found.values() if line.mark == FAIL] == [name] * bool(name)
     assert not name or said in found[name].text
 
 
 def test_too_few_ranks_for_the_sites(monkeypatch):
-    monkeypatch.setattr(wanted, "detect", lambda env: Job("mpi", 0, 2, 0, 2, "here"))
-    lines = list(wanted.config(str(ROOT / "configs" / "heart_disease.yaml"), env=os.environ))
-    assert lines[0].mark == BAD
+    monkeypatch.setattr(config_checks, "detect", lambda env: Job("mpi", 0, 2, 0, 2, "here"))
+    lines = list(config_checks.config(str(ROOT / "configs" / "heart_disease.yaml"), env=os.environ))
+    assert lines[0].mark == FAIL
     assert "4 sites, but 1 rank to train" in lines[0].text
 
 
 # ---- the command ----
 def test_lines_have_no_control_characters_and_no_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert shown(Line("a", "/home/me/x \x1b[31m\nmore", BAD)) == f"! a{' ' * 14}~/x  [31m\n{' ' * 17}more"
-    assert shown(Line("a", "/home/meyer", FINE)).endswith("/home/meyer")
+    assert shown(Row("a", "/home/me/x \x1b[31m\nmore", FAIL)) == f"! a{' ' * 14}~/x  [31m\n{' ' * 17}more"
+    assert shown(Row("a", "/home/meyer", OK)).endswith("/home/meyer")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedmpi.comm.base import relay
+from fedmpi.comm.base import tree_broadcast
 
 
 @pytest.mark.parametrize("size", [*range(1, 18), 31, 32, 33])
@@ -16,7 +16,7 @@ def test_the_tree_reaches_every_rank_once_in_few_steps(size):
             sends.extend((rank, peer) for peer, _ in outgoing)
             expects.extend((peer, rank) for peer, _ in incoming)
 
-        relay(torch.zeros(1), rank, range(size), exchange)
+        tree_broadcast(torch.zeros(1), rank, range(size), exchange)
     assert sorted(sends) == sorted(expects)
     assert sorted(target for _, target in sends) == list(range(1, size))
     depth = {0: 0}

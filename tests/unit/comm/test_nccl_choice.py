@@ -139,7 +139,7 @@ def connecting(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     bounds = []
 
-    def within(seconds, call, otherwise, clock):
+    def call_with_timeout(seconds, call, otherwise, clock):
         bounds.append((seconds, otherwise))
         return call()
 
@@ -149,7 +149,7 @@ def connecting(monkeypatch):
         torch_dist.connect(job, "nccl", CPU, Timeouts(start=300, round=1800, reply=5), error_reporter)
         return bounds
 
-    monkeypatch.setattr(torch_dist, "within", within)
+    monkeypatch.setattr(torch_dist, "call_with_timeout", call_with_timeout)
     return connect
 
 

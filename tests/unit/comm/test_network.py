@@ -136,7 +136,7 @@ def test_the_interface_is_given_to_gloo_and_nccl_by_its_exact_name(interfaces, m
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
         monkeypatch.setenv(name, "eth7")
     two = Job("torchrun", 0, 2, 0, 1, "a02")
-    error_reporter = SimpleNamespace(hush=None, subscribe=lambda subscriber: None)
+    error_reporter = SimpleNamespace(close=None, subscribe=lambda subscriber: None)
     connect(two, "gloo", error_reporter=error_reporter, interface=["ens3", "ib*"])
     assert told == ["10.1.0.5"]
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("ib1", "=ib1")

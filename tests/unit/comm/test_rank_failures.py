@@ -7,7 +7,7 @@ import torch
 from simulated_job import SimulatedJob, SimulatedStore
 
 from fedmpi.comm.backends import mpi_comm, torch_dist
-from fedmpi.comm.base import START_REMEDY, Lost, Silent, within
+from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, call_with_timeout
 from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.rendezvous.store import StoreAllgather
@@ -50,7 +50,7 @@ class Program:
                 else:
                     getattr(rank, each["act"])()
 
-        for name, where in (("_word", "vote"), ("_build", "build")):
+        for name, where in (("_next_line", "vote"), ("_build", "build")):
             plain = getattr(comm.membership, name)
             setattr(comm.membership, name, lambda *a, plain=plain, where=where: (act(where), plain(*a))[1])
 
@@ -314,13 +314,13 @@ def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, 
 
     def program(rank):
         comm, peers = rank.connect(), waits_for[rank.number]
-        comm.awaits = peers or []
+        comm.waiting_for = peers or []
         rank.clock.sleep(1)
         if peers is None:
             rank.freeze()
         if rank.number == asker:
             rank.clock.sleep(1)
-            found.append(timeout_tracing.root_cause(rank.error_reporter, Silent(peers, 60)).peers)
+            found.append(timeout_tracing.root_cause(rank.error_reporter, RankTimeoutError(peers, 60)).peers)
         rank.clock.sleep(60)
 
     job.run(program)
@@ -329,15 +329,15 @@ def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, 
 
 def test_a_call_that_takes_too_long_is_a_lost_rank():
     def program(rank):
-        assert within(5, lambda: rank.clock.sleep(1) or "answer", "", rank.clock) == "answer"
+        assert call_with_timeout(5, lambda: rank.clock.sleep(1) or "answer", "", rank.clock) == "answer"
         with pytest.raises(Lost, match="nobody answers"):
-            within(5, lambda: rank.clock.sleep(9), "nobody answers", rank.clock)
+            call_with_timeout(5, lambda: rank.clock.sleep(9), "nobody answers", rank.clock)
         return "done"
 
     assert SimulatedJob(1, start=30).run(program) == {0: "done"}
 
 
 def test_messages_of_silent_ranks():
-    assert str(Silent([2], 3, " (x)")) == "rank 2 is silent: no message from or to it for 3 s (x)"
-    assert str(Silent([2, 3], 3, hosts={2: "node5"})).startswith("ranks 2 on node5, 3 are silent: ")
-    assert str(Silent({3, 1}, 1800)) == "ranks 1, 3 are silent: no message from or to them for 1800 s"
+    assert str(RankTimeoutError([2], 3, " (x)")) == "rank 2 is silent: no message from or to it for 3 s (x)"
+    assert str(RankTimeoutError([2, 3], 3, hosts={2: "node5"})).startswith("ranks 2 on node5, 3 are silent: ")
+    assert str(RankTimeoutError({3, 1}, 1800)) == "ranks 1, 3 are silent: no message from or to them for 1800 s"

@@ -6,38 +6,36 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, known_fix
 
+NO_DETERMINISTIC_KERNEL = (
+    "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+    "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+)
+CUBLAS_TOO_EARLY = (  # torch reads the variable at a process's first product on a GPU, which may be its user's own
+    "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+    "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses "
+    "CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment "
+    "variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
+)
 
-def test_a_kernel_that_has_no_deterministic_form():
-    said = (
-        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
-    )
-    expected = (
-        "compute.deterministic: adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation; "
-        "take another layer or loss, or set it to false"
-    )
-    assert known_fix(RuntimeError(said)) == expected
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        (
+            NO_DETERMINISTIC_KERNEL,
+            r"adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation; take another layer or "
+            "loss, or set it to false$",
+        ),
+        (CUBLAS_TOO_EARLY, ".*; set CUBLAS_WORKSPACE_CONF"),
+    ],
+)
+def test_errors_of_deterministic_kernels(text, fix):
     with (
-        pytest.raises(UserError, match=r"^round 0, client 2: .*: compute\.deterministic: adaptive"),
+        pytest.raises(UserError, match=rf"^round 0, client 2: .*compute\.deterministic: {fix}") as raised,
         attribute_errors("round 0, client 2"),
     ):
-        raise RuntimeError(said)
-    assert known_fix(UserError(f"round 0, client 2: {expected}")) is None  # it has been said
-
-
-def test_products_of_matrices_that_were_told_too_late():
-    """Torch looks for the variable at a process's first product on a GPU, which may be its user's own."""
-    said = (
-        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
-        "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses "
-        "CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment "
-        "variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
-    )
-    with (
-        pytest.raises(UserError, match=r"^round 0, client 2: .*compute\.deterministic: .*; set CUBLAS_WORKSPACE_CONF"),
-        attribute_errors("round 0, client 2"),
-    ):
-        raise RuntimeError(said)
+        raise RuntimeError(text)
+    assert known_fix(raised.value) is None  # it has been reported
 
 
 HELP = """

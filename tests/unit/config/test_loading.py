@@ -44,16 +44,13 @@ def test_defaults_and_options(tmp_path):
     assert settings.train.batch_size == 50
 
 
-def test_an_exponent_without_a_point_is_a_number(tmp_path):
+def test_an_exponent_without_a_point_is_a_number_and_a_date_is_text(tmp_path):
     path = write(tmp_path, GOOD)
     assert config.load(path).train.lr == 1e-3
     assert config.load(path, ["train.lr=2E-4"]).train.lr == 2e-4
     assert config.load(path, ["method.margin=-5e+1"]).method.options == {"margin": -50.0}
-
-
-def test_dates_and_version_like_names_stay_text(tmp_path):
-    assert config.load(write(tmp_path, GOOD), ["name=2024-05-01"]).name == "2024-05-01"
-    assert config.load(write(tmp_path, GOOD), ["name=e5-2"]).name == "e5-2"
+    for name in ("2024-05-01", "e5-2"):
+        assert config.load(path, [f"name={name}"]).name == name
 
 
 def test_overrides_win_and_the_last_of_two_wins(tmp_path):
@@ -90,6 +87,8 @@ def test_server_rule_by_name_or_with_options(tmp_path):
     rule = config.load(path, ["server.rule={name: krum, f: 1}"]).server.rule
     assert (rule.name, rule.options) == ("krum", {"f": 1})
     assert config.load(path, ["server.rule=krum"]).origin("server.rule.name") == "command line: server.rule=krum"
+    rule = config.load(path, ["server.rule=krum", "server.rule.byzantine=1"]).server.rule
+    assert (rule.name, rule.options) == ("krum", {"byzantine": 1})
 
 
 def test_wire_by_name_or_in_full(tmp_path):
@@ -147,23 +146,14 @@ def test_settings_are_frozen(tmp_path):
 
 EDITS = [
     (
-        "trainn: {epochs: 1}",
-        "{path}:7: trainn: unknown key; did you mean 'train'? allowed: analysis, base, best, callbacks, checkpoint,",
-    ),
-    ("lr: 0.1", "{path}:7: lr: unknown key; did you mean train.lr or server.lr? allowed: analysis, base,"),
-    (
         "cohort: {fractoin: 1}",
         "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: draw, fraction, placement",
     ),
     ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be a whole number"),
     ("rounds: '3'", "{path}:7: rounds: '3' is not allowed; must be a whole number"),
-    ("rounds: true", "{path}:7: rounds: True is not allowed; must be a whole number"),
-    ("rounds: -1", "{path}:7: rounds: -1 is not allowed; must be >= 0"),
     ("name: no", "{path}:7: name: False is not allowed; must be text (in quotes, for YAML reads yes, no, on, off"),
-    ("name: a/b", "{path}:7: name: 'a/b' cannot name a directory"),
     ("name: ..", "{path}:7: name: '..' cannot name a directory"),
     ("  batch_size: ful", "{path}:7: train.batch_size: 'ful' is not allowed; must be a whole number or 'full'"),
-    ("  batch_size: 0", "{path}:7: train.batch_size: 0 is not allowed; must be >= 1 or 'full'"),
     ("  weight_decay: .nan", "{path}:7: train.weight_decay: nan is not allowed; must be a finite number"),
     (
         "  schedule: off",
@@ -172,10 +162,6 @@ EDITS = [
     ("seed: 1\nseed: 2", "{path}:8: seed: duplicate key; it already stands at {path}:7"),
     ("  lr: 1", "{path}:7: train.lr: duplicate key; it already stands at {path}:6"),
     ("cohort:", "{path}:7: cohort: None is not allowed; must be a mapping"),
-    (
-        "evaluate: {protocol: [global, persnal]}",
-        "{path}:7: evaluate.protocol.1: 'persnal' is not allowed; must be 'global'",
-    ),
     (
         "evaluate: {protocol: [globl]}",  # and not, besides, that a list without it is too short
         "{path}:7: evaluate.protocol.0: 'globl' is not allowed; must be 'global', 'sites', 'personal', "
@@ -263,11 +249,6 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
     assert options["parts"] == [f"{tmp_path}/here/mine.py:f", {"head": f"{tmp_path}/here/only.py:g"}]
     missing = message(path, "model.name=none.py:f")
     assert missing == f"command line: model.name=none.py:f: model.name: there is no file {tmp_path}/here/none.py"
-
-
-def test_an_option_is_added_to_a_rule_that_was_named_alone(tmp_path):
-    rule = config.load(write(tmp_path, GOOD), ["server.rule=krum", "server.rule.byzantine=1"]).server.rule
-    assert (rule.name, rule.options) == ("krum", {"byzantine": 1})
 
 
 def test_at_most_twenty_mistakes_are_shown(tmp_path):

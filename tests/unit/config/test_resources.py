@@ -36,16 +36,11 @@ def test_cores_are_those_that_a_launcher_left(monkeypatch):
     assert usable_cores() == 1
 
 
-def test_output_that_may_be_made(load, tmp_path):
-    for place in (tmp_path, tmp_path / "a" / "b"):
+def test_output_that_may_be_made(load, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in (tmp_path, tmp_path / "a" / "b", "."):  # `.` has no parts
         resources.check(load(f"output={place}"))
     assert not (tmp_path / "a").exists()
-
-
-def test_output_here(load, tmp_path, monkeypatch):
-    """`.` has no parts."""
-    monkeypatch.chdir(tmp_path)
-    resources.check(load("output=."))
 
 
 def test_output_below_a_file_or_without_permission(load, tmp_path, monkeypatch):

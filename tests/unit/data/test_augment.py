@@ -16,7 +16,7 @@ from fedmpi.data.augment.look import Look
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.layout import laid_out, stored_channels_last
+from fedmpi.data.layout import stored_channels_last, to_memory_format
 from fedmpi.data.pictures import Pictures, of_bytes
 
 functional = torchvision.transforms.functional
@@ -72,7 +72,7 @@ def test_crop(given, blocks, channels, dtype):
     crop, x = made("crop", given), pictures(channels, dtype=dtype)
     u = drawn(crop)
     u[0], u[1] = 0, 1 - 2**-24  # the corners
-    found = crop(laid_out(x, blocks), u)
+    found = crop(to_memory_format(x, blocks), u)
     wanted = [naive_crop(each, v, crop.padding, crop.mode, crop.size) for each, v in zip(x, u, strict=True)]
     assert torch.equal(found, torch.stack(wanted))
     assert found.shape[1:] == crop.out(x.shape[1:])
@@ -84,7 +84,7 @@ def test_flip(blocks, channels, dtype):
     flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
     u = drawn(flip)
     wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
-    assert torch.equal(flip(laid_out(x, blocks), u), torch.stack(wanted))
+    assert torch.equal(flip(to_memory_format(x, blocks), u), torch.stack(wanted))
     assert 0 < sum(u[:, 0] < 0.3) < N
 
 
@@ -96,7 +96,7 @@ def test_cutout(size, blocks, channels):
         y, z = int(v * 12), int(w * 9)
         top, left = max(y - size // 2, 0), max(z - size // 2, 0)
         each[:, top : y - size // 2 + size, left : z - size // 2 + size] = 0
-    assert torch.equal(cutout(laid_out(x.clone(), blocks), u), wanted)
+    assert torch.equal(cutout(to_memory_format(x.clone(), blocks), u), wanted)
 
 
 @pytest.mark.parametrize(("how", "channels"), [("nearest", 3), ("bilinear", 1), ("bilinear", 3)])
@@ -106,7 +106,7 @@ def test_rotation(how, blocks, channels):
     u = drawn(rotate)
     mode = torchvision.transforms.InterpolationMode(how)
     wanted = [functional.rotate(each, float((2 * v - 1) * 30), mode) for each, v in zip(x, u[:, 0], strict=True)]
-    off = (rotate(laid_out(x, blocks), u) - torch.stack(wanted)).abs() > 1e-4
+    off = (rotate(to_memory_format(x, blocks), u) - torch.stack(wanted)).abs() > 1e-4
     assert off.float().mean() < 1e-3
 
 
@@ -122,7 +122,7 @@ def test_rotation(how, blocks, channels):
 def test_resized_crop(shape, given, blocks, channels):
     crop, x = made("resized_crop", given), pictures(channels, *shape)
     u = drawn(crop)
-    found, boxes = crop(laid_out(x, blocks), u), torch.stack(crop.boxes(u, *shape), 1)
+    found, boxes = crop(to_memory_format(x, blocks), u), torch.stack(crop.boxes(u, *shape), 1)
     for each, v, box, got in zip(x, u, boxes.tolist(), found, strict=True):
         assert box == naive_box(crop, v, *shape)
         wanted = functional.resized_crop(each, *box, list(crop.out(x.shape[1:])[1:]), antialias=True)
@@ -156,7 +156,7 @@ def test_resize_and_centre_crop(name, size, blocks, channels):
     wanted = functional.resize(x, size, antialias=True) if name == "resize" else functional.center_crop(x, size)
     assert what.columns == 0
     assert what.out(x.shape[1:]) == wanted.shape[1:]
-    torch.testing.assert_close(what(laid_out(x, blocks), drawn(what)), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(what(to_memory_format(x, blocks), drawn(what)), wanted, atol=1e-6, rtol=0)
 
 
 COLOURS = {
@@ -179,10 +179,7 @@ def test_colour(given, blocks):
         if a:
             factors = (2 * u[:, i] - 1) * a + (name != "hue")
             wanted = torch.stack([theirs(each, float(factor)) for each, factor in zip(wanted, factors, strict=True)])
-    torch.testing.assert_close(colour(laid_out(x.clone(), blocks), u), wanted, atol=1e-5, rtol=0)
-
-
-# ---- what is drawn ----
+    torch.testing.assert_close(colour(to_memory_format(x.clone(), blocks), u), wanted, atol=1e-5, rtol=0)
 
 
 # ---- all of them together ----

@@ -11,7 +11,7 @@ from fedmpi.common.text import natural_order
 from fedmpi.data.sources.pictures.csv_images import csv_images
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.texts.text import text
+from fedmpi.data.sources.text import text
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.data import csv_file
 from fedmpi.data.csv_file import csv_columns, csv_rows, text_of
 from fedmpi.data.partitions.given import file
-from fedmpi.data.sources.pictures.table_of_files import rows
-from fedmpi.data.sources.tables import prepare
+from fedmpi.data.sources.pictures.image_dataset import read_rows
 from fedmpi.data.sources.tables.files import read
+from fedmpi.data.sources.tables.preparation import column_moments, standardise_columns
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.texts.text import text
+from fedmpi.data.sources.text import text
 
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 
@@ -50,7 +50,7 @@ def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"\ufeffauthor,text\nann,{LONG}\n", encoding="utf-8")
     assert text_of(read(path, ",").columns["text"])[0] == LONG
-    assert rows(path, ["text"])[0].values["text"] == LONG
+    assert read_rows(path, ["text"])[0].values["text"] == LONG
     assert [len(row[1]) for _, row in csv_rows(path)] == [4, len(LONG)]
     for name, content in (("p.csv", "\ufeffclient,note\n1,a\n0,b\n"), ("p.json", "\ufeff[[1], [0]]")):
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -91,7 +91,7 @@ EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block tha
 def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    for reader in (lambda path: read(path, ","), lambda path: rows(path, ["a"])):
+    for reader in (lambda path: read(path, ","), lambda path: read_rows(path, ["a"])):
         with pytest.raises(UserError, match=message):
             reader(tmp_path / name)
 
@@ -122,5 +122,5 @@ def test_moments_have_the_bits_that_all_columns_at_once_give(tmp_path, columns):
     cells = {f"c{k}": [*map(repr, x[:, k].tolist()), "0.5"] for k in range(columns)}
     write_table(tmp_path, {**cells, "y": ["a", "b"] * 500 + ["a"], "part": ["train"] * 1000 + ["test"]})
     data = table(tmp_path, path="a.csv", label_column="y", split_column="part")
-    mean, deviation = prepare.moments(x)
-    assert torch.equal(data.train_x, torch.from_numpy(prepare.standardised(x, mean, deviation)).float())
+    mean, deviation = column_moments(x)
+    assert torch.equal(data.train_x, torch.from_numpy(standardise_columns(x, mean, deviation)).float())

@@ -17,8 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.fetching import getting, http
+from fedmpi.data.fetching.catalogue import Download, one
 from fedmpi.data.fetching.getting import SETS
-from fedmpi.data.fetching.listing import Download, one
 from fedmpi.data.sources import registry
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

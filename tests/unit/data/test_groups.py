@@ -43,13 +43,6 @@ def test_whole_groups_are_held_out(group, fraction, sizes):
     assert len(found) > 1 or len(sizes) == 1
 
 
-def test_without_groups_a_share_of_each_client_is_held_out():
-    x, y = torch.zeros(30, 1), torch.zeros(30, dtype=torch.int64)
-    held = hold_out(split(Dataset(x, y, x, y, 1), "iid", 3, 0), 0.2, 0)
-    assert held.validation_sizes.tolist() == [2, 2, 2]
-    assert all(not {*held.validation[k].index.tolist()} & {*held.train[k].index.tolist()} for k in range(3))
-
-
 def test_a_client_of_one_group_trains_on_all_of_it():
     data = split(dataset([0, 0, 0, 1, 2, 2], site=torch.tensor([0, 0, 0, 1, 1, 1])), "site", None, 0)
     with pytest.warns(

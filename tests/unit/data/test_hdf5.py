@@ -10,9 +10,9 @@ from fedmpi.data.federated import split
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import Request
 from fedmpi.data.silos import open_silos
-from fedmpi.data.sources.federated.hdf5 import hdf5
+from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.npz import npz
-from fedmpi.data.sources.texts.text import text
+from fedmpi.data.sources.text import text
 from fedmpi.data.streaming import StoredArrays, Stream
 
 h5py = pytest.importorskip("h5py")
@@ -197,7 +197,7 @@ def test_files_that_are_not_hdf5(tmp_path, monkeypatch):
         hdf5(tmp_path, path="a.h5")
     with pytest.raises(UserError, match=r"data\.path is missing"):
         hdf5(tmp_path)
-    monkeypatch.setattr("fedmpi.data.sources.federated.hdf5.find_spec", lambda name: None)
+    monkeypatch.setattr("fedmpi.data.sources.hdf5.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"read by h5py, which is not installed; pip install h5py"):
         hdf5(tmp_path, path="a.h5")
 

@@ -10,8 +10,8 @@ from PIL import Image
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.federated import split
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.sources.federated.leaf import leaf
-from fedmpi.data.sources.federated.leaf_json import read_users
+from fedmpi.data.sources.leaf import leaf
+from fedmpi.data.sources.leaf_json import read_users
 from fedmpi.tasks.next_symbol import NextSymbol
 
 

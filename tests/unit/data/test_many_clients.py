@@ -12,11 +12,11 @@ from helpers import play, settings
 
 from fedmpi.common import seeds
 from fedmpi.data import batches as batches_module
-from fedmpi.data.batches import PerClient, Shard, Shards, pooled_rows, replace_samples, samples_of
+from fedmpi.data.batches import Shard, Shards, pooled_rows, replace_samples, samples_of
 from fedmpi.data.client_test import ALIGNED_SIZE, _quotas
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import count_labels, label_counts, split
-from fedmpi.data.partitions.parts import Partition, ascending, equal_sizes
+from fedmpi.data.partitions.parts import Partition, equal_sizes
 from fedmpi.data.validation import hold_out
 from fedmpi.runtime import rank_agreement
 
@@ -91,15 +91,6 @@ def test_other_samples_for_all_clients_make_no_shards(counted):
     assert len([*samples_of(moved.train)]) == 1
 
 
-def test_a_value_per_client_is_a_mapping():
-    squares = PerClient(3, lambda k: k * k)
-    assert dict(squares) == {0: 0, 1: 1, 2: 4}
-    assert len(squares) == 3
-    for client in (-1, 3):
-        with pytest.raises(KeyError):
-            squares[client]
-
-
 def test_rows_of_all_clients():
     x, y = torch.arange(8.0)[:, None], torch.arange(8)
     parts = Partition.from_parts([np.array([5, 1]), np.array([], dtype=np.int64), np.array([3])])
@@ -122,7 +113,7 @@ def test_a_partition_holds_what_a_list_of_arrays_holds():
         assert parts.owner.tolist() == [k for k, part in enumerate(naive) for _ in part]
         mixed = [rng.permutation(part) for part in naive]
         assert [part.tolist() for part in Partition.from_parts(mixed)] == [part.tolist() for part in mixed]
-        assert [part.tolist() for part in ascending(mixed)] == [part.tolist() for part in naive]
+        assert [part.tolist() for part in Partition.from_parts(mixed).ascending()] == [part.tolist() for part in naive]
     for rows in range(12):
         assert equal_sizes(rows, 5).tolist() == [len(part) for part in np.array_split(np.arange(rows), 5)]
 

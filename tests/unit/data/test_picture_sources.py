@@ -14,19 +14,13 @@ from fedmpi.data.federated import split
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
 from fedmpi.data.silos import open_silos
-from fedmpi.data.sources.mnist import EMNIST_CLASSES as EMNIST
-from fedmpi.data.sources.mnist import emnist
-from fedmpi.data.sources.pictures import domains
-from fedmpi.data.sources.pictures.cinic10 import CLASSES as CINIC
-from fedmpi.data.sources.pictures.cinic10 import cinic10
-from fedmpi.data.sources.pictures.domains import office_home, pacs
-from fedmpi.data.sources.pictures.ham10000 import SOURCES, ham10000
+from fedmpi.data.sources.pictures import public_files
 from fedmpi.data.sources.pictures.image_folder import image_folder
-from fedmpi.data.sources.pictures.medmnist import medmnist
-from fedmpi.data.sources.pictures.ssl_fl import retina
-from fedmpi.data.sources.pictures.stl10 import stl10
-from fedmpi.data.sources.pictures.svhn import svhn
-from fedmpi.data.sources.pictures.tiny_imagenet import tiny_imagenet
+from fedmpi.data.sources.pictures.public_arrays import EMNIST_CLASSES as EMNIST
+from fedmpi.data.sources.pictures.public_arrays import emnist, medmnist, stl10, svhn
+from fedmpi.data.sources.pictures.public_files import CINIC_CLASSES as CINIC
+from fedmpi.data.sources.pictures.public_files import HAM_SOURCES as SOURCES
+from fedmpi.data.sources.pictures.public_files import cinic10, ham10000, office_home, pacs, retina, tiny_imagenet
 from fedmpi.runtime import build_data
 
 RNG = np.random.default_rng(0)
@@ -147,7 +141,7 @@ def test_stl10(tmp_path):
 
 
 def write_medmnist(root, name, size=28, **put):
-    classes, channels, _, _ = TABLE[name]
+    classes, channels, *_ = TABLE[name]
     shape, labels = ((size, size, 3) if channels == 3 else (size, size)), 1
     if name == "chestmnist":
         classes, labels = 2, 14
@@ -163,7 +157,7 @@ def write_medmnist(root, name, size=28, **put):
 
 @pytest.mark.parametrize("name", ["pneumoniamnist", "pathmnist"])  # grey, in colour
 def test_medmnist(tmp_path, name):
-    classes, channels, _, _ = TABLE[name]
+    classes, channels, *_ = TABLE[name]
     arrays = write_medmnist(tmp_path, name)
     data = medmnist(tmp_path, set=name)
     assert (data.train_x.shape, data.test_x.shape) == ((10, channels, 28, 28), (3, channels, 28, 28))
@@ -235,12 +229,12 @@ def write_pacs(root, home="PACS", lists=None):
     """Ten pictures of each class and domain; the grey is 10 x domain + class."""
     for d, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
         lines = []
-        for k, name in enumerate(domains.PACS_CLASSES):
+        for k, name in enumerate(public_files.PACS_CLASSES):
             for i in range(5):
                 plain(root / home / domain / name / f"pic_{i:03}.png", 10 * d + k)
                 lines.append(f"{domain}/{name}/pic_{i:03}.png {k + 1}\n")
         if domain == "sketch":
-            lines.insert(0, f"{domains.DAMAGED} 1\n")
+            lines.insert(0, f"{public_files.DAMAGED} 1\n")
         if lists is not None:
             (root / lists).mkdir(exist_ok=True, parents=True)
             (root / lists / f"{domain}_train_kfold.txt").write_text("".join(lines[:-7]))
@@ -276,12 +270,12 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
 @pytest.mark.parametrize("real", ["Real World", "RealWorld"])
 def test_office_home(tmp_path, real):
     home = tmp_path / "OfficeHomeDataset_10072016"
-    assert len(set(domains.HOME_CLASSES)) == 65
-    assert sorted(domains.HOME_CLASSES) == domains.HOME_CLASSES
+    assert len(set(public_files.HOME_CLASSES)) == 65
+    assert sorted(public_files.HOME_CLASSES) == public_files.HOME_CLASSES
     for d, folder in enumerate(("Art", "Clipart", "Product", real)):
         for k in (0, 30, 64):
             for i in range(5):
-                plain(home / folder / domains.HOME_CLASSES[k] / f"{i:05}.jpg", 60 * d + i)
+                plain(home / folder / public_files.HOME_CLASSES[k] / f"{i:05}.jpg", 60 * d + i)
     data = office_home(tmp_path, size=8)
     assert data.site_names == ("art", "clipart", "product", "real_world")
     assert (data.classes, data.train_y.unique().tolist()) == (65, [0, 30, 64])

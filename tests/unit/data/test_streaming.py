@@ -18,7 +18,7 @@ from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.reading import DecodedFiles
-from fedmpi.data.streaming import AHEAD, Stream, in_turn
+from fedmpi.data.streaming import AHEAD, Stream, prefetch
 from fedmpi.runtime import build_data, rank_agreement
 
 N = 60
@@ -138,13 +138,13 @@ def test_reading_ahead_is_bounded_and_ends_with_the_reader():
             asked.append(k)
             yield k
 
-    with closing(in_turn(lambda k: -k, parts())) as found:
+    with closing(prefetch(lambda k: -k, parts())) as found:
         assert [next(found) for _ in range(5)] == [0, -1, -2, -3, -4]
         assert len(asked) == 5 + AHEAD
     assert set(threading.enumerate()) <= before
     assert len(asked) == 5 + AHEAD
-    assert list(in_turn(lambda k: -k, range(7))) == [-k for k in range(7)]
-    assert list(in_turn(lambda k: k, [])) == []
+    assert list(prefetch(lambda k: -k, range(7))) == [-k for k in range(7)]
+    assert list(prefetch(lambda k: k, [])) == []
 
 
 # ---- sources of picture files ----

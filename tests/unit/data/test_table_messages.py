@@ -7,7 +7,7 @@ import pytest
 from table_files import noise, warnings_of, write_table
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.tables.index import numbers_rows
+from fedmpi.data.sources.tables.column_warnings import numbers_rows
 from fedmpi.data.sources.tables.table import table
 
 EVENTS = {"label_column": ["event", "days"]}

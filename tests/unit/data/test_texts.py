@@ -9,8 +9,8 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.silos import describe, label_table, open_silos
-from fedmpi.data.sources.texts.text import shakespeare, text
-from fedmpi.data.sources.texts.windows import UNKNOWN
+from fedmpi.data.sources.text import shakespeare, text
+from fedmpi.data.sources.text_windows import UNKNOWN
 
 REAL = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
 ANN, BOB = "abcabcabca", "cbacbacbacbacbacb?"

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from helpers import images, play, prepare, record, small_settings
+from helpers import images, play, record, small_settings
 from test_packed import TOLERANCE, apart
-from thread_ranks import play_in_threads
+from test_transport import on_ranks
 
 from fedmpi.data.augment.chosen import augmented, operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.pictures import of_bytes
-from fedmpi.engine.packed.fit import PackedFit
+from fedmpi.engine.packed.packed_fit import PackedFit
 
 CHAIN = (("crop", 2), ("flip", None), ("rotate", 15), ("cutout", 3))
 
@@ -45,13 +45,7 @@ def test_it_changes_what_is_trained_and_not_what_is_tested():
 @pytest.mark.parametrize("method", ["fedavg", "perfedavg", "ditto"])
 def test_the_bits_are_those_of_one_rank_on_any_number(method):
     alone = record(play(config(method, "cnn"), federation()))
-    found = play_in_threads(3, {}, lambda seat: prepare(config(method, "cnn"), federation(), seat), record_of)
-    assert found[0] == alone
-
-
-def record_of(it):
-    it.reason = it.fed.run()
-    return record(it)
+    assert record(on_ranks(config(method, "cnn"), 3, federation())[0]) == alone
 
 
 @pytest.mark.parametrize("train", [{}, {"batch_size": "full"}, {"drop_last": True}, {"batch_size": 7}])

@@ -70,7 +70,7 @@ def test_more_clients_than_there_are_are_refused(tmp_path):
 
 def test_the_headline_says_how_many():
     made = prepare(settings(cohort={"fraction": None, "size": 3})).made
-    assert "3 of 7 clients each" in report_text.schedule(made.settings, made.data.clients)
+    assert "3 of 7 clients each" in report_text.describe_training(made.settings, made.data.clients)
 
 
 def test_a_sweep_over_sizes(tmp_path):

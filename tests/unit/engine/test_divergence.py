@@ -1,4 +1,4 @@
-"""A run that has come apart says so, once, in a warning and in its record; one that learns does not."""
+"""A run that has diverged says so, once, in a warning and in its record; one that learns does not."""
 
 import json
 import math
@@ -14,7 +14,7 @@ def rounds(losses, chance=None, from_chance=False):
     """The rounds in which a loss with these values is bad, at the end."""
     loss = LossTracker("loss", chance, best=chance if from_chance else math.inf)
     for t, value in enumerate(losses):
-        loss.see(t, value)
+        loss.record(t, value)
     return loss.bad
 
 
@@ -51,24 +51,24 @@ def line(t, loss, **more):
 
 
 def test_told_once_after_three_or_at_the_end():
-    watch = DivergenceMonitor(10, "loss")
-    assert [watch.see(line(t, 99.0), last=False) for t in range(2)] == [None, None]
-    with pytest.warns(UserWarning, match=r"come apart since round 0: loss is 99, against 2\.3 of a mere guess; lower"):
-        assert watch.see(line(2, 99.0), last=False) == 0
+    monitor = DivergenceMonitor(10, "loss")
+    assert [monitor.record(line(t, 99.0), last=False) for t in range(2)] == [None, None]
+    with pytest.warns(UserWarning, match=r"diverged since round 0: loss is 99, against 2\.3 for guessing; lower"):
+        assert monitor.record(line(2, 99.0), last=False) == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert watch.see(line(3, 99.0), last=True) is None
-    watch = DivergenceMonitor(10, "loss")
-    assert watch.see(line(0, 0.01), last=False) is None
-    with pytest.warns(UserWarning, match=r"come apart in round 1: loss is no number, against 0\.01 in round 0"):
-        assert watch.see(line(1, math.nan), last=True) == 1
+        assert monitor.record(line(3, 99.0), last=True) is None
+    monitor = DivergenceMonitor(10, "loss")
+    assert monitor.record(line(0, 0.01), last=False) is None
+    with pytest.warns(UserWarning, match=r"diverged in round 1: loss is not finite, against 0\.01 in round 0"):
+        assert monitor.record(line(1, math.nan), last=True) == 1
 
 
 def test_rounds_without_an_evaluation_or_a_good_upload_do_not_count():
-    watch = DivergenceMonitor(10, "loss")
+    monitor = DivergenceMonitor(10, "loss")
     rows = [line(0, 99.0), {"round": 1, "cohort": [0], "refused": []}, line(2, 99.0)]
     rows += [line(3, 99.0, refused=[{"client": 0}]), {"round": 4, "cohort": [0], "refused": []}]
-    assert [watch.see(row, last=False) for row in rows] == [None] * 5
+    assert [monitor.record(row, last=False) for row in rows] == [None] * 5
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "fedld", "feddyn", "local"])
@@ -76,22 +76,22 @@ def test_no_alarm_where_it_learns(method):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         it = play(settings(method, rounds=8))
-    assert not [w for w in caught if "come apart" in str(w.message)]
+    assert not [w for w in caught if "diverged" in str(w.message)]
     assert not any("diverged" in row for row in it.rows)
 
 
 def test_a_global_model_of_which_parts_stay_at_home_is_not_looked_at():
     it = play(settings("fedper", rounds=1))
-    assert [loss.name for loss in it.fed.reporter.watch.losses] == ["train_loss", "personal_loss"]
-    assert [loss.name for loss in play(settings(rounds=1)).fed.reporter.watch.losses] == ["train_loss", "loss"]
+    assert [loss.name for loss in it.fed.reporter.divergence.losses] == ["train_loss", "personal_loss"]
+    assert [loss.name for loss in play(settings(rounds=1)).fed.reporter.divergence.losses] == ["train_loss", "loss"]
 
 
 def test_stop_ends_the_run_with_the_round_under_way():
     """On every rank; its model is complete."""
     more = {"rounds": 40, "train": {"lr": 4.0, "momentum": 0.9}}
-    with pytest.warns(UserWarning, match="come apart"):
+    with pytest.warns(UserWarning, match="diverged"):
         it = play(settings(**more, faults={"on_divergence": "stop"}))
-    assert it.reason == "apart"
+    assert it.reason == "diverged"
     told = next(row["round"] for row in it.rows if "diverged" in row)
     assert [row["round"] for row in it.rows] == list(range(told + 2))
     assert it.rows[-1]["sha256"] == it.made.model.layout.sha256(it.w)
@@ -103,26 +103,26 @@ def test_stop_ends_the_run_with_the_round_under_way():
 
 
 def test_who_goes_on_after_a_stop_is_looked_at_anew():
-    watch = DivergenceMonitor(10, "loss", stop=True)
-    with pytest.warns(UserWarning, match="come apart"):
-        assert [watch.see(line(t, 99.0), last=False) for t in range(3)][-1] == 0
-    assert watch.ends
+    monitor = DivergenceMonitor(10, "loss", stop=True)
+    with pytest.warns(UserWarning, match="diverged"):
+        assert [monitor.record(line(t, 99.0), last=False) for t in range(3)][-1] == 0
+    assert monitor.ends
     again = DivergenceMonitor(10, "loss", stop=True)
-    again.recall(json.loads(json.dumps(watch.memory())))
+    again.recall(json.loads(json.dumps(monitor.memory())))
     assert not again.ends
-    with pytest.warns(UserWarning, match="come apart since round 2"):
-        assert [again.see(line(t, 99.0), last=False) for t in (2, 3, 4)][-1] == 2
+    with pytest.warns(UserWarning, match="diverged since round 2"):
+        assert [again.record(line(t, 99.0), last=False) for t in (2, 3, 4)][-1] == 2
     assert again.ends
 
 
 def test_one_class_for_all_is_told_after_three_evaluations():
-    watch = DivergenceMonitor(10, "loss")
+    monitor = DivergenceMonitor(10, "loss")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for t, only in enumerate([4, 4, None, 3, 3, 4, 4]):
-            watch.see(line(t, 1.0), False, only)
+            monitor.record(line(t, 1.0), False, only)
     with pytest.warns(UserWarning, match=r"3 evaluations in a row, the last after round 7, .* samples class 4"):
-        watch.see(line(7, 1.0), False, 4)
+        monitor.record(line(7, 1.0), False, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        watch.see(line(8, 1.0), False, 4)
+        monitor.record(line(8, 1.0), False, 4)

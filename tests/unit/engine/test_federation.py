@@ -1,7 +1,6 @@
 """The round loop against a loop as anybody would write it; how it ends; what it refuses."""
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import CPU, federated, play, prepare, settings
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
@@ -118,36 +116,6 @@ def test_the_seed_is_all_there_is():
     assert not set(first.hashes) & set(other.hashes)
 
 
-# ---- who takes part, and where ----
-def test_a_cohort_is_a_function_of_seed_and_round():
-    drawn = [scheduler.draw_cohort(3, t, 10, 0.35) for t in range(400)]
-    assert drawn == [scheduler.draw_cohort(3, t, 10, 0.35) for t in range(400)]
-    assert drawn != [scheduler.draw_cohort(4, t, 10, 0.35) for t in range(400)]
-    for members in drawn:
-        assert len(set(members)) == len(members) == 3  # floor(3.5)
-        assert members == sorted(members)
-    times = np.bincount(np.concatenate(drawn), minlength=10)
-    assert abs(times - 120).max() < 5 * math.sqrt(400 * 0.3 * 0.7)  # five standard deviations of a binomial count
-
-
-@pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
-def test_cycles_have_each_client_once(clients, fraction, rounds):
-    """In an order of its own each cycle; the last round of a cycle takes the rest."""
-    drawn = [scheduler.draw_cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
-    cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
-    for cycle in cycles:
-        assert sorted(k for members in cycle for k in members) == list(range(clients))
-        assert {len(members) for members in cycle[:-1]} <= {scheduler.cohort_size(clients, fraction)}
-    assert rounds == 1 or len({str(cycle) for cycle in cycles}) > 10
-    assert rounds == 1 or len({tuple(cycle[0]) for cycle in cycles}) > 1
-
-
-@pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (100, 0.29, 29)])
-def test_size_of_a_cohort(clients, fraction, m):
-    """max(floor(fraction N), 1); 0.29 * 100 is 29 and not 28 in floating point."""
-    assert len(scheduler.draw_cohort(0, 0, clients, fraction)) == m
-
-
 # ---- how it ends ----
 def test_no_round_leaves_the_initial_model_and_evaluates_it():
     it = play(settings("fedavg", rounds=0))
@@ -204,26 +172,22 @@ def test_one_batch_normalised_sample_is_no_statistic():
 
 
 @dataclass(frozen=True)
-class Still(Method):
-    """Puts parts of the model into evaluation mode and leaves them so; looks at what `fit` gives back."""
+class TwoFits(Method):
+    """Records what `fit` returns, twice a round."""
 
-    modes: ClassVar[list] = []
     fitted: ClassVar[list] = []
 
     def train(self, k):
-        module = k.trainer.model.module
-        self.modes.append(all(part.training for part in module.modules()))
         first = k.fit(1)
         w, loss = k.fit(1)
         self.fitted.append((first.loss, loss, k.losses, w is k.w))
-        next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d)).eval()
         return State()
 
 
 def test_a_fit_gives_the_mean_of_its_own_steps():
-    Still.fitted.clear()
-    play(settings("test_federation:Still", "norm", rounds=1))
-    for first, second, losses, live in Still.fitted:
+    TwoFits.fitted.clear()
+    play(settings("test_federation:TwoFits", "norm", rounds=1))
+    for first, second, losses, live in TwoFits.fitted:
         half = len(losses) // 2
         assert live
         assert first == torch.stack(losses[:half]).double().mean()
@@ -237,14 +201,6 @@ def test_accuracy_by_class_is_that_of_the_global_model():
     given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
     naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
     assert it.rows[-1]["class_accuracy"] == pytest.approx(naive, abs=1e-3)
-
-
-class HalfNet(nn.Sequential):
-    def __init__(self, input_shape, classes):
-        super().__init__(nn.Flatten(), nn.Linear(math.prod(input_shape), classes, dtype=torch.bfloat16))
-
-    def forward(self, x):
-        return super().forward(x.bfloat16()).float()
 
 
 def test_a_rule_in_place_of_a_methods_own_is_told():

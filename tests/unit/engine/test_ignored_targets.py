@@ -371,7 +371,7 @@ def test_a_sites_own_table_may_have_gaps_in_labels_that_the_task_ignores(tmp_pat
         "target: number}\nmodel: {name: logistic}\nmethod: {name: fedavg}\nrounds: 1\n"
         "task: {name: multi_label, ignore: nan}\n"
     )
-    found = build_data.of_one_site(config(tmp_path, text), 1)
+    found = build_data.site_federation(config(tmp_path, text), 1)
     assert int(found.train[1].y.isnan().sum()) + int(found.test[1].y.isnan().sum()) == 4
 
 

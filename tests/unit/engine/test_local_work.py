@@ -12,7 +12,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
 from fedmpi.engine import scheduler
-from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.runtime import build
 
 ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003}
@@ -116,29 +116,27 @@ def test_it_is_that_of_a_naive_loop(name, net):
 
 
 def test_steps_and_passes():
-    """(passes begun, steps) of 25 samples in batches of 10."""
-    for asked, expected in {
-        (2, None): (2, 6),
-        (0, None): (0, 0),
-        (0.5, None): (1, 2),
-        (1 / 3, None): (1, 1),
-        (2 / 3, None): (1, 2),
-        (2.34, None): (3, 8),
-        (1e-9, None): (1, 1),
-        (None, 1): (1, 1),
-        (None, 3): (1, 3),
-        (None, 7): (3, 7),
-    }.items():
-        assert Recipe(epochs=asked[0], steps=asked[1], batch_size=10).amount(25) == expected
-    assert Recipe(steps=5, epochs=None, batch_size=10, drop_last=True).amount(25) == (3, 5)
-    assert Recipe(steps=5, epochs=None, batch_size=30, drop_last=True).amount(25) == (0, 0)  # it has no batch
-    assert Recipe(steps=5, epochs=None).amount(25) == (5, 5)
-    assert Recipe(epochs=2, batch_size=5).amount(25, many=2) == (2, 4)  # an incomplete group is left out
-    assert Recipe(epochs=2, batch_size=20).amount(25, many=3) == (2, 2)  # unless it is the only one
-    assert Recipe(steps=4, epochs=None, batch_size=10).amount(25, epochs=1) == (
-        1,
-        3,
-    )  # what a method asks for comes first
+    """(passes begun, steps) of 25 samples in batches of 10, unless the options say otherwise."""
+    for options, asked, expected in [
+        ({"epochs": 2}, {}, (2, 6)),
+        ({"epochs": 0}, {}, (0, 0)),
+        ({"epochs": 0.5}, {}, (1, 2)),
+        ({"epochs": 1 / 3}, {}, (1, 1)),
+        ({"epochs": 2 / 3}, {}, (1, 2)),
+        ({"epochs": 2.34}, {}, (3, 8)),
+        ({"epochs": 1e-9}, {}, (1, 1)),
+        ({"steps": 1}, {}, (1, 1)),
+        ({"steps": 3}, {}, (1, 3)),
+        ({"steps": 7}, {}, (3, 7)),
+        ({"steps": 5, "drop_last": True}, {}, (3, 5)),
+        ({"steps": 5, "drop_last": True, "batch_size": 30}, {}, (0, 0)),  # it has no batch
+        ({"steps": 5, "batch_size": None}, {}, (5, 5)),
+        ({"epochs": 2, "batch_size": 5}, {"many": 2}, (2, 4)),  # an incomplete group is left out
+        ({"epochs": 2, "batch_size": 20}, {"many": 3}, (2, 2)),  # unless it is the only one
+        ({"steps": 4}, {"epochs": 1}, (1, 3)),  # what a method asks for comes first
+    ]:
+        config = LocalTrainingConfig(**{"epochs": None, "batch_size": 10, **options})
+        assert config.passes_and_steps(25, **asked) == expected, options
 
 
 def split_evenly():
@@ -152,7 +150,7 @@ def test_clipping_looks_at_what_is_trained():
     moved = it.w - it.w0
     assert not it.made.model.layout.select({"head"}).take(moved).any()
     fed = it.fed
-    k = fed.states.view(0, 1, fed.plan.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
+    k = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
     k.fit()
     assert float((k.w - k.w0).norm()) == pytest.approx(0.1 * config.train.lr, rel=1e-4)
 
@@ -160,7 +158,7 @@ def test_clipping_looks_at_what_is_trained():
 def test_a_method_that_asks_for_parts_of_a_pass():
     it = prepare(settings("fedavg", "mlp"), split_evenly())
     fed = it.fed
-    k = fed.states.view(0, 0, fed.plan.learning_rate(0), fed.transport.inbox, fed.transport.no_download)
+    k = fed.states.view(0, 0, fed.config.learning_rate(0), fed.transport.inbox, fed.transport.no_download)
     k.fit(0.25)
     assert k.steps == 2  # 43 samples, five batches of ten
 

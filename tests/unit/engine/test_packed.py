@@ -16,7 +16,7 @@ from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Shard, split
-from fedmpi.engine.packed.fit import PackedFit
+from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
 from fedmpi.methods import registry
 

@@ -12,7 +12,7 @@ from fedmpi.engine.faults import policy
 from fedmpi.engine.server import FederationServer
 
 SIZE = 4
-SLOW = {"evaluation": (Evaluator, "_judge"), "downloads": (FederationServer, "download")}
+SLOW = {"evaluation": (Evaluator, "_evaluate_client"), "downloads": (FederationServer, "download")}
 
 
 def config(method="fedavg", **comm):
@@ -39,7 +39,7 @@ def slow(monkeypatch, what, seconds, patience_s=0.1):
 
 def ran(config):
     def one(it: FinishedRun) -> FinishedRun:
-        it.told, it.fed.reporter.sink.loss = [], lambda row: it.told.append(row)
+        it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
         it.reason = it.fed.run()
         return it
 

@@ -22,12 +22,9 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# ---- features ----
-
-
 def test_outputs_class_by_class():
     f, y = 2 * normal(30, 4), torch.arange(30) % 4
-    told = features.told(normal(30, 6, seed=1), f, y, normal(4, 6, seed=2), 4)
+    told = features.output_statistics(normal(30, 6, seed=1), f, y, normal(4, 6, seed=2), 4)
     P = torch.stack([row.exp() / row.exp().sum() for row in f])
     for c in range(4):
         assert told["deviations"][c].item() == pytest.approx(np.std(P[:, c].numpy(), ddof=1))
@@ -42,10 +39,10 @@ def test_outputs_class_by_class():
 
 
 def test_of_many_classes_and_of_numbers_less_is_told():
-    many = features.told(normal(50, 3), normal(50, 40), torch.arange(50) % 40, normal(40, 3), 40)
+    many = features.output_statistics(normal(50, 3), normal(50, 40), torch.arange(50) % 40, normal(40, 3), 40)
     assert set(many) == {"rank", "energy", "uniformity", "spectrum", "classifier", "deviation"}
-    assert "deviation" not in features.told(normal(50, 3), normal(50, 1), normal(50), None, 0)
-    long = features.told(normal(90, 80), normal(90, 60), torch.arange(90) % 60, normal(60, 80), 60)
+    assert "deviation" not in features.output_statistics(normal(50, 3), normal(50, 1), normal(50), None, 0)
+    long = features.output_statistics(normal(90, 80), normal(90, 60), torch.arange(90) % 60, normal(60, 80), 60)
     assert len(long["spectrum"]) == len(long["classifier"]) == features.VALUES
 
 
@@ -66,7 +63,7 @@ def naive_cka(x, y):
 def test_a_round_against_numpy(monkeypatch):
     monkeypatch.setattr(features, "ROWS", 7)  # so that kernels come in several pieces, the last one smaller
     config = settings("fedavg", rounds=1, analysis=["features", "similarity"], cohort={"fraction": 0.6})
-    [row] = watched(config).analysis
+    [row] = watched(config).files["analysis.jsonl"]
     it = prepare(config)
     trainer = build.make_trainer(it.made, lambda: False)
     members = row["clients"]
@@ -117,7 +114,8 @@ def test_a_round_against_numpy(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_features_that_overflow_leave_gaps_and_the_run_goes_on():
     """One step so long that the weights are still numbers, and what they make of a picture is not."""
-    [row] = watched(settings("fedavg", rounds=1, analysis=list(PROBES), train={"lr": 2e38, "steps": 1})).analysis
+    it = watched(settings("fedavg", rounds=1, analysis=list(PROBES), train={"lr": 2e38, "steps": 1}))
+    [row] = it.files["analysis.jsonl"]
     assert math.isnan(row["features"]["rank_local"])
     assert math.isnan(row["similarity"]["pairs_mean"])
     assert np.isnan(row["losses"]["matrix"]).all()

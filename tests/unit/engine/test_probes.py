@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import federated, play, prepare, record, settings, small_settings
-from thread_ranks import play_in_threads
+from test_transport import on_ranks
 from torch.nn import functional as F
 
 from fedmpi.analysis.local_models import local_models
@@ -20,28 +20,10 @@ ALL = list(PROBES)
 KEEP_PARTS = ("fedper", "fedrep", "fedbn", "ditto")
 
 
-def ready(config, data=None, comm=None):
-    it = prepare(config, data, comm)
-    it.analysis = it.files["analysis.jsonl"]
-    return it
-
-
 def watched(config, data=None):
-    it = ready(config, data)
+    it = prepare(config, data)
     it.fed.run()
     return it
-
-
-def on_ranks(config):
-    def run(it):
-        it.fed.run()
-        return it
-
-    seats = play_in_threads(3, {}, lambda seat: ready(config, comm=seat), run)
-    for it in seats.values():
-        if isinstance(it, Exception):
-            raise it
-    return seats[0]
 
 
 def whole(method):
@@ -49,13 +31,10 @@ def whole(method):
     return made.messages.shared.whole
 
 
-# ---- formulas ----
-
-
 # ---- a round, by hand ----
 def test_a_round_against_plain_loops():
     config = settings("fedavg", rounds=1, analysis=ALL, cohort={"fraction": 0.6})
-    [row] = watched(config).analysis
+    [row] = watched(config).files["analysis.jsonl"]
     it = prepare(config)
     trainer = build.make_trainer(it.made, lambda: False)
     members = row["clients"]
@@ -111,18 +90,18 @@ def test_a_run_has_the_bits_that_it_has_without(method):
 def test_ranks_say_the_same_as_one_process(server):
     config = settings("scaffold", rounds=3, analysis=ALL, evaluate={"every": 2}, server=server)
     alone = watched(config)
-    assert [row["round"] for row in alone.analysis] == [1, 2]
-    spread = on_ranks(config)
-    assert repr(spread.analysis) == repr(alone.analysis)
+    assert [row["round"] for row in alone.files["analysis.jsonl"]] == [1, 2]
+    spread = on_ranks(config, 3)[0]
+    assert repr(spread.files["analysis.jsonl"]) == repr(alone.files["analysis.jsonl"])
     assert record(spread)["rows"] == record(alone)["rows"]
-    plain = on_ranks(config.model_copy(update={"analysis": []}))
+    plain = on_ranks(config.model_copy(update={"analysis": []}), 3)[0]
     assert [row["sent_bytes"] for row in spread.rows] == [row["sent_bytes"] for row in plain.rows]
 
 
 def test_sites_without_a_common_test_set():
     data = replace(federated(), global_test=None)
     config = settings("fedavg", rounds=1, analysis=["losses", "drift", "contribution", "orthogonality", "layers"])
-    [row] = watched(config, data).analysis
+    [row] = watched(config, data).files["analysis.jsonl"]
     gains = torch.tensor(row["contribution"]["gain"])
     assert len(gains) == len(row["clients"])
     assert gains.isfinite().all()
@@ -151,12 +130,12 @@ def test_updates_are_counted_from_where_a_client_begins(method, changes):
     config = settings(method, analysis=["drift", "layers"], **{"rounds": 4, "cohort": {"fraction": 1}, **changes})
     config = config.model_copy(update={"record": config.record.model_copy(update={"updates": "gram"})})
     it = watched(config)
-    for row, line in zip(it.analysis, it.updates, strict=True):
+    for row, line in zip(it.files["analysis.jsonl"], it.updates, strict=True):
         assert row["drift"]["norms"] == pytest.approx(line["norms"], rel=1e-4)
         assert row["drift"]["cosine"] == pytest.approx(line["cosine_mean"], abs=1e-4)
         layers, whole = (torch.tensor(row[name][of]) for name, of in (("layers", "norm"), ("drift", "norms")))
         assert layers.square().sum() <= whole.square().mean() * (1 + 1e-6)
-    assert repr(on_ranks(config).analysis) == repr(it.analysis)
+    assert repr(on_ranks(config, 3)[0].files["analysis.jsonl"]) == repr(it.files["analysis.jsonl"])
 
 
 def test_who_has_not_moved_is_in_no_pair():

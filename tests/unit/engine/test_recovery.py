@@ -26,9 +26,13 @@ def lossy(method, policy="drop", placement="balanced", **changes):
     return small_settings(method, "mlp", rounds=ROUNDS, faults=faults, cohort=cohort, **changes)
 
 
-def checkpoints(folder, room):
+def attach(it, folder, room):
+    """Have a federation write checkpoints into `folder`, with room for so many clients' states in memory."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    return Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, 2)
+    it.kept = Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, 2)
+    it.fed.reporter.callbacks.save_state = it.kept.save
+    if it.made.messages.client_state.size:
+        it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
 
 
 def sites(seat=None):
@@ -41,16 +45,15 @@ def sites(seat=None):
     return replace(data, **dict(zip(("train", "test"), own, strict=True)))
 
 
-def make(config, folder=None, room=10**6):
+def make(config, folder=None, room=10**6, feds=None):
     def on(seat: Seat) -> FinishedRun:
         it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
-        it.told, it.fed.reporter.sink.loss = [], lambda row: it.told.append(row)
+        it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
         it.placements = it.files["placement.jsonl"]
         if folder is not None:
-            it.kept = checkpoints(folder, room)
-            it.fed.reporter.sink.keep = it.kept.save
-            if it.made.messages.client_state.size:
-                it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
+            attach(it, folder, room)
+        if feds is not None:
+            feds[seat.rank] = it.fed
         return it
 
     return on
@@ -61,9 +64,9 @@ def run(it: FinishedRun) -> FinishedRun:
     return it
 
 
-def with_deaths(config, dies, folder=None, room=10**6):
-    """Rank 0's run, after which every other living rank has come to its end, too."""
-    done = play_in_threads(SIZE, dies, make(config, folder, room), run)
+def with_deaths(config, dies, folder=None, room=10**6, feds=None):
+    """Rank 0's run, after which every other living rank has come to its end, too; feds: rank -> its federation."""
+    done = play_in_threads(SIZE, dies, make(config, folder, room, feds), run)
     wrong = {rank: it for rank, it in done.items() if not isinstance(it, FinishedRun)}
     assert not wrong, wrong
     assert set(done) >= set(range(SIZE)) - set(dies)
@@ -76,7 +79,7 @@ def replay(fed, rows):
     """Give a federation the rank failures of another run."""
     fed.scheduler.lost_ranks = LostRanks(rows)
     for part in (fed, fed.control):
-        part.plan = replace(part.plan, replay=True)
+        part.config = replace(part.config, replays_failures=True)
 
 
 def replayed(config, rows) -> FinishedRun:
@@ -92,6 +95,29 @@ def same(it, again):
     mine, theirs = ([figures(row) for row in each.rows] for each in (it, again))
     assert str(mine) == str(theirs), it.told  # nan too
     assert str(it.lines) == str(again.lines)
+
+
+def check_bits(it, config):
+    """The bits are those of a replay; with `redo`, unless states were lost, also those of a run without failures."""
+    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
+    if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
+        same(it, undisturbed(config)[0])
+
+
+def go_on(config, folder, rows, policy="drop"):
+    """A run in one process from the checkpoint in `folder`: the first round that it makes, and that run."""
+    faults = config.faults.model_copy(update={"on_lost_rank": policy})
+    it = prepare(
+        config.model_copy(update={"faults": faults}), None if "global" in config.evaluate.protocol else sites()
+    )
+    attach(it, folder, 10**6)
+    it.fed.scheduler.lost_ranks = LostRanks(rows)
+    t = resume.go_on(it.fed, it.kept, 10, lambda text: None)
+    run(it)
+    again = replayed(config, it.fed.scheduler.lost_ranks.rows)
+    assert it.hashes == again.hashes[t:]
+    assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
+    return t, it
 
 
 def figures(row):
@@ -121,9 +147,7 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
         dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
         folder = tmp_path / str(number) if number % 2 else None
         it = with_deaths(config, dies, folder, room=2)
-        same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
-        if policy == "redo" and not any(row["reverted"] for row in it.told):
-            same(it, undisturbed(config)[0])
+        check_bits(it, config)
 
 
 @pytest.mark.parametrize("policy", ["drop", "redo"])
@@ -134,9 +158,7 @@ def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
         config, rng = lossy(method, policy, comm={"wire": wire}), random.Random(f"{method} {policy} {number}")
         dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
         it = with_deaths(config, dies, tmp_path / str(number), room=2)
-        same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
-        if policy == "redo" and not any(row["reverted"] for row in it.told):
-            same(it, undisturbed(config)[0])
+        check_bits(it, config)
 
 
 def normed(input_shape, classes):
@@ -181,9 +203,7 @@ def test_every_method_at_many_messages(tmp_path, method):
         config = lossy(method, rng.choice(["drop", "redo"]), rng.choice(["balanced", "pinned"]))
         dies = deaths(config, rng, rng.sample([1, 2, 3], rng.choice([1, 1, 2])))
         it = with_deaths(config, dies, tmp_path / str(number) if number % 2 else None, room=2)
-        same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
-        if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
-            same(it, undisturbed(config)[0])
+        check_bits(it, config)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
@@ -195,16 +215,8 @@ def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
         folder = tmp_path / str(number)
         first = with_deaths(short, deaths(short, rng, [2]), folder, room=2)
         rows = first.fed.scheduler.lost_ranks.rows
-        it = prepare(config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})}))
-        kept = checkpoints(folder, 10**6)
-        it.fed.reporter.sink.keep, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
-        it.fed.scheduler.lost_ranks = LostRanks(rows)
-        t = resume.go_on(it.fed, kept, 10, lambda text: None)
+        t, it = go_on(config, folder, rows, policy="abort")
         assert t == 2
-        run(it)
-        again = replayed(config, it.fed.scheduler.lost_ranks.rows)
-        assert it.hashes == again.hashes[t:]
-        assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
         assert not any(row["reported"] for row in it.fed.scheduler.lost_ranks.rows if row["round"] == t + 1)
 
 
@@ -223,18 +235,9 @@ def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
         assert first.fed.scheduler.lost_ranks.gone(3) == mine
         assert all(not mine & set(row["cohort"]) for row in first.rows if row["round"] > rows[-1]["round"])
 
-        it = prepare(config, sites())
-        kept = checkpoints(folder, 10**6)
-        it.fed.reporter.sink.keep, it.fed.states.room = kept.save, 10**6
-        it.fed.states.shelf = kept.rows if it.made.messages.client_state.size else None
-        it.fed.scheduler.lost_ranks = LostRanks([row for row in rows if row["round"] <= 2])
-        t = resume.go_on(it.fed, kept, 10, lambda text: None)
-        run(it)
+        _, it = go_on(config, folder, [row for row in rows if row["round"] <= 2])
         assert not it.fed.scheduler.lost_ranks.gone(3)
         assert any(mine & set(row["cohort"]) for row in it.rows if row["round"] > 2)
-        again = replayed(config, it.fed.scheduler.lost_ranks.rows)
-        assert it.hashes == again.hashes[t:]
-        assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
 
 
 def test_all_that_train_are_lost():

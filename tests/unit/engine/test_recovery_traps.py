@@ -4,33 +4,17 @@ import time
 
 import pytest
 import torch
-from helpers import FinishedRun, prepare, small_settings
-from test_recovery import SIZE, checkpoints, make, replay, replayed, run, same
-from thread_ranks import Dead, Seat, play_in_threads
+from helpers import prepare, small_settings
+from test_recovery import attach, replay, replayed, run, same, with_deaths
+from thread_ranks import Dead, Seat
 
-from fedmpi.comm.base import Gone
+from fedmpi.comm.base import ConnectionLostError
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Rows
-
-
-def ran(config, dies, folder=None, room=10**6, seats=None):
-    """Rank 0's run; `seats`, if given, gets every rank's federation."""
-    made = make(config, folder, room)
-
-    def on(seat: Seat) -> FinishedRun:
-        it = made(seat)
-        if seats is not None:
-            seats[seat.rank] = it.fed
-        return it
-
-    done = play_in_threads(SIZE, dies, on, run)
-    wrong = {rank: it for rank, it in done.items() if not isinstance(it, FinishedRun)}
-    assert not wrong, wrong
-    return done[0]
 
 
 def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch):
@@ -62,7 +46,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
 
     monkeypatch.setattr(ClientContext, "run_round", spoiled)
     monkeypatch.setattr(Seat, "step", dying)
-    it = ran(config, {1: ()}, tmp_path, 1, feds)
+    it = with_deaths(config, {1: ()}, tmp_path, 1, feds)
     monkeypatch.setattr(Seat, "step", step)
     assert [each["client"] for each in it.rows[2]["refused"]] == [0]
     assert it.told
@@ -82,7 +66,7 @@ def slow_disk(monkeypatch, seconds):
 def test_a_row_is_not_read_before_its_sender_has_written_it(tmp_path, monkeypatch):
     config = small_settings("scaffold", "mlp", rounds=5, cohort={"placement": "balanced", "fraction": 0.9})
     slow_disk(monkeypatch, 0.02)
-    it = ran(config, {}, tmp_path, 1)
+    it = with_deaths(config, {}, tmp_path, 1)
     assert it.hashes == run(prepare(config)).hashes
 
 
@@ -118,7 +102,7 @@ def test_nobody_misses_a_round(monkeypatch):
         if self.generation == 0 and (self.rank, at) == (idle, t0 - 1):
             with hall.changed:
                 hall.wait(lambda: bool(hall.dead))
-            raise Gone("its parent in the tree is dead")
+            raise ConnectionLostError("its parent in the tree is dead")
         if self.generation == 0 and (self.rank, at) == (dead, t0):
             end = time.monotonic() + 2
             while feds[0].states.round < t0 + 2 and time.monotonic() < end:  # as far as rank 0 gets
@@ -130,7 +114,7 @@ def test_nobody_misses_a_round(monkeypatch):
         plain(self, x)
 
     monkeypatch.setattr(Seat, "_broadcast", broadcast)
-    it = ran(config, {dead: ()}, seats=feds)
+    it = with_deaths(config, {dead: ()}, feds=feds)
     assert it.told
     same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
 
@@ -146,8 +130,7 @@ def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
         replay(it.fed, known)
         if folder is None:
             return run(it)
-        it.kept = checkpoints(folder, 10**6)
-        it.fed.reporter.sink.keep, it.fed.states.shelf, it.fed.states.room = it.kept.save, it.kept.rows, 10**6
+        attach(it, folder, 10**6)
         resume.go_on(it.fed, it.kept, 10, print)
         run(it)
         it.kept.wait()

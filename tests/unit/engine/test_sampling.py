@@ -1,18 +1,43 @@
 """Who takes part, and where."""
 
+import math
 from itertools import product
 
 import numpy as np
 import pytest
 
-from fedmpi.engine.scheduler import balanced, draw_cohort, pinned
+from fedmpi.engine.scheduler import balanced, cohort_size, draw_cohort, pinned
 
 
-def test_a_function_of_seed_and_round():
+def test_a_cohort_is_a_function_of_seed_and_round():
     table = {(seed, t): tuple(draw_cohort(seed, t, 30, 0.3)) for seed in range(6) for t in range(6)}
     assert len(set(table.values())) == 36  # among 14 million subsets of 9
     np.random.seed(1)
     assert {key: tuple(draw_cohort(*key, 30, 0.3)) for key in reversed(table)} == table
+    cohorts = [draw_cohort(3, t, 10, 0.35) for t in range(400)]
+    for members in cohorts:
+        assert len(set(members)) == len(members) == 3  # floor(3.5)
+        assert members == sorted(members)
+    times = np.bincount(np.concatenate(cohorts), minlength=10)
+    assert abs(times - 120).max() < 5 * math.sqrt(400 * 0.3 * 0.7)  # five standard deviations of a binomial count
+
+
+@pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
+def test_cycles_have_each_client_once(clients, fraction, rounds):
+    """In an order of its own each cycle; the last round of a cycle takes the rest."""
+    drawn = [draw_cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
+    cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
+    for cycle in cycles:
+        assert sorted(k for members in cycle for k in members) == list(range(clients))
+        assert {len(members) for members in cycle[:-1]} <= {cohort_size(clients, fraction)}
+    assert rounds == 1 or len({str(cycle) for cycle in cycles}) > 10
+    assert rounds == 1 or len({tuple(cycle[0]) for cycle in cycles}) > 1
+
+
+@pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (100, 0.29, 29)])
+def test_size_of_a_cohort(clients, fraction, m):
+    """max(floor(fraction N), 1); 0.29 * 100 is 29 and not 28 in floating point."""
+    assert len(draw_cohort(0, 0, clients, fraction)) == m
 
 
 @pytest.mark.parametrize("seed", range(12))

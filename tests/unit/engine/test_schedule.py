@@ -4,7 +4,7 @@ import pytest
 from helpers import prepare, settings
 
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.local.recipe import learning_rate
+from fedmpi.engine.local.local_training_config import learning_rate
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_warm_up_multiplies():
 
 
 def test_the_run_uses_it(monkeypatch):
-    """Every client of round t has eta_t: the plan is asked with t, and SGD is given what it answers."""
+    """Every client of round t has eta_t: SGD is given the learning rate that the config has for t."""
     fed = prepare(settings(rounds=4, train={"lr": 0.4, "schedule": "cosine"})).fed
-    assert [fed.plan.learning_rate(t) for t in range(4)] == pytest.approx(
+    assert [fed.config.learning_rate(t) for t in range(4)] == pytest.approx(
         [learning_rate(0.4, "cosine", t, 4) for t in range(4)]
     )
     seen, run_round = [], ClientContext.run_round
@@ -50,4 +50,4 @@ def test_the_run_uses_it(monkeypatch):
     monkeypatch.setattr(ClientContext, "run_round", see)
     fed.run()
     assert {t for t, _ in seen} == {0, 1, 2, 3}
-    assert all(lr == fed.plan.learning_rate(t) for t, lr in seen)
+    assert all(lr == fed.config.learning_rate(t) for t, lr in seen)

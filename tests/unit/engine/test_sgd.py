@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.optimizers import SGD, Adaptive
-from fedmpi.engine.local.recipe import Recipe
 
 SGDS = {
     "plain": {},
@@ -47,7 +47,7 @@ def torchs(how, p):
 def test_it_is_torchs(name, weight_decay):
     """Over channels-last views of one vector; one has no gradient, and one its first in step 2."""
     torch.manual_seed(0)
-    how = Recipe(**{**SGDS, **OTHERS}[name], weight_decay=weight_decay)
+    how = LocalTrainingConfig(**{**SGDS, **OTHERS}[name], weight_decay=weight_decay)
     flat = torch.randn(72)
     ours = [torch.nn.Parameter(flat[i : i + 24].view(2, 3, 4, 1).permute(0, 3, 1, 2)) for i in (0, 24, 48)]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
@@ -71,7 +71,7 @@ def test_it_is_torchs(name, weight_decay):
 def test_what_is_kept_goes_on(name):
     """Ten fits of three steps each with what the one before left are thirty steps of one optimiser, bit for bit."""
     torch.manual_seed(0)
-    how = Recipe(**{**SGDS, **OTHERS}[name])
+    how = LocalTrainingConfig(**{**SGDS, **OTHERS}[name])
     whole = [torch.nn.Parameter(torch.randn(4, 5)) for _ in range(2)]
     cut = copy.deepcopy(whole)
     slots = 2 if how.optim in ("adam", "adamw") or (how.optim == "rmsprop" and how.momentum) else 1
@@ -97,7 +97,7 @@ def test_models_of_half_a_float_are_trained(name, kind):
     how = SGDS[name]
     ours = torch.nn.Parameter(torch.linspace(1, 2, 40).to(kind))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    optimiser = make(Recipe(**how, weight_decay=0.1), [ours], 0.1)
+    optimiser = make(LocalTrainingConfig(**how, weight_decay=0.1), [ours], 0.1)
     reference = torch.optim.SGD([theirs], lr=0.1, weight_decay=0.1, foreach=True, **how)
     for step in range(4):
         ours.grad, theirs.grad = (torch.full((40,), 0.25 * (step + 1), dtype=kind) for _ in range(2))

@@ -70,7 +70,7 @@ def by_hand(method, module, rows, config, generator):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_round_step_by_step(method):
     config = settings(method, rounds=1, analysis=["orthogonality"], options=METHODS[method])
-    [row] = watched(config).analysis
+    [row] = watched(config).files["analysis.jsonl"]
     told, it = row["orthogonality"], prepare(config)
     trainer, hands = build.make_trainer(it.made, lambda: False), []
     for k in row["clients"]:
@@ -107,9 +107,10 @@ def test_watching_changes_no_local_model(method):
     """Dropout draws and batch statistics move in this net: those of the models that are measured are the run's."""
     config = settings(method, "norm", rounds=2, analysis=["drift"], evaluate={"every": 1})
     plain, seen = watched(config), watched(config.model_copy(update={"analysis": ["orthogonality", "drift"]}))
-    assert [row["drift"] for row in seen.analysis] == [row["drift"] for row in plain.analysis]
+    drifts = [[row["drift"] for row in it.files["analysis.jsonl"]] for it in (plain, seen)]
+    assert drifts[0] == drifts[1]
     assert record(seen) == record(plain)
-    assert all(-1 <= row["orthogonality"]["cosine"] <= 1 for row in seen.analysis)
+    assert all(-1 <= row["orthogonality"]["cosine"] <= 1 for row in seen.files["analysis.jsonl"])
 
 
 def test_orthogonality_is_about_classes():

@@ -45,12 +45,14 @@ def whole(config, monkeypatch):
         return record(play(config))
 
 
-def on_ranks(config, size=SIZE):
+def on_ranks(config, size=SIZE, data=None):
+    """rank -> its finished run, of ranks that are threads."""
+
     def run(it):
-        it.fed.run()
+        it.reason = it.fed.run()
         return it
 
-    found = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), run)
+    found = play_in_threads(size, {}, lambda seat: prepare(config, data, seat), run)
     for it in found.values():
         if isinstance(it, Exception):
             raise it

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from helpers import norm_net, play, prepare, record, small_settings
-from thread_ranks import play_in_threads
+from test_transport import on_ranks
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.local.context import ClientContext
@@ -110,8 +110,8 @@ def test_what_clients_start_from(monkeypatch, down):
 
     monkeypatch.setattr(ClientContext, "run_round", watched)
     it = prepare(wired(down=down, rounds=5))
-    rows = it.fed.reporter.sink.round
-    it.fed.reporter.sink.round = lambda row: (rows(row), models.append(it.w.clone()))
+    rows = it.fed.reporter.callbacks.round
+    it.fed.reporter.callbacks.round = lambda row: (rows(row), models.append(it.w.clone()))
     it.fed.run()
     v = it.w0.clone()
     for t, w in enumerate([it.w0, *models[:-1]]):
@@ -175,7 +175,7 @@ PAIRS = [("int8", "topk"), ("topk", "int8"), ("bf16", "bf16"), ("fp16", "int8")]
 def test_the_bits_of_one_process(method, pair, size):
     config = wired(method, "mlp", *pair, rounds=4)
     alone = record(play(config))
-    done = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
+    done = on_ranks(config, size)
     assert record(done[0]) == alone
     sent, received = (sum(getattr(it.fed.comm, f"{way}_bytes") for it in done.values()) for way in ("sent", "received"))
     assert sent == received

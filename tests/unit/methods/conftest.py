@@ -64,7 +64,7 @@ def client_of():
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
         downloads = fed.transport.send_downloads(round_, range(fed.trainer.data.clients), fed.states.owner, fed.server)
-        client = fed.states.view(k, round_, fed.plan.learning_rate(round_), fed.transport.inbox, downloads[k])
+        client = fed.states.view(k, round_, fed.config.learning_rate(round_), fed.transport.inbox, downloads[k])
         client.version_at_w0 = client.w._version
         return client
 

@@ -80,7 +80,7 @@ def test_coefficients_change_in_slow_rounds_alone():
     """period 5: after rounds 0 and 5, not after 1 to 4 and 6; atoms and theta_h move in every round."""
     it = atoms("mlp", rounds=7, period=5)
     models = [it.w.clone()]
-    it.fed.reporter.sink.round = lambda row: models.append(it.w.clone())
+    it.fed.reporter.callbacks.round = lambda row: models.append(it.w.clone())
     it.fed.run()
     for group in (ATOM, COEF, BODY, HEAD):
         part = it.made.model.layout.select({group})
@@ -279,7 +279,7 @@ def test_server_optimisers_rest_with_the_coefficients(optim, period):
     server = {"optim": optim, "lr": 0.01}
     it = prepare(small_settings("fedatom", "mlp", rounds=period, options={"period": period}, server=server))
     after = []
-    it.fed.reporter.sink.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
+    it.fed.reporter.callbacks.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
     it.fed.run()
     layout = it.made.model.layout
     rest, others = layout.select({COEF}), layout.select(layout.groups() - {COEF})

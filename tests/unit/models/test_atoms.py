@@ -1,6 +1,7 @@
-"""Decomposed convolutions (2.2): two evaluations that agree, three ways to start, networks made of them."""
+"""Decomposed convolutions: their kernels, three ways to start, networks made of them."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.flat.layout import ATOM, COEF, HEAD, NORM
 from fedmpi.flat.model import FlatModel
-from fedmpi.models.atoms import AtomConv2d, decompose
+from fedmpi.models.atoms import GEOMETRY, AtomConv2d, decompose
 from fedmpi.models.cnns import alexnet_s
 from fedmpi.models.net import Net
 from fedmpi.models.resnet import resnet18
@@ -25,18 +26,29 @@ CONVOLUTIONS = {
     "mirrored edges": nn.Conv2d(6, 8, 3, padding=2, padding_mode="reflect"),
     "wrapped edges": nn.Conv2d(6, 8, 3, padding=1, padding_mode="circular", stride=2),
 }
-every_convolution = pytest.mark.parametrize("name", CONVOLUTIONS)
 
 
-@every_convolution
-def test_both_evaluations_agree(name):
-    """(B) convolves every channel with every atom and never forms W; 1e-5 of values of order 1, in float32."""
+def by_atoms(layer, x):
+    """Convolve every input channel with every atom, then 1x1 with the coefficients.   (B, c, h, w) -> (B, o, h', w')"""
+    (out, into, m_a), channels = layer.coef.shape, x.shape[1]
+    same = {name: getattr(layer, name) for name in GEOMETRY}
+    same |= {"in_channels": channels, "out_channels": channels * m_a, "groups": channels}
+    each = nn.Conv2d(**same, bias=False, device="meta")
+    maps = each._conv_forward(x, layer.atoms.repeat(channels, 1, 1)[:, None], None)  # (B, c m_a, h', w')
+    return nn.functional.conv2d(maps, layer.coef.view(out, into * m_a, 1, 1), layer.bias, groups=layer.groups)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_layer_equals_convolutions_with_its_atoms(name):
+    """Those never form W; 1e-5 of values of order 1, in float32."""
     torch.manual_seed(0)
     dense, atoms = CONVOLUTIONS[name], (3, 9, 12)[[*CONVOLUTIONS].index(name) % 3]
     layer, x = AtomConv2d(dense, atoms, "he"), torch.randn(2, 6, 11, 10)
     assert layer(x).shape == dense(x).shape
-    torch.testing.assert_close(layer(x), layer.by_atoms(x), rtol=1e-5, atol=1e-5)
-    one, other = (torch.autograd.grad(f(x).square().sum(), (layer.coef, layer.atoms)) for f in (layer, layer.by_atoms))
+    torch.testing.assert_close(layer(x), by_atoms(layer, x), rtol=1e-5, atol=1e-5)
+    one, other = (
+        torch.autograd.grad(f(x).square().sum(), (layer.coef, layer.atoms)) for f in (layer, partial(by_atoms, layer))
+    )
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
 

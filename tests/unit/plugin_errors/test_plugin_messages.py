@@ -336,6 +336,10 @@ client_state = Slots(c=FLAT)
     hook train, upload left out the declared slot 'c'; return client\.state
 def train(self, k): return State(c=k.w)
     hook train returned slot 'c', which is not declared; allowed: none
+client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return Row(), k.state
+    hook train, upload both returned the slot 'c'; one of them returns it
+client_state = Slots(c=SCALAR) | def receive(self, k): return k.w, k.state | def upload(self, k): return Row(), k.state
+    hook receive, upload both returned the slot 'c'; one of them returns it
 server_state = Slots(c=FLAT) | def aggregate(self, s, up): return up.mean('dw'), State()
     round 0: method plugin, hook aggregate left out the declared slot 'c'; return server\.state
 def aggregate(self, s, up): return up.mean('dw'), State(c=s.w)

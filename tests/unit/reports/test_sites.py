@@ -85,7 +85,9 @@ def test_a_sites_page_names_no_other(tmp_path):
     assert "60 of 100" in said
     assert "3 of 3" in said
     assert not any(name in said for name in SITES[1:])
-    (lengths,) = (p for p in site_pages.gave(run, everybody[0], 100) if isinstance(p, Figure) and p.name == "lengths")
+    (lengths,) = (
+        p for p in site_pages.contribution(run, everybody[0], 100) if isinstance(p, Figure) and p.name == "lengths"
+    )
     assert lengths.data == [
         [0, 1.0, 2.5],
         [1, 1.0, None],
@@ -180,11 +182,11 @@ def test_few_test_samples_are_shown_without_a_verdict(tmp_path):
     assert verdict(everybody[2], alone.evaluated[2], "accuracy") == "too few test samples (19) for a verdict"
     said = text_of(site_pages.sections(run, everybody[2], everybody, alone))
     assert "60 together, 10 alone: too few test samples (19) for a verdict" in said
-    said = text_of_parts(card.how_good(run, everybody, alone))
+    said = text_of_parts(card.metrics_by_site(run, everybody, alone))
     assert f"serves {SITES[1]} worst, with accuracy (%) 70" in said
     assert "Too few test samples, below 20, to compare with other sites: south (19)" in said
     run = Run(with_samples(run.path, {1: 19, 2: 19}))
-    assert " worst" not in text_of_parts(card.how_good(run, sites(run), alone))
+    assert " worst" not in text_of_parts(card.metrics_by_site(run, sites(run), alone))
 
 
 def with_samples(path, samples):
@@ -215,7 +217,7 @@ def test_a_loss_that_a_site_does_not_have_is_a_dash(tmp_path):
     write_lines(path / "clients.jsonl", [{**row, "loss": None} if row["client"] == 1 else row for row in rows])
     run = Run(path)
     alone = read_baseline(run, made(tmp_path / "a", "local"))
-    parts = site_pages.gained(run, sites(run)[1], alone)
+    parts = site_pages.benefit(run, sites(run)[1], alone)
     (table,) = [part for part in parts if isinstance(part, Table)]
     assert [row for row in table.rows if row[0] == "loss"] == [["loss", None, 1 / 70, "-"]]
     site_pages.analyse(path, None, None, print)  # curves without a point, too

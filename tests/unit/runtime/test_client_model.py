@@ -20,8 +20,8 @@ from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
 from fedmpi.runtime.finished.models import ClientPredictor
-from fedmpi.runtime.record.durable import packed, write
-from fedmpi.runtime.resuming.initial import fill
+from fedmpi.runtime.record.durable import serialize_tensors, write
+from fedmpi.runtime.resuming.initial import load_initial_weights
 from fedmpi.runtime.run import execute
 
 # What clients keep: parts of the model; models beside the global one.
@@ -117,7 +117,7 @@ def test_the_state_of_a_client_comes_from_the_last_round_that_counted(tmp_path):
     client, made = int(path.name[:6]), int(path.name[7:13])
     row = load_file(path)["row"]
     later = {"client": client, "round": made + 7}
-    write(directory / "state" / f"{client:06}.{made + 7:06}.safetensors", packed({"row": row + 1}, later))
+    write(directory / "state" / f"{client:06}.{made + 7:06}.safetensors", serialize_tensors({"row": row + 1}, later))
     assert_as_recorded(directory, settings_of("fedper", tmp_path))
 
 
@@ -157,9 +157,10 @@ def test_a_global_model_that_clients_do_not_use_is_told(finished, tmp_path, meth
     exported = command("export", directory, "--trust", "--out", tmp_path / "m.pt")
     assert (exported.returncode != 0) == ("keeps parts" in said)
     assert said in exported.stdout + exported.stderr
+    assert ("no whole global model to export" in exported.stderr) == ("keeps parts" in said)
     shutil.copy(directory / "model-best.safetensors", tmp_path / "alone.safetensors")
     for source in (directory, tmp_path / "alone.safetensors"):
-        initial = fill(norm_net((1, 8, 8), 10), source, strict=True)
+        initial = load_initial_weights(norm_net((1, 8, 8), 10), source, strict=True)
         assert any(said in line for line in initial.lines[1:]) if said else len(initial.lines) == 1
 
 

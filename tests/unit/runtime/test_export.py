@@ -143,14 +143,6 @@ def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model, text, to):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
-def test_parts_that_stay_with_clients_are_told(run_of):
-    with pytest.raises(UserError, match=r"fedper keeps parts of the model with each client \(head\)"):
-        export.export(run_of("frozen", method="fedper"), "torchscript", print, trusted=True)
-    said = []
-    export.export(run_of("frozen", method="ditto"), "torchscript", said.append, trusted=True)
-    assert said[0].startswith("method ditto gives each client a model of its own, and this is the global one. ")
-
-
 def test_mistakes(run_of, tmp_path, monkeypatch):
     run = run_of("norm")
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else 1)

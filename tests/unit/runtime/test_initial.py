@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 from helpers import norm_net, play, prepare, settings
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.resuming.initial import fill
+from fedmpi.runtime.resuming.initial import load_initial_weights
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def file(tmp_path):
 
 
 def changed(file, **tensors):
-    state = {name: x.clone() for name, x in given(file).items()}
+    state = {name: x.clone() for name, x in load_file(file).items()}
     for name, x in tensors.items():
         state.pop(name.replace("_", "."), None)
         if x is not None:
@@ -29,16 +29,10 @@ def changed(file, **tensors):
     return file
 
 
-def given(file):
-    from safetensors.torch import load_file
-
-    return load_file(file)
-
-
 def test_all_of_a_model_is_taken_buffers_too(file):
     it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
     state = it.made.model.state_dict(it.fed.server.w, it.fed.server.b)
-    assert all(torch.equal(state[name], x) for name, x in given(file).items())
+    assert all(torch.equal(state[name], x) for name, x in load_file(file).items())
     assert it.made.initial.lines == [f"9 of 9 tensors of the model start from {file}"]
     assert torch.equal(it.w0, it.fed.server.w)
 
@@ -50,7 +44,7 @@ def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):
     state, before = (x.made.model.state_dict(x.fed.server.w, x.fed.server.b) for x in (it, plain))
     assert torch.equal(state["6.weight"], before["6.weight"])
     assert torch.equal(state["6.bias"], before["6.bias"])
-    assert torch.equal(state["0.weight"], given(file)["0.weight"])
+    assert torch.equal(state["0.weight"], load_file(file)["0.weight"])
     assert it.made.initial.lines == [
         f"7 of 9 tensors of the model start from {file}",
         "of another shape or type: 6.weight (4, 96), in the file torch.float32 (3, 5)",
@@ -77,11 +71,8 @@ def test_files_that_do_not_do(file, harm, said):
     harm(file)
     with pytest.raises(UserError, match=said):
         prepare(settings("fedavg", "norm", init={"from": str(file)}))
-
-
-def test_a_directory_without_a_model(tmp_path):
-    with pytest.raises(UserError, match=re.escape(f"init.from: {tmp_path} holds no model.safetensors")):
-        fill(torch.nn.Linear(1, 1), tmp_path, False)
+    with pytest.raises(UserError, match=re.escape(f"init.from: {file.parent} holds no model.safetensors")):
+        load_initial_weights(torch.nn.Linear(1, 1), file.parent, False)
 
 
 def test_a_run_started_from_its_end_has_the_figures_of_its_end(tmp_path, file):

@@ -122,7 +122,7 @@ def test_a_sweep_that_was_moved(project):
     project = old.rename(project.parent / "after")
     asked = expand.load(project / "s.yaml", [f"output={project}/runs"])
     assert [progress.check_state(settings).what for _, settings in asked.runs()] == [progress.DONE] * 2
-    file, given = status.asked(project / "runs" / "s")
+    file, given = status.read_sweep_list(project / "runs" / "s")
     assert file == project / "s.yaml"
     assert len(list(expand.load(file, given).runs())) == 2
     (project / "code" / "own.py").write_text(OWN + "# another content\n")

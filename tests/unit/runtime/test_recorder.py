@@ -6,7 +6,7 @@ import weakref
 
 from helpers import small_settings
 
-from fedmpi.engine.plan import Sink
+from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import run
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 
@@ -14,10 +14,10 @@ from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 def test_ranks_other_than_0_record_no_results():
     """The engine tells every rank what it finds out."""
     recorder = RankRecorder()
-    for name in ("round", "append", "best", "loss", "say"):
+    for name in ("round", "append", "save_best_model", "record_lost_ranks", "say"):
         getattr(recorder, name)([])
-    recorder.keep(None, 0, {}, True)
-    assert isinstance(recorder, Sink)
+    recorder.save_state(None, 0, {}, True)
+    assert isinstance(recorder, RunCallbacks)
 
 
 def test_a_run_that_fails_before_it_has_a_directory_leaves_nothing():
@@ -49,7 +49,8 @@ def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
 
 
 def test_warnings_are_logged_also_those_before_there_was_a_log():
-    recorder = RankRecorder()
+    """Afterwards the filters of warnings are as they were."""
+    recorder, before = RankRecorder(), list(warnings.filters)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         with recorder.collect_warnings():
@@ -58,10 +59,6 @@ def test_warnings_are_logged_also_those_before_there_was_a_log():
             recorder.log = lines.append
             warnings.warn("late", stacklevel=1)
     assert lines == ["warning: early", "warning: late"]
-
-
-def test_the_filters_of_warnings_are_as_they_were():
-    before = list(warnings.filters)
-    with RankRecorder().collect_warnings():
+    with recorder.collect_warnings():
         pass
     assert list(warnings.filters) == before

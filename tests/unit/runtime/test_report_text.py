@@ -51,7 +51,11 @@ def test_formats_and_what_they_cost():
 
     def said(method, ranks=1, placement="balanced", **wire):
         made = prepare(settings(method, "norm", comm={"wire": wire}, cohort={"placement": placement})).made
-        return report_text.wire(made, ranks), report_text.traffic(made.messages, 1, made.itemsize), made
+        return (
+            report_text.describe_wire(made, ranks),
+            report_text.describe_traffic(made.messages, 1, made.itemsize),
+            made,
+        )
 
     text = size_text
     nothing, before, made = said("fedavg")
@@ -110,7 +114,7 @@ def facts(*gpus, no_gpu=""):
     ],
 )
 def test_the_devices_of_all_ranks_are_named(gpus, said):
-    assert report_text.devices(facts(*gpus)) == said
+    assert report_text.describe_devices(facts(*gpus)) == said
     made = prepare(settings()).made  # of rank 0, on its CPU
     job = Job("torchrun" if gpus[1:] else "single", 0, len(gpus), 0, len(gpus), "node0")
     where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"

@@ -33,21 +33,21 @@ def kept_in(folder, every=1, keep=2):
 def attach(it, folder, room, every=1, keep=2):
     """Have a federation write checkpoints, with room for so many clients' rows in memory."""
     it.kept = kept_in(folder, every, keep)
-    it.fed.reporter.sink.keep = it.kept.save
+    it.fed.reporter.callbacks.save_state = it.kept.save
     if it.made.messages.client_state.size:
-        it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
+        it.fed.states.store, it.fed.states.max_in_memory = it.kept.rows, room
 
 
 def run_until(it, cut):
     """Run to the end, or die when round `cut` is reported."""
-    rows = it.fed.reporter.sink.round
+    rows = it.fed.reporter.callbacks.round
 
     def on_round(row):
         if row["round"] == cut:
             raise Killed
         rows(row)
 
-    it.fed.reporter.sink.round = on_round
+    it.fed.reporter.callbacks.round = on_round
     try:
         it.reason = it.fed.run()
     finally:
@@ -213,7 +213,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
     checkpoints: beside them what left memory since."""
     config_ = small_settings("scaffold", "mlp", rounds=12, cohort={"fraction": 0.3}, evaluate={"every": 100})
     it, kept = prepare(config_), kept_in(tmp_path, every, keep)
-    it.fed.states.shelf, it.fed.states.room = kept.rows, room
+    it.fed.states.store, it.fed.states.max_in_memory = kept.rows, room
     seen, before = [], set()
 
     def saved(fed, t, memory, last):
@@ -234,7 +234,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
             assert all(label > max(checkpoints, default=-1) for _, label in now - needed)
         seen.append(t)
 
-    it.fed.reporter.sink.keep = saved
+    it.fed.reporter.callbacks.save_state = saved
     it.fed.run()
     assert seen == list(range(12))
     assert not list(tmp_path.rglob(".*.tmp"))

@@ -168,7 +168,7 @@ def test_a_sweep_by_its_directory(tmp_path):
     made(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
     (place / files.SWEEP_LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
-    found = sweep_status.of_folder(place)
+    found = sweep_status.status_of_directory(place)
     assert {run["name"]: run["state"] for run in found["runs"]} == {
         "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",
     }  # fmt: skip
@@ -181,7 +181,7 @@ def test_a_sweep_by_its_directory(tmp_path):
     ]
     assert sweep_status.code(found) == 1
     with lock.hold(made(place / "d", FEW)):
-        found = sweep_status.of_folder(place)
+        found = sweep_status.status_of_directory(place)
         # d has 6 rounds of 2 s left, e all of its own: as long as a run of 10 rounds
         assert found["eta_s"] == 12.0 + 20.0
     done = fedmpi("status", place, "--json")

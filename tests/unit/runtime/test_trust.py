@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -14,7 +13,6 @@ import fedmpi as package
 from fedmpi import config
 from fedmpi.common import redaction, registry
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.npz import npz
 from fedmpi.runtime import trust
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.validate import validate_settings
@@ -189,13 +187,6 @@ def test_damaged_runs_are_told(copied, damage, text):
     damage(theirs)
     with pytest.raises(UserError, match=text):
         package.load(theirs)
-
-
-def test_arrays_of_objects_are_refused(tmp_path):
-    """They are pickles, and reading one may run anything."""
-    np.savez(tmp_path / "a.npz", x=np.array([object()], dtype=object), y=np.zeros(1))
-    with pytest.raises(UserError, match=r"no readable \.npz file of plain arrays"):
-        npz(tmp_path, path="a.npz")
 
 
 # ---- secrets ----

@@ -63,7 +63,7 @@ def replayed():
 @pytest.fixture
 def once(run, replayed, tmp_path_factory, monkeypatch):
     """A replay of the run as it was stands for that of copies of which only results are altered."""
-    real, kept = replay.again, replayed
+    real, kept = replay.replay_rounds, replayed
 
     @contextmanager
     def again(path, trusted, overrides, *which):
@@ -72,7 +72,7 @@ def once(run, replayed, tmp_path_factory, monkeypatch):
                 kept[which] = replace(found, path=shutil.copytree(found.path, tmp_path_factory.mktemp("again") / "x"))
         yield kept[which]
 
-    monkeypatch.setattr(replay, "again", again)
+    monkeypatch.setattr(replay, "replay_rounds", again)
 
 
 def check(path, **options):

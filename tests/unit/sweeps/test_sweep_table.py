@@ -38,22 +38,32 @@ FIGURES = {
 }
 
 
+def write_run(settings, **summary):
+    """A run directory; without a summary the run is not done."""
+    run = settings.output / settings.name
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "identity.json").write_text(json.dumps(settings.identity()))
+    (run / "metrics.jsonl").write_text("{}\n" * settings.rounds)
+    if summary:
+        (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", **summary}))
+
+
+def existing(sweep):
+    """(labels, settings) of the runs that have a directory."""
+    return [each for each in sweep.runs() if (each[1].output / each[1].name).exists()]
+
+
 @pytest.fixture
 def asked(tmp_path):
     file = tmp_path / "t.yaml"
     file.write_text(SWEEP.format(output=tmp_path))
-    found = expand.load(file)
-    for labels, settings in found.runs():
+    sweep = expand.load(file)
+    for labels, settings in sweep.runs():
         values = FIGURES[labels["method"], labels["train.lr"]]
-        run = settings.output / settings.name
-        if int(labels["seed"]) >= len(values):
-            continue
-        run.mkdir(parents=True)
-        (run / "identity.json").write_text(json.dumps(settings.identity()))
-        (run / "metrics.jsonl").write_text("{}\n")
-        last = {"accuracy": values[int(labels["seed"])], "loss": 1.0}
-        (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
-    return found
+        if int(labels["seed"]) < len(values):
+            last = {"accuracy": values[int(labels["seed"])], "loss": 1.0}
+            write_run(settings, last=last, best=last)
+    return sweep
 
 
 def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
@@ -63,7 +73,7 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     (tmp_path / "moved").mkdir()
     (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
-    file, given = status.asked(Path("moved/t"))
+    file, given = status.read_sweep_list(Path("moved/t"))
     again = expand.load(file, given)
     assert again.path == asked.path
     (_, settings), *_ = again.runs()
@@ -73,13 +83,13 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     assert "abc" not in secret
     (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
     with pytest.raises(UserError, match="a secret is left out"):
-        status.asked(tmp_path / "moved" / "t")
+        status.read_sweep_list(tmp_path / "moved" / "t")
     asked.path.unlink()
     asked.write_list(tmp_path / "moved" / "t", ["a"])
     with pytest.raises(UserError, match="is not there any more"):
-        status.asked(tmp_path / "moved" / "t")
+        status.read_sweep_list(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
-        status.asked(tmp_path)
+        status.read_sweep_list(tmp_path)
 
 
 @pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
@@ -87,17 +97,14 @@ def test_a_figure_goes_by_the_name_of_what_is_shown(asked, without):
     """FedPer has no accuracy of a global model: both rows show personal accuracies, and all forms of the table say so.
     Where only some protocols give a figure of the same kind, cells differ, and a line says how."""
     base = expand.load(asked.path, ["evaluate.protocol=[global, personal]"])
-    for labels, settings in base.runs():
-        run = settings.output / settings.name
-        if run.exists():
-            (run / "identity.json").write_text(json.dumps(settings.identity()))
-            last = {"personal_accuracy": 70.0 + int(labels["seed"])}
-            last |= {} if labels["method"] in without else {"accuracy": 50.0}
-            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    for labels, settings in existing(base):
+        last = {"personal_accuracy": 70.0 + int(labels["seed"])}
+        last |= {} if labels["method"] in without else {"accuracy": 50.0}
+        write_run(settings, last=last, best=last)
     for given in (None, "accuracy"):
         cells = table.collect(base, given, None)
         assert table.caption(cells).startswith("personal accuracy, after the last round")
-        assert cells.found["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
+        assert cells.values["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
         assert table_formats.as_csv(cells).startswith("method,train.lr,personal_accuracy,std,")
         said = "B_2: no accuracy of a global model; personal_accuracy, which all runs have, is compared"
         assert (said in table.gaps(cells)) == (without == {"B_2"})
@@ -111,12 +118,9 @@ def test_cells_with_figures_of_unlike_protocols_are_named(asked):
         asked.path.read_text().replace("{name: fedprox}}", "{name: fedprox}, evaluate: {protocol: [personal]}}")
     )
     base = expand.load(asked.path)
-    for labels, settings in base.runs():
-        run = settings.output / settings.name
-        if run.exists():
-            (run / "identity.json").write_text(json.dumps(settings.identity()))
-            last = {"accuracy": 50.0} if labels["method"] == "A" else {"personal_accuracy": 70.0}
-            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    for labels, settings in existing(base):
+        last = {"accuracy": 50.0} if labels["method"] == "A" else {"personal_accuracy": 70.0}
+        write_run(settings, last=last, best=last)
     cells = table.collect(base, None, None)
     assert cells.metric == "accuracy or personal_accuracy"
     assert "not all figures are of one kind: accuracy of A, personal_accuracy of B_2" in table.gaps(cells)
@@ -124,10 +128,9 @@ def test_cells_with_figures_of_unlike_protocols_are_named(asked):
 
 def digests(asked, say):
     """Put what `say` tells of a run's labels into its identity.json."""
-    for labels, settings in asked.runs():
+    for labels, settings in existing(asked):
         path = settings.output / settings.name / "identity.json"
-        if path.exists():
-            path.write_text(json.dumps(settings.identity() | say(labels)))
+        path.write_text(json.dumps(settings.identity() | say(labels)))
 
 
 def test_no_mean_is_over_two_codes_or_data(asked):
@@ -234,15 +237,11 @@ over:
 def made(file, text, give):
     """The sweep, with runs that give(labels) says the summary of; None: it is not done."""
     file.write_text(text.format(output=file.parent))
-    found = expand.load(file)
-    for labels, settings in found.runs():
-        facts, run = give(labels), settings.output / settings.name
-        run.mkdir(parents=True)
-        (run / "identity.json").write_text(json.dumps(settings.identity()))
-        (run / "metrics.jsonl").write_text("{}\n" * settings.rounds)
-        if facts is not None:
-            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "rounds": 2, **facts}))
-    return found
+    sweep = expand.load(file)
+    for labels, settings in sweep.runs():
+        facts = give(labels)
+        write_run(settings, **({} if facts is None else {"rounds": 2, **facts}))
+    return sweep
 
 
 def of(value, at=1):
@@ -297,7 +296,7 @@ def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
     }
     asked = made(tmp_path / "t.yaml", text, lambda labels: figures[labels["m"]][int(labels["seed"])])
     cells = table.collect(asked, None, None)
-    assert cells.found == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
+    assert cells.values == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
     lines = table.text(cells)
     assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
     assert lines[5].split() == ["C", "nan"]
@@ -314,11 +313,9 @@ MEASURED = [
 
 
 def measured(asked, change=lambda labels, row: row):
-    for labels, settings in asked.runs():
-        run = settings.output / settings.name
-        if run.exists():
-            rows = [json.dumps(change(labels, row)) + "\n" for row in MEASURED]
-            (run / "analysis.jsonl").write_text("".join(rows))
+    for labels, settings in existing(asked):
+        rows = [json.dumps(change(labels, row)) + "\n" for row in MEASURED]
+        (settings.output / settings.name / "analysis.jsonl").write_text("".join(rows))
 
 
 def test_what_analysis_has_measured(asked):
@@ -330,11 +327,11 @@ def test_what_analysis_has_measured(asked):
 
     measured(asked, change)
     cells = table.collect(asked, "losses.shift", None)
-    assert cells.found["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
-    assert cells.found["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
+    assert cells.values["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
+    assert cells.values["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
     lines = table.text(cells)
     assert lines[0].startswith("losses.shift, after the last round")
-    assert table.collect(asked, "losses.shift", "mean_last_10").found["A", "0.5"]["0"] == 4.75
+    assert table.collect(asked, "losses.shift", "mean_last_10").values["A", "0.5"]["0"] == 4.75
     for scatter, told in ((0.1, "higher"), (1.0, ""), (0.0, "")):  # whether higher is better, nobody has said
 
         def higher(labels, row, scatter=scatter):

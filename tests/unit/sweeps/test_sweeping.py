@@ -81,8 +81,8 @@ def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
         lambda: runs.check(asked, print),
         lambda: status.show(asked, print),
         lambda: runs.run(asked, "1", print, print),
-        lambda: status.of_file(asked),
-        lambda: slurm.submit(asked, slurm.Asked(), True, print),
+        lambda: status.status_of_file(asked),
+        lambda: slurm.submit(asked, slurm.ArrayOptions(), True, print),
     ):
         with pytest.raises(UserError, match=said):
             look()
@@ -208,7 +208,9 @@ def test_what_a_run_writes_down_at_length_is_what_was_asked_for(tmp_path):
 def test_a_batch_script_that_is_kept_holds_no_secret(file, tmp_path):
     """The one that is submitted does: the run needs it."""
     found = expand.load(file, ["data.token=HUSH123"])
-    texts = [slurm.script(found, slurm.Asked(), ["a"], tmp_path, 1, kept=kept) for kept in (False, True)]
+    texts = [
+        slurm.script(found, slurm.ArrayOptions(), ["a"], tmp_path, 1, redacted=redacted) for redacted in (False, True)
+    ]
     assert texts[0].count("HUSH123") == 1
     assert "HUSH123" not in texts[1]
     (tmp_path / slurm.FOLDER).mkdir()

@@ -18,15 +18,20 @@ from fedmpi.data.sources.common import (
     checked_fraction,
     find,
     joined,
-    reads_columns,
-    tell_of_travellers,
+    warn_of_divided_groups,
+    with_columns,
 )
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
-from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
-from fedmpi.data.sources.pictures.table_of_files import Row, rows
-from fedmpi.data.sources.tables.files import GAPS
-from fedmpi.data.sources.tables.index import FEW
+from fedmpi.data.sources.pictures.image_dataset import (
+    Files,
+    Row,
+    check_site,
+    dataset_of_parts,
+    dataset_with_test_part,
+    read_rows,
+)
+from fedmpi.data.sources.tables.files import FEW, GAPS
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -79,67 +84,70 @@ def csv_images(
         raise UserError(f"csv_images: data.{key} is missing; silos need it")
     share = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
     at = find(root, (path,), "csv_images", "correct data.root or data.path")
-    options = {"picture_column": picture_column, "label_column": label_column}
-    options |= {"site_column": site_column} if site_column else {}
-    options |= {"split_column": split_column} if split_column else {}
-    options |= {"group_column": group_column} if group_column else {}
+    named = {"picture_column": picture_column, "label_column": label_column, "site_column": site_column}
+    named |= {"split_column": split_column, "group_column": group_column}
+    options = {key: column for key, column in named.items() if column}
     columns = {"picture_column": picture_column, "label_column": label_column, "delimiter": delimiter, "folder": folder}
-    table = rows(at, list(options.values()), delimiter, list(options))
+    table = read_rows(at, list(options.values()), delimiter, list(options))
     _check_gaps(table, label_column, class_names or ())
     names = list(class_names or _classes(table, label_column, at))
+    sites = natural_order([row.values[site_column] for row in table]) if site_column else [""]
+    if site_column:
+        _warn_of_near_duplicates(table, site_column)
+    if site is not None and site not in sites:
+        raise UserError(f"{at}: no row is of the site {site!r} ({site_column}); it has {', '.join(sites)}")
+    chosen = sites if site is None else [site]
+    whose = [row.values[site_column] if site_column else "" for row in table]
+    opened = [(row, name) for row, name in zip(table, whose, strict=True) if name in chosen]
+    every = [row for row, _ in opened]
 
     def files(mine: Sequence[Row]) -> Files:
         labels = [names.index(row.values[label_column]) for row in mine]
         return Files([root / folder / _file(row, picture_column) for row in mine], labels, [row.at for row in mine])
 
-    def warn_of_depths(mine: Sequence[Row]) -> None:
-        its = files(mine)
-        reading.warn_of_depths(its.paths, decoding, its.rows)
-
     def groups(mine: Sequence[Row]) -> list[str]:
         return [row.values[group_column] for row in mine] if group_column else []
 
-    def one(mine: Sequence[Row], whose: str) -> Dataset:
+    def parts(mine: Sequence[Row]) -> list[str]:
+        return [PARTS[row.values[split_column].lower()] for row in mine] if split_column else []
+
+    def read_site(mine: Sequence[Row], name: str) -> Dataset:
         if split_column is None:
-            return held_out(files(mine), share, names, decoding, groups(mine))
-        part = [PARTS[row.values[split_column].lower()] for row in mine]
-        train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
+            return dataset_with_test_part(files(mine), share, names, decoding, groups(mine))
+        by_part: dict[str, list[Row]] = {"train": [], "val": [], "test": []}
+        for row, part in zip(mine, parts(mine), strict=True):
+            by_part[part].append(row)
+        train = by_part["train"] + (by_part["val"] if val == "join" else [])
         if not train:
-            none = f"none of {count(len(mine), 'row')}{whose}, the first in line {mine[0].at.rpartition(' ')[2]},"
+            said = f" of the site {name!r} ({site_column})" if site_column else ""
+            none = f"none of {count(len(mine), 'row')}{said}, the first in line {mine[0].at.rpartition(' ')[2]},"
             raise UserError(f"{at}: {none} is of the training part ({split_column})")
-        return parted(files(train), files(_of(mine, part, "test")), names, decoding, groups(train))
+        return dataset_of_parts(files(train), files(by_part["test"]), names, decoding, groups(train))
 
-    def check_parts(mine: Sequence[Row]) -> None:
-        test = [bool(split_column) and PARTS[row.values[split_column or ""].lower()] == "test" for row in mine]
-        check_groups(groups(mine), [not each for each in test], lambda k: mine[k].at, f"{group_column}")
+    _check(every, picture_column, label_column, names, split_column)
+    # Groups are checked in the rows of all sites at once, for a patient of two of them is one patient.
+    check_groups(groups(every), [part != "test" for part in parts(every)], lambda k: every[k].at, f"{group_column}")
+    if site_column and split_column is None:
+        warn_of_divided_groups(groups(every), [name for _, name in opened])
+    its = files(every)
+    reading.warn_of_depths(its.paths, decoding, its.rows)
+    found = []
+    with reading.warned_of_once():
+        for name in chosen:
+            mine = [row for row, of in opened if of == name]
+            data = read_site(mine, name)
+            found.append(check_site(data, name, mine[0].at, names, small_sites) if site_column else data)
+    data = joined(found, sites) if site_column and site is None else found[0]
+    return with_columns(data, **columns)
 
-    if site_column is None:
-        _check(table, picture_column, label_column, names, split_column)
-        check_parts(table)
-        warn_of_depths(table)
-        return reads_columns(one(table, ""), **columns)
-    sites = natural_order([row.values[site_column] for row in table])
+
+def _warn_of_near_duplicates(table: Sequence[Row], site_column: str) -> None:
+    """Warn of two sites whose names differ by a slip alone."""
     twice = near_duplicates(dict.fromkeys(row.values[site_column] for row in table))
     if twice:
         first, last = (next(row.at for row in table if row.values[site_column] == name) for name in twice)
         said = f"data: {twice[0]!r} ({first}) and {twice[1]!r} ({last}) are two sites; are they one?"
-        warnings.warn(said, stacklevel=2)
-    if site is not None and site not in sites:
-        raise UserError(f"{at}: no row is of the site {site!r} ({site_column}); it has {', '.join(sites)}")
-    chosen = sites if site is None else [site]
-    rows_of = [row for row in table if row.values[site_column] in chosen]
-    _check(rows_of, picture_column, label_column, names, split_column)
-    check_parts(rows_of)  # of all sites at once: a patient of two of them is one patient
-    if split_column is None:
-        tell_of_travellers(groups(rows_of), [row.values[site_column] for row in rows_of])
-    warn_of_depths(rows_of)
-    found = []
-    with reading.warned_of_once():
-        for name in chosen:
-            mine = [row for row in table if row.values[site_column] == name]
-            whose = f" of the site {name!r} ({site_column})"
-            found.append(check_site(one(mine, whose), name, mine[0].at, names, small_sites))
-    return reads_columns(found[0] if site is not None else joined(found, sites), **columns)
+        warnings.warn(said, stacklevel=3)
 
 
 def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:
@@ -173,10 +181,6 @@ def _check_gaps(table: Sequence[Row], column: str, classes: Sequence[str]) -> No
 def _file(row: Row, column: str) -> Path:
     """As the row has it; what Windows writes between folders is no part of a name elsewhere."""
     return Path(row.values[column].replace("\\", "/"))
-
-
-def _of(table: Sequence[Row], part: Sequence[str], want: str) -> list[Row]:
-    return [row for row, its in zip(table, part, strict=True) if its == want]
 
 
 def _check(

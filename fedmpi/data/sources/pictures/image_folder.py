@@ -16,8 +16,14 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import PARTS, checked_fraction, joined
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, is_picture
-from fedmpi.data.sources.pictures.folders import classes_in, files_in
-from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
+from fedmpi.data.sources.pictures.image_dataset import (
+    Files,
+    check_site,
+    class_folders,
+    dataset_of_parts,
+    dataset_with_test_part,
+    pictures_by_class,
+)
 
 
 def image_folder(
@@ -68,9 +74,9 @@ def image_folder(
             f"image_folder: there is no folder {folder} (data.root = {root}); correct data.root or data.path"
         )
     if site is not None and not os.path.isdir(folder / site):
-        there = ", ".join(classes_in(folder)) or "no folder"
+        there = ", ".join(class_folders(folder)) or "no folder"
         raise MissingDataError(f"image_folder: there is no folder {folder / site} (data.silos); {folder} has {there}")
-    homes = [folder / site] if site else [folder / name for name in classes_in(folder)] if sites else [folder]
+    homes = [folder / site] if site else [folder / name for name in class_folders(folder)] if sites else [folder]
     part = next((home.name for home in homes if sites and home.name.lower() in PARTS), None)
     if part is not None:
         raise UserError(
@@ -78,7 +84,7 @@ def image_folder(
         )
     if not homes:
         raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
-    names = class_names or natural_order(name for home in homes for name in classes_in(_training(home, root)))
+    names = class_names or natural_order(name for home in homes for name in class_folders(_training(home, root)))
     parts = [_files(home, names, val, root) for home in homes]
     reading.warn_of_depths([path for train, test, _ in parts for path in (*train.paths, *test.paths)], decoding)
     with reading.warned_of_once():
@@ -91,37 +97,41 @@ def image_folder(
 def _files(home: Path, names: Sequence[str], val: str, root: Path) -> tuple[Files, Files, str]:
     """Those of the training part, of the test part, and the folder of the latter; "" where there is none."""
     folder = _training(home, root)
-    train = files_in(folder, names)
+    train = pictures_by_class(folder, names)
     if not any(file.parent.parent == folder for file in train.paths):
         raise UserError(
             f"image_folder: the folders of {folder} hold no picture but in folders of their own, such as "
             f"{train.paths[0]}; are they sites? then data.sites: true"
         )
-    beside = [] if folder == home else classes_in(home)
+    beside = [] if folder == home else class_folders(home)
     if val == "join":
         for name in [name for name in beside if PARTS.get(name.lower()) == "val"]:
-            train += files_in(home / name, names)
+            train += pictures_by_class(home / name, names)
     test = next((name for name in beside if PARTS.get(name.lower()) == "test"), None)
     for name in beside:
         if name.lower() not in PARTS and any(is_picture(file) for file in (home / name).rglob("*")):
             warnings.warn(f"data: {home / name} is not read; parts are named {', '.join(PARTS)}", stacklevel=2)
     if test is None:
         return train, Files([], []), ""
-    return train, files_in(home / test, names), f"{home / test}"
+    return train, pictures_by_class(home / test, names), f"{home / test}"
 
 
 def _dataset(
     train: Files, test: Files, folder: str, names: Sequence[str], decoding: DecodeOptions, test_fraction: float | None
 ) -> Dataset:
     fraction = checked_fraction(test_fraction, folder)
-    return parted(train, test, names, decoding) if folder else held_out(train, fraction, names, decoding)
+    return (
+        dataset_of_parts(train, test, names, decoding)
+        if folder
+        else dataset_with_test_part(train, fraction, names, decoding)
+    )
 
 
 def _training(home: Path, root: Path) -> Path:
     """The folder of class folders that are trained on."""
     if os.path.isdir(home / "train"):
         return home / "train"
-    part = next((name for name in classes_in(home) if name.lower() in PARTS), None)
+    part = next((name for name in class_folders(home) if name.lower() in PARTS), None)
     if part is not None:
         raise UserError(
             f"image_folder: {home} has a folder {part}, but no folder {home / 'train'} (data.root = {root}); correct "

@@ -12,11 +12,12 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
+from fedmpi.data.csv_file import text_of
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
-from fedmpi.data.sources.tables.files import Table, plain_cells
+from fedmpi.data.sources.tables.files import Table
 from fedmpi.data.sources.tables.files import read as read_table
 from fedmpi.data.streaming import Stream
 
@@ -45,8 +46,7 @@ class ImagePreparation(Preparation):
 
     def normalised(self, images: np.ndarray | Stream) -> Pictures:
         """What a model sees of decoded images (n, C, H, W): uint8, or float32 in 0..1."""
-        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-        return of_bytes(stored, self.decoding.mean, self.decoding.std, self.channels)
+        return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: Request) -> NewRows:
         ids, files, labels, where = self._files(request)
@@ -95,7 +95,7 @@ class ImagePreparation(Preparation):
         return {"file": np.array(list(map(str, names)), dtype=object)}, files, [n.parts[0] for n in names] * known, []
 
     def _named_in(self, table: Table, ids: Sequence[str]) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        names = plain_cells(table.column(self.picture_column, "picture_column"))
+        names = text_of(table.column(self.picture_column, "picture_column"))
         where = [table.at(row) for row in range(len(table))]
         gap = next((row for row, name in enumerate(names) if not str(name).strip()), None)
         if gap is not None:
@@ -110,11 +110,9 @@ class ImagePreparation(Preparation):
                 f"{' or '.join(places)}: names are relative to the folder of {table.path.name}, not to the run's "
                 "data.root; write them so, or whole (/.../a.png), or put the file there"
             )
-        found = {table.unit: table.places, "file": names} | {
-            name: plain_cells(table.column(name, "--id")) for name in ids
-        }
+        found = {table.unit: table.places, "file": names} | {name: text_of(table.column(name, "--id")) for name in ids}
         has_labels = self.label_column in table.columns
-        labels = plain_cells(table.columns[self.label_column]) if has_labels else ()
+        labels = text_of(table.columns[self.label_column]) if has_labels else ()
         return found, files, [str(label).strip() for label in labels], where
 
     def _place(self, home: Path, name: str) -> Path:

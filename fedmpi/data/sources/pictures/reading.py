@@ -146,7 +146,7 @@ def _decode(
 
 
 class _Look:
-    """What decoded images are like, each (n,): blended, the least and the largest pixel, the share of pixels at 1."""
+    """Statistics of decoded images, each (n,): blended, least and largest pixel, share of pixels at 1."""
 
     def __init__(self, many: int) -> None:
         self.blended = np.zeros(many, dtype=bool)
@@ -161,7 +161,7 @@ _reads: ContextVar[list[_Read] | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def warned_of_once() -> Iterator[None]:
-    """Warn at the end of what the images of all `read` are like, which may be those of several sites."""
+    """Collect the warnings of all `read` inside, such as those of several sites, and give each once at the end."""
     reads: list[_Read] = []
     token = _reads.set(reads)
     try:
@@ -211,8 +211,8 @@ def _warn(reads: Sequence[_Read]) -> None:
         warnings.warn(f"data: all pixels of {said} have one value; is the file what it should be?", stacklevel=3)
 
 
-def _by_threads(do: Callable[[int], None], many: int) -> None:
-    """do(0), ..., do(many - 1); raises the first error, by number."""
+def _by_threads(do: Callable[[int], None], many: int, size: int = 0) -> None:
+    """Call do(0), ..., do(many - 1) by several threads, `size` calls at a time (0: BLOCK); raises the first error."""
 
     def block(begin: int, end: int) -> None:
         for k in range(begin, end):
@@ -220,10 +220,10 @@ def _by_threads(do: Callable[[int], None], many: int) -> None:
 
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads, thread_name_prefix="pictures") as pool:
-        blocks = [*range(0, many, BLOCK), many]
+        blocks = [*range(0, many, size or BLOCK), many]
         tasks = [pool.submit(block, begin, end) for begin, end in pairwise(blocks)]
         try:
-            for task in tasks:  # in their order, so that the first mistake is the one told
+            for task in tasks:  # in their order, so that the first mistake is the one that is reported
                 task.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -240,8 +240,7 @@ def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], erro
 
 
 def with_ending(file: Path | bytes) -> str:
-    """What to say of a file that is not there where one of that name and an ending is: IMG_1.png for IMG_1; or one
-    whose name differs in the case of letters or in its Unicode form alone."""
+    """Hint for a missing file: one of the same name with an ending, or with other case or Unicode form."""
     if isinstance(file, bytes):
         return ""
     if said := other_spelling(file):
@@ -280,15 +279,10 @@ class DecodedFiles(Source):
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
 
-        def put(begin: int, end: int) -> None:
-            for k in range(begin, end):
-                out[k] = self.decode(int(rows[k]))
+        def put(k: int) -> None:
+            out[k] = self.decode(int(rows[k]))
 
-        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), max(len(rows), 1))
-        cuts = np.linspace(0, len(rows), threads + 1).astype(int).tolist()
-        with ThreadPoolExecutor(threads, thread_name_prefix="decoding") as pool:
-            for task in [pool.submit(put, begin, end) for begin, end in pairwise(cuts)]:
-                task.result()
+        _by_threads(put, len(rows), -(-len(rows) // MOST_THREADS))
         return out
 
     def look(self, rows: np.ndarray) -> Iterator[bytes]:

@@ -12,34 +12,34 @@ import numpy as np
 from fedmpi.common.errors import UserError
 
 
-def needed(what: str) -> None:
+def _check_pyarrow(path: Path) -> None:
     if find_spec("pyarrow") is None:
-        raise UserError(f"{what} is read by pyarrow, which is not installed; pip install 'fedmpi[parquet]'")
+        raise UserError(f"{path} is read by pyarrow, which is not installed; pip install 'fedmpi[parquet]'")
 
 
-def parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def read_parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Read a Parquet file.
 
     Returns:
-        Its columns: (n,) float64 for numbers, NaN for nulls; (n,) text, "" for nulls. Lists are text here, which is no
-        number and so no feature: a column that the config drops is not to keep the others. And the names of those that
-        are the index of a pandas table, by what pandas has written into the file.
+        Its columns as `cells` has them, where lists are text, which is no number and so no feature: a column that the
+        config drops must not make the others unreadable. And the names of the columns that pandas has written as the
+        index of its table.
     """
-    needed(str(path))
-    from pyarrow import parquet as files  # takes half a second to import
+    _check_pyarrow(path)
+    from pyarrow import parquet  # takes half a second to import
 
     try:
-        table = files.read_table(path)
-    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+        table = parquet.read_table(path)
+    except Exception as error:  # a decoder of damaged files may raise anything
         raise UserError(f"{path} cannot be read as Parquet: {error}") from error
     columns = {name: cells(table.column(name), name, path, lists=True) for name in table.column_names}
-    said = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    return columns, tuple(name for name in said if isinstance(name, str) and name in columns)
+    index = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    return columns, tuple(name for name in index if isinstance(name, str) and name in columns)
 
 
-def stream(paths: Sequence[Path]) -> Any:
-    """The table in files of Arrow's streaming format, one after the other."""
-    needed(str(paths[0]))
+def read_stream(paths: Sequence[Path]) -> Any:
+    """Read files of Arrow's streaming format as one table."""
+    _check_pyarrow(paths[0])
     import pyarrow
 
     try:
@@ -53,8 +53,10 @@ def stream(paths: Sequence[Path]) -> Any:
 
 
 def cells(column: Any, name: str, path: Path, lists: bool = False) -> np.ndarray:
-    """(n,) float64 with NaN for nulls, or text with "" for nulls: of dates, decimal numbers and others what Python
-    writes. lists: of these, too; else they are refused."""
+    """Return a column as (n,) float64 with NaN for nulls, or as text with "" for nulls.
+
+    Dates, decimal numbers and others are the text that Python writes. lists: these, too; otherwise they are refused.
+    """
     import pyarrow
 
     kind = pyarrow.types
@@ -71,15 +73,14 @@ def cells(column: Any, name: str, path: Path, lists: bool = False) -> np.ndarray
         return column.cast(pyarrow.float64(), safe=False).to_numpy().astype(np.float64)
     if kind.is_nested(column.type) and not lists:
         raise UserError(f"{path}: column {name!r} is {column.type}; numbers, truth values and text are understood")
-    words = np.empty(len(column), dtype=object)
-    words[:] = ["" if cell is None else str(cell) for cell in column.to_pylist()]
-    return words
+    return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()], dtype=object)
 
 
 def array(column: Any, name: str, path: Path) -> np.ndarray:
-    """(n, ...): (n,) of a column of numbers, (n, L) of lists of one length, nested ones, too.
+    """Return a column of numbers as (n,), of lists of one length as (n, length), nested ones as (n, length, ...).
 
-    Raises UserError with the first row that is a null, or not as long as the first one.
+    Raises:
+        UserError: the first row that is a null, or not as long as row 0.
     """
     import pyarrow
     from pyarrow import compute
@@ -92,9 +93,9 @@ def array(column: Any, name: str, path: Path) -> np.ndarray:
         lengths = compute.list_value_length(values).fill_null(-1).to_numpy(zero_copy_only=False)
         odd = np.flatnonzero((lengths != lengths[0]) | (lengths < 1))
         if len(odd):
-            row, found = odd[0] // int(np.prod(shape[1:])), max(int(lengths[odd[0]]), 0)
-            same = f"{lengths[0]} in row 0: pad or cut the rows to one length"
-            raise UserError(f"{path}, row {row}: column {name!r} holds {found} values, {same}")
+            row, length = odd[0] // int(np.prod(shape[1:])), max(int(lengths[odd[0]]), 0)
+            remedy = f"{lengths[0]} in row 0: pad or cut the rows to one length"
+            raise UserError(f"{path}, row {row}: column {name!r} holds {length} values, {remedy}")
         shape.append(int(lengths[0]))
         values = values.flatten()
     if kind.is_boolean(values.type):
@@ -104,21 +105,19 @@ def array(column: Any, name: str, path: Path) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def holds_pictures(column: Any) -> bool:
-    """Whether it is a column of the type Image of `datasets`."""
+def pictures(column: Any, name: str, path: Path) -> list[bytes | Path] | None:
+    """Return the bytes of each picture in a column of the type Image of `datasets`, or its file where only that is
+    named; None for a column of another type."""
     import pyarrow
 
-    return bool(pyarrow.types.is_struct(column.type))
-
-
-def pictures(column: Any, name: str, path: Path) -> list[bytes | Path]:
-    """The images of a column of the type Image: their bytes, or their files where only these are named."""
-    found: list[bytes | Path] = []
+    if not pyarrow.types.is_struct(column.type):
+        return None
+    out: list[bytes | Path] = []
     for row, cell in enumerate(column.to_pylist()):
         if cell and cell.get("bytes"):
-            found.append(cell["bytes"])
+            out.append(cell["bytes"])
         elif cell and cell.get("path"):
-            found.append(path / cell["path"])
+            out.append(path / cell["path"])
         else:
             raise UserError(f"{path}, row {row}: column {name!r} holds no picture; drop the row")
-    return found
+    return out

@@ -1,13 +1,14 @@
-"""Numbers as spreadsheets write them: decimal commas, marks between thousands, truth values."""
+"""Numbers as spreadsheets write them: decimal commas, marks between thousands, truth values, and their one spelling."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
+WHOLE = re.compile(r"[-+]?[0-9]{1,99}")
+DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)")
 COMMA = re.compile(r"\s*[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]+)?\s*")  # a number with a decimal comma
 DATE = re.compile(
     r"\s*([0-9]{4}([-./])[0-9]{1,2}\2[0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\3[0-9]{2}([0-9]{2})?)([T ].*)?\s*"
@@ -17,7 +18,7 @@ TRUTH = {"true": "1", "false": "0", "yes": "1", "no": "0", "t": "1", "f": "0", "
 
 
 def is_number(cell: str) -> bool:
-    """Whether Python reads the cell as a number; 1_0, which it reads as 10, is none."""
+    """Return whether Python reads the cell as a number; 1_0, which it reads as 10, is none."""
     try:
         float(cell)
     except ValueError:
@@ -26,7 +27,7 @@ def is_number(cell: str) -> bool:
 
 
 def parsed(cells: np.ndarray) -> np.ndarray | None:
-    """(n,) float64 of cells (n,), bytes or objects, at once; None where one of them is no number (`is_number`)."""
+    """Return cells (n,), bytes or objects, as (n,) float64; None where one of them is no number (`is_number`)."""
     try:
         values = cells.astype(np.float64)
     except ValueError:
@@ -35,18 +36,30 @@ def parsed(cells: np.ndarray) -> np.ndarray | None:
     return None if odd else values
 
 
-@lru_cache
-def _grouped(mark: str, decimal: str) -> re.Pattern[str]:
-    return re.compile(rf"\s*[-+]?[0-9]{{1,3}}({MARKS[mark]}[0-9]{{3}})+({re.escape(decimal)}[0-9]*)?\s*")
-
-
 def is_grouped(cell: str, mark: str, decimal: str) -> bool:
-    """Whether the cell is a number with `mark` before each group of three digits: 27,822 or 1,234,567.50."""
-    return _grouped(mark, decimal).fullmatch(cell) is not None
+    """Return whether the cell is a number with `mark` before each group of three digits: 27,822 or 1,234,567.50."""
+    pattern = rf"\s*[-+]?[0-9]{{1,3}}({MARKS[mark]}[0-9]{{3}})+([{decimal}][0-9]*)?\s*"
+    return re.fullmatch(pattern, cell) is not None
+
+
+def spelling(cell: str | int | float) -> str:
+    """Write a cell as a word, a number in one spelling: 3.0 is 3.
+
+    Whole numbers keep all their digits. Text with an exponent, as identifiers may have by chance (1e5, 10e4), is a word
+    like others.
+    """
+    if isinstance(cell, float):
+        return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
+    if isinstance(cell, int):
+        return str(cell)
+    word = cell.strip()
+    if WHOLE.fullmatch(word):
+        return str(int(word))
+    return spelling(float(word)) if DECIMAL.fullmatch(word) else word
 
 
 def plain(cell: str, decimal: str, thousands: str | None) -> str:
-    """A number as Python writes it; other cells stay as they are.
+    """Write a number as Python does; other cells stay as they are.
 
     >>> plain("1.234,5", ",", "."), plain("27,822", ".", ","), plain("Ulm", ",", "."), plain("1,5", ".", ",")
     ('1234.5', '27822', 'Ulm', '1,5')
@@ -58,19 +71,19 @@ def plain(cell: str, decimal: str, thousands: str | None) -> str:
 
 
 def is_written_number(cell: str) -> bool:
-    """Whether the cell is a number in any of the spellings."""
+    """Return whether the cell is a number in any of the spellings."""
     return is_number(cell) or COMMA.fullmatch(cell) is not None or is_grouped(cell, ",", ".")
 
 
 def truth_as_digits(cells: np.ndarray) -> np.ndarray:
-    """(n,) objects, in which True, yes, t, y (in any case of letters) are 1, and False, no, f, n are 0."""
+    """Replace True, yes, t, y, in any case of letters, by 1, and False, no, f, n by 0, in (n,) objects."""
     out = np.empty(len(cells), dtype=object)
     out[:] = [TRUTH.get(cell.strip().casefold(), cell) for cell in cells.tolist()]
     return out
 
 
 def advice(cell: str, column: Sequence[str], decimal: str, thousands: str | None) -> str:
-    """What to say of a cell that is a date, or no number because of its commas or points; "" for any other cell.
+    """Return the remedy for a cell that is a date, or no number because of its commas or points; "" for other cells.
 
     Args:
         column: all cells of its column: if three digits follow every comma, commas separate thousands.

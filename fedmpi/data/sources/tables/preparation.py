@@ -1,11 +1,10 @@
-"""How a table's rows become inputs: gaps filled, words made columns of 0 and 1, numbers standardised."""
+"""How a table's rows become inputs: gaps are filled, words become columns of 0 and 1, numbers are standardised."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,21 +13,24 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, nearest, shorten
+from fedmpi.data.csv_file import text_of
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import gaps_allowed
-from fedmpi.data.sources.tables import prepare
-from fedmpi.data.sources.tables.coded import with_events, with_gaps
-from fedmpi.data.sources.tables.files import Table, in_memory, plain_cells, read
-from fedmpi.data.sources.tables.targets import targets
+from fedmpi.data.sources.tables.files import Table, in_memory, read
+from fedmpi.data.sources.tables.missing import with_gaps
+from fedmpi.data.sources.tables.targets import targets, with_events
 
-COLUMNS = 2  # whose numbers are held at a time while the moments are taken
-ROWS = 1 << 14  # that are prepared at a time
+COLUMNS = 2  # whose numbers are in memory while the moments are computed: all of them take several times their file
+ROWS = 1 << 14  # that are prepared at a time, for the same reason
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column to learn from. values: the words of which each becomes a column of 0 and 1; None: it holds numbers.
-    closed: other words are refused; else their row has zeros in all of these columns."""
+    """A column to learn from.
+
+    values: the words of which each becomes a column of 0 and 1; None: it holds numbers. closed: other words are
+    refused; otherwise their row has zeros in all of these columns.
+    """
 
     name: str
     values: tuple[str, ...] | None = None
@@ -47,8 +49,8 @@ class Moments:
 class Fit:
     """What the training rows of one site, or of the whole table, give.
 
-    fill: what stands in for a gap in each column; None where nothing does. moments: by which numbers are standardised;
-    None: they are not.
+    fill: the value that replaces a gap in each column; None where gaps stay. moments: by which numbers are
+    standardised; None: they are not.
     """
 
     fill: tuple[float | str | None, ...]
@@ -57,12 +59,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class TablePreparation(Preparation):
-    """The columns of a table in the order of the inputs, and what fills and standardises them.
+    """The columns of a table in the order of the inputs, with the values that fill and standardise them.
 
-    sites: by the name of each site, or under "" for all rows alike. pooled: by what the global test set is
-    standardised, where that is not by the site of each row. zero_is_gap: columns of
-    numbers in which 0 says that nothing was measured. missing_values: words that are gaps, by column, "" for all.
-    event_words: 1 or 0 by the word of the event, where times of survival are learned.
+    sites: by the name of each site, or under "" for all rows alike. pooled: moments for the global test set, where it
+    is not standardised by the site of each row. zero_is_gap: columns of numbers in which 0 means that nothing was
+    measured. missing_values: words that are gaps, by column, "" for all. event_words: 1 or 0 by the word of the event,
+    where times of survival are learned.
     """
 
     columns: tuple[Column, ...]
@@ -91,7 +93,7 @@ class TablePreparation(Preparation):
 
     @property
     def meaning(self) -> list[str]:
-        """What each input stands for."""
+        """The name of each input: `age`, or `city=Ulm`."""
         names = ([c.name] if c.values is None else [f"{c.name}={value}" for value in c.values] for c in self.columns)
         return [name for group in names for name in group]
 
@@ -101,68 +103,66 @@ class TablePreparation(Preparation):
         return np.concatenate([[True] if c.values is None else [False] * len(c.values) for c in self.columns])
 
     def inputs(self, rows: Table, owner: np.ndarray, which: np.ndarray, pooled: bool = False) -> Tensor:
-        """(m, f) float32 inputs of some rows, NaN where nothing fills a gap and numbers are not standardised.
-
-        A few rows are worked on at a time: numbers of float64 take several times the memory of their file.
+        """Return (m, f) float32 inputs of some rows, NaN for a gap that nothing fills in a number not standardised.
 
         Args:
             owner: (n,) the place of each row's site in `sites`.
             which: (m,) the numbers of the rows, in ascending order.
             pooled: whether they are standardised as the rows of the global test set are.
         """
-        out = torch.empty(len(which), len(self.numeric))
+        numeric = self.numeric
+        out = torch.empty(len(which), len(numeric))
         for begin in range(0, len(which), ROWS):
             some = which[begin : begin + ROWS]
-            filled = self._filled(rows.keep(some), owner[some])
-            out[begin : begin + ROWS] = torch.from_numpy(self._standardised(filled, owner[some], pooled))
+            few, sites = rows.keep(some), owner[some]
+            x = np.concatenate([self._input_columns(at, few, sites) for at in range(len(self.columns))], axis=1)
+            for k, fit in enumerate(self.sites.values()):
+                moments = self.pooled if pooled and self.pooled is not None else fit.moments
+                own = np.ix_(np.flatnonzero(sites == k), numeric)
+                if moments is not None and own[0].size:
+                    x[own] = standardise_columns(x[own], moments.mean, moments.deviation)
+            out[begin : begin + ROWS] = torch.from_numpy(x)
         return out
 
-    def _filled(self, rows: Table, owner: np.ndarray) -> np.ndarray:
-        """(n, f) float64 inputs before they are standardised."""
-        blocks = []
-        for at, column in enumerate(self.columns):
-            cells = self.filled_column(at, rows, owner)
-            blocks.append(cells[:, None] if column.values is None else prepare.one_hot(cells, column.values))
-        return np.concatenate(blocks, axis=1)
+    def _input_columns(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
+        """(n, 1) the numbers of column number `at`, or (n, values) 0 or 1; an unknown word is a row of zeros."""
+        cells, values = self.filled_column(at, rows, owner), self.columns[at].values
+        if values is None:
+            return cells[:, None]
+        return (cells[:, None] == np.array(values, dtype=object)).astype(np.float64)
 
     def filled_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
-        """(n,) the numbers or words of column number `at`, with gaps filled where something fills them."""
-        column, fits = self.columns[at], list(self.sites.values())
-        cells = cells_of(rows, column)
+        """Return (n,) the numbers or words of column number `at`, with gaps filled where the site has a value."""
+        column = self.columns[at]
+        cells = _cells(rows, column)
         if column.name in self.zero_is_gap:
             cells[cells == 0] = np.nan
         gap = np.isnan(cells) if column.values is None else cells == ""
+        fills = [fit.fill[at] for fit in self.sites.values()]
         for k in np.unique(owner[gap]):
-            fill = fits[k].fill[at]
-            if fill is not None:
-                cells[gap & (owner == k)] = fill
+            if fills[k] is not None:
+                cells[gap & (owner == k)] = fills[k]
         return cells
-
-    def _standardised(self, x: np.ndarray, owner: np.ndarray, pooled: bool) -> np.ndarray:
-        """(n, f) float64 of what `_filled` gave."""
-        numeric = self.numeric
-        for k, fit in enumerate(self.sites.values()):
-            moments = self.pooled if pooled and self.pooled is not None else fit.moments
-            cells = np.ix_(np.flatnonzero(owner == k), numeric)
-            if moments is not None and cells[0].size:
-                x[cells] = prepare.standardised(x[cells], moments.mean, moments.deviation)
-        return x
 
     # ---- new rows ----
     def read(self, request: Request) -> NewRows:
         rows = self._table(request)
         lost = [c.name for c in self.columns if c.name not in rows.columns]
         if lost:
-            said = f"column {lost[0]!r}, which the model was trained with"
             more = f" (nor {shorten(', '.join(map(repr, lost[1:])))})" if lost[1:] else ""
-            raise UserError(f"{rows.path} has no {said}{more}; {nearest(lost[0], rows.columns)}")
+            trained = f"column {lost[0]!r}, which the model was trained with"
+            raise UserError(f"{rows.path} has no {trained}{more}; {nearest(lost[0], rows.columns)}")
         for name in request.ids:
             rows.column(name, "--id")
-        self._tell_unused(rows, request)
+        known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids, *rows.index}
+        unused = [name for name in rows.columns if name not in known]
+        if unused:
+            names = shorten(", ".join(unused), 200)
+            warnings.warn(f"{rows.path}: not used, for the model was trained without: {names}", stacklevel=2)
         rows = self._without_gaps(rows)
         owner, pooled = self._owners(rows, request.site)
         x = self.inputs(rows, owner, np.arange(len(rows)), pooled)
-        ids = {rows.unit: rows.places, **{name: plain_cells(rows.columns[name]) for name in request.ids}}
+        ids = {rows.unit: rows.places, **{name: text_of(rows.columns[name]) for name in request.ids}}
         column = self.site_column
         sites = rows.words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
         return self._with_targets(NewRows(ids, x, sites=sites, where=rows.at), rows)
@@ -174,31 +174,23 @@ class TablePreparation(Preparation):
             rows = read(file_of(request), self.delimiter, self.decimal, self.thousands)
         named = {c.name: frozenset(c.values) for c in self.columns if c.values is not None}
         rows = replace(rows, named=named | {name: frozenset(self.class_names) for name in self.labels[:1]})
-        given = {name: words for name, words in self.missing_values.items() if not name or name in rows.columns}
-        return with_gaps(rows, given)
-
-    def _tell_unused(self, rows: Table, request: Request) -> None:
-        known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids, *rows.index}
-        unused = [name for name in rows.columns if name not in known]
-        if unused:
-            said = f"{rows.path}: not used, for the model was trained without: {shorten(', '.join(unused), 200)}"
-            warnings.warn(said, stacklevel=2)
+        return with_gaps(rows, {k: words for k, words in self.missing_values.items() if not k or k in rows.columns})
 
     def _without_gaps(self, rows: Table) -> Table:
-        """The rows that the training would have taken: `data.missing` says what becomes of a gap."""
+        """The rows that the training would have used, by `data.missing`."""
         if self.missing == "impute":
             return rows
-        holes = {c.name: rows.gaps(c.name, "features") for c in self.columns}
-        gap = np.any(list(holes.values()), axis=0)
+        gaps = {c.name: rows.gaps(c.name, "features") for c in self.columns}
+        gap = np.any(list(gaps.values()), axis=0)
         if not gap.any():
             return rows
         first = int(gap.argmax())
-        column = next(name for name, hole in holes.items() if hole[first])
+        column = next(name for name, cells in gaps.items() if cells[first])
         where = f"{rows.at(first)}: column {column!r} is empty"
         if self.missing == "refuse" or gap.all():
             raise UserError(f"{where}, and the training fills no gaps (data.missing: {self.missing}); fill it")
-        many = count(int(gap.sum()), "row")
-        warnings.warn(f"{where}; {many} of {len(rows)} left out, as in training (data.missing: drop)", stacklevel=2)
+        number = count(int(gap.sum()), "row")
+        warnings.warn(f"{where}; {number} of {len(rows)} left out, as in training (data.missing: drop)", stacklevel=2)
         return rows.keep(np.flatnonzero(~gap))
 
     def _owners(self, rows: Table, site: str | None) -> tuple[np.ndarray, bool]:
@@ -224,24 +216,24 @@ class TablePreparation(Preparation):
             f"rows are of is needed: --site NAME, in Python site=; {allowed}"
         )
 
-    def _with_targets(self, found: NewRows, rows: Table) -> NewRows:
-        """The targets, too, where all of the label columns are there and hold what they held in training."""
+    def _with_targets(self, new: NewRows, rows: Table) -> NewRows:
+        """Add the targets where all label columns are there and hold what they held in training."""
         if any(name not in rows.columns for name in self.labels):
-            return found
+            return new
         try:
             for name in () if gaps_allowed() else self.labels:
-                hole = rows.gaps(name, "label_column")
-                if hole.any():
-                    raise UserError(f"{rows.at(int(hole.argmax()))}: column {name!r} is empty")
+                gaps = rows.gaps(name, "label_column")
+                if gaps.any():
+                    raise UserError(f"{rows.at(int(gaps.argmax()))}: column {name!r} is empty")
             if self.event_words:
                 rows = with_events(rows, self.labels[0], self.event_words)
             names = self.class_names or None
-            return replace(found, y=targets(rows, self.labels, "class" if names else "number", names).y)
+            return replace(new, y=targets(rows, self.labels, "class" if names else "number", names).y)
         except UserError as error:
-            return replace(found, no_targets=str(error))
+            return replace(new, no_targets=str(error))
 
 
-def cells_of(rows: Table, column: Column) -> np.ndarray:
+def _cells(rows: Table, column: Column) -> np.ndarray:
     """(n,) the numbers of a column, NaN for a gap, or its words, "" for a gap. Raises UserError for a word that a
     closed column does not have."""
     if column.values is None:
@@ -250,53 +242,83 @@ def cells_of(rows: Table, column: Column) -> np.ndarray:
     known = {"", *column.values}
     odd = next((row for row, word in enumerate(words) if word not in known), None) if column.closed else None
     if odd is not None:
-        said = f"column {column.name!r} holds {words[odd]!r}, which is none of data.categorical.{column.name}"
-        raise UserError(f"{rows.at(odd)}: {said}: {', '.join(column.values)}")
+        problem = f"column {column.name!r} holds {words[odd]!r}, which is none of data.categorical.{column.name}"
+        raise UserError(f"{rows.at(odd)}: {problem}: {', '.join(column.values)}")
     return words
 
 
-def fitted(
+def fit_preparation(
     plain: TablePreparation, rows: Table, owner: np.ndarray, train: np.ndarray, standardise: str, pooled: bool
 ) -> TablePreparation:
-    """The preparation with what the training rows give.
+    """Fit a preparation to the training rows.
 
     Args:
-        plain: the same before it is fitted: its columns, and its sites with no more than their names.
+        plain: the columns, and the sites with no more than their names.
         owner: (n,) the place of each row's site in `plain.sites`.
         train: (n,) whether a row is a training row.
         standardise: `site`, `pooled` or `none`.
         pooled: whether the global test set is standardised by the training rows of all sites.
     """
-    fill: list[list[float | str | None]] = [[None] * len(plain.columns) for _ in plain.sites]
-    for at, column in enumerate(plain.columns) if plain.missing == "impute" else ():
-        cells = cells_of(rows, column)
-        for k, own in enumerate(fill):
-            own[at] = prepare.usual(cells[train & (owner == k)])
     names = list(plain.sites)
-    sites = {name: Fit(tuple(own), None) for name, own in zip(names, fill, strict=True)}
-    found = replace(plain, sites=sites)
+    groups = [(owner == k) & train for k in range(len(names))]
+    fill: list[list[float | str | None]] = [[None] * len(plain.columns) for _ in names]
+    for at, column in enumerate(plain.columns) if plain.missing == "impute" else ():
+        cells = _cells(rows, column)
+        for values, group in zip(fill, groups, strict=True):
+            values[at] = _fill_value(cells[group])
+    sites = {name: Fit(tuple(values), None) for name, values in zip(names, fill, strict=True)}
+    preparation = replace(plain, sites=sites)
     if standardise != "none":
-        groups = [(owner == k) & train for k in range(len(names))] if standardise == "site" else []
-        *by_site, whole = _moments(found, rows, owner, [*groups, train])
-        for name, taken in zip(names, by_site or [whole] * len(names), strict=True):
-            sites[name] = replace(sites[name], moments=taken)
-        found = replace(found, sites=sites, pooled=whole if pooled else None)
+        *by_site, overall = _moments(preparation, rows, owner, [*(groups if standardise == "site" else ()), train])
+        for name, moments in zip(names, by_site or [overall] * len(names), strict=True):
+            sites[name] = replace(sites[name], moments=moments)
+        preparation = replace(preparation, pooled=overall if pooled else None)
     alike = len(set(sites.values())) == 1
-    return replace(found, sites={"": next(iter(sites.values()))}) if alike else found
+    return replace(preparation, sites={"": next(iter(sites.values()))}) if alike else preparation
 
 
-def _moments(filled: TablePreparation, rows: Table, owner: np.ndarray, groups: Sequence[np.ndarray]) -> list[Moments]:
-    """Moments of the numeric columns over each group of rows, (n,) bool. A few columns are held at a time: all of them
-    take several times the memory of their file."""
-    numbers = [at for at, column in enumerate(filled.columns) if column.values is None]
-    cuts = list(range(0, len(numbers), COLUMNS))
-    if len(cuts) > 1 and len(numbers) - cuts[-1] == 1:
-        cuts.pop()  # NumPy adds up a single column in another order than one of several: its last bit may differ
-    parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in groups]
-    for begin, end in pairwise([*cuts, len(numbers)]):
-        x = np.stack([filled.filled_column(at, rows, owner) for at in numbers[begin:end]], axis=1)
-        for part, group in zip(parts, groups, strict=True):
-            part.append(prepare.moments(x[group]))
-    means = [tuple(number for mean, _ in part for number in mean.tolist()) for part in parts]
-    deviations = [tuple(number for _, deviation in part for number in deviation.tolist()) for part in parts]
-    return [Moments(*each) for each in zip(means, deviations, strict=True)]
+def _fill_value(cells: np.ndarray) -> float | str | None:
+    """The median of numbers (n,), where a gap is NaN; the most frequent of words (n,), of equals the first by letters,
+    where a gap is ""; None where all are gaps."""
+    if cells.dtype != object:
+        numbers = cells[~np.isnan(cells)]
+        return float(np.median(numbers)) if len(numbers) else None
+    words, counts = np.unique(cells[cells != ""].astype(str), return_counts=True)
+    return str(words[counts.argmax()]) if len(words) else None
+
+
+def _moments(
+    preparation: TablePreparation, rows: Table, owner: np.ndarray, groups: Sequence[np.ndarray]
+) -> list[Moments]:
+    """Moments of the filled numeric columns over each group of rows, (n,) bool."""
+    numeric = [at for at, column in enumerate(preparation.columns) if column.values is None]
+    means: list[list[float]] = [[] for _ in groups]
+    deviations: list[list[float]] = [[] for _ in groups]
+    # Never a single one of several: NumPy adds up one column in another order, and its last bit may differ.
+    for few in np.array_split(numeric, max(len(numeric) // COLUMNS, 1)) if numeric else ():
+        x = np.stack([preparation.filled_column(at, rows, owner) for at in few], axis=1)
+        for k, group in enumerate(groups):
+            mean, deviation = column_moments(x[group])
+            means[k].extend(mean.tolist())
+            deviations[k].extend(deviation.tolist())
+    return [Moments(tuple(mean), tuple(deviation)) for mean, deviation in zip(means, deviations, strict=True)]
+
+
+def standardise_columns(x: np.ndarray, mean: Sequence[float], deviation: Sequence[float]) -> np.ndarray:
+    """Return (x - mean) / deviation, (n, f); NaN, and a column that does not vary, become 0."""
+    std = np.asarray(deviation)
+    return np.divide(x - np.asarray(mean), std, out=np.zeros_like(x), where=(std > 0) & ~np.isnan(x))
+
+
+def column_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the means (f,) of x (n, f) without NaN, and the standard deviations (f,) where NaN counts as the mean.
+
+    Both are 0 for a column without values, the deviation is exactly 0 for one that does not vary.
+    """
+    gaps = np.isnan(x)
+    number = len(x) - gaps.sum(0)
+    mean = np.where(gaps, 0, x).sum(0) / np.maximum(number, 1)
+    # Decided by the values, not by the deviation: the rounded mean of equal numbers may differ from them by 1e-17.
+    varies = np.where(gaps, -np.inf, x).max(0, initial=-np.inf) > np.where(gaps, np.inf, x).min(0, initial=np.inf)
+    squares = np.square(np.where(gaps, 0, x - mean))
+    return mean, np.where(varies, np.sqrt(squares.sum(0) / max(len(x), 1)), 0.0)

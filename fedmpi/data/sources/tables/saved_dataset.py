@@ -18,15 +18,16 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures
+from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, check_sample, file_of
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
-from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout, normalised
+from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
-from fedmpi.data.sources.tables.files import Table, ordered
-from fedmpi.data.sources.tables.index import numbering, warn_of_row_numbers
+from fedmpi.data.sources.tables.column_warnings import columns_that_number_rows, warn_of_row_numbers
+from fedmpi.data.sources.tables.files import Table
+from fedmpi.data.sources.tables.sites import row_owners
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -37,14 +38,14 @@ class Split:
     name: str
     x: np.ndarray | list[bytes | Path]  # (n, ...) numbers, or images
     labels: Table  # columns of labels and of sites
-    names: list[str] | None  # of the classes, where the data set tells them
+    names: list[str] | None  # of the classes, where the data set has them
 
 
 @dataclass(frozen=True)
 class SavedPreparation(Preparation):
-    """The columns of a saved data set that are the inputs, and how they are read.
+    """The columns of a saved data set that are the inputs, and the options by which they are read.
 
-    sample: the shape of one as a model sees it; decoding: of images; arrays: of numbers.
+    sample: the shape of one as a model sees it; decoding: options of images; arrays: options of numbers.
     """
 
     columns: tuple[str, ...]
@@ -58,35 +59,34 @@ class SavedPreparation(Preparation):
     kind: ClassVar[str] = "saved_dataset"
 
     def read(self, request: Request) -> NewRows:
-        """The rows of a folder as `Dataset.save_to_disk` writes it, or of the split `test` of one with splits."""
+        """Read a folder as `Dataset.save_to_disk` writes it, or the split `test` of one with splits."""
         folder, split, reason = file_of(request, folder=True), ".", ""
         if os.path.isfile(folder / "dataset_dict.json"):
             split = "test"
             if not os.path.isdir(folder / split):
                 raise UserError(f"{folder} has no split 'test'; name the folder of a split, such as {folder / 'NAME'}")
         try:
-            found = _read(folder, split, self.columns, self.label_column, None)
-        except UserError as error:  # maybe for the labels' sake
-            found, reason = _read(folder, split, self.columns, None, None), str(error)
-        if isinstance(found.x, list) != (self.decoding is not None):
-            needed, there = ("numbers", "pictures") if self.decoding is None else ("pictures", "numbers")
-            raise UserError(f"{folder}: column {self.columns[0]!r} holds {there}; the training had {needed} there")
+            new = _read(folder, split, self.columns, self.label_column, None)
+        except UserError as error:  # maybe because of the labels
+            new, reason = _read(folder, split, self.columns, None, None), str(error)
+        if isinstance(new.x, list) != (self.decoding is not None):
+            needed, given = ("numbers", "pictures") if self.decoding is None else ("pictures", "numbers")
+            raise UserError(f"{folder}: column {self.columns[0]!r} holds {given}; the training had {needed} there")
         x: Tensor | Pictures
         if self.decoding is not None:
-            x = _images([found], folder, self.columns[0], self.decoding)
+            x = _images([new], folder, self.columns[0], self.decoding)
         else:
             assert self.arrays is not None
-            x = _numbers([found], folder, self.symbols, self.arrays)
+            x = _numbers([new], folder, self.symbols, self.arrays)
         check_sample(x, self.sample, str(folder))
-        rows = NewRows({"row": found.labels.places}, x, no_targets=reason)
-        if reason:
-            return rows
-        try:
-            names = self.class_names or None
-            label = [self.label_column]
-            return replace(rows, y=targets(found.labels, label, "class" if names else "number", names).y)
-        except UserError as error:
-            return replace(rows, no_targets=str(error))
+        y = None
+        if not reason:
+            try:
+                kind = "class" if self.class_names else "number"
+                y = targets(new.labels, [self.label_column], kind, self.class_names or None).y
+            except UserError as error:
+                reason = str(error)
+        return NewRows({"row": new.labels.places}, x, y, no_targets=reason)
 
 
 def saved_dataset(
@@ -131,26 +131,29 @@ def saved_dataset(
     rows = _together([split.labels for split in splits], folder)
     decoding, arrays = None, None
     values: Tensor | Pictures
-    if isinstance(splits[0].x, list):
-        _refuse(folder, columns[0], "is for numbers", axes=axes, symbols=symbols or None)
+    is_pictures = isinstance(splits[0].x, list)
+    others: dict[str, tuple[Any, Any]] = {"axes": (axes, None), "symbols": (symbols, False)}
+    if not is_pictures:  # options of the other kind of column, with their defaults
+        others = {"size": (size, None), "channels": (channels, None)}
+        others |= {"pages": (pages, "refuse"), "background": (background, "white")}
+    for key, (value, default) in others.items():
+        if value != default:
+            what = f"is for {'numbers' if is_pictures else 'pictures'}, which column {columns[0]!r} does not hold"
+            raise UserError(f"{folder}: data.{key}: {value} {what}; leave it out")
+    if is_pictures:
         channels = channels or reading.channels_of_first(*_files(splits, folder, columns[0]))
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages, background)
         values = _images(splits, folder, columns[0], decoding)
     else:
-        _refuse(folder, columns[0], "is for pictures", size=size, channels=channels)
-        _refuse(folder, columns[0], "is for pictures", pages=pages if pages != "refuse" else None)
-        _refuse(folder, columns[0], "is for pictures", background=background if background != "white" else None)
-        _warn_of_row_numbers(splits, folder, columns, symbols)
+        if not symbols:
+            numbering = [name for split in splits for name in _columns_that_number_rows(split, columns)]
+            warn_of_row_numbers(folder, list(dict.fromkeys(numbering)))
         arrays = ArrayOptions(axes, pixel_range, mean, std)
-        arrays = arrays if symbols else with_axes(arrays, splits[0].x.shape, "x", folder)
+        arrays = arrays if symbols else with_axes(arrays, np.asarray(splits[0].x).shape, "x", folder)
         values = _numbers(splits, folder, symbols, arrays)
     aim = targets(rows, [label_column], "auto", splits[0].names)
     train = np.repeat([PARTS.get(split.name.lower()) != "test" for split in splits], [len(split.x) for split in splits])
-    owner, names = np.zeros(len(rows), dtype=np.int64), []
-    if site_column is not None:
-        words = rows.words(site_column, "site_column")
-        names = ordered(list(words))
-        owner = np.array([names.index(word) for word in words], dtype=np.int64)
+    owner, names = row_owners(rows, site_column, None)
     if train.all():
         train[holdout(aim.groups, test_fraction)[1]] = False
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
@@ -166,17 +169,8 @@ def saved_dataset(
     )
 
 
-def _refuse(folder: Path, column: str, what: str, **options: Any) -> None:
-    """Raise UserError for an option that would change nothing."""
-    for key, value in options.items():
-        if value is not None:
-            raise UserError(
-                f"{folder}: data.{key}: {value} {what}, which column {column!r} does not hold; leave it out"
-            )
-
-
 def _splits(folder: Path, val: str) -> list[str]:
-    """The splits that are read, "." for a data set without splits; a warning names those that are no part."""
+    """Return the splits to read, "." for a data set without splits; warn of those that are no part."""
     if os.path.isfile(folder / "state.json"):
         return ["."]
     if not os.path.isfile(folder / "dataset_dict.json"):
@@ -187,8 +181,8 @@ def _splits(folder: Path, val: str) -> list[str]:
         raise UserError(f"{folder} has no split 'train', but {', '.join(names) or 'none'}; {REMEDY}")
     left = [name for name in names if name.lower() not in PARTS]
     if left:
-        said = f"the split{'s' if len(left) > 1 else ''} {', '.join(left)} of {folder}"
-        warnings.warn(f"data: not read: {said}; parts are named {', '.join(PARTS)}", stacklevel=3)
+        which = f"the split{'s' if len(left) > 1 else ''} {', '.join(left)} of {folder}"
+        warnings.warn(f"data: not read: {which}; parts are named {', '.join(PARTS)}", stacklevel=3)
     return [*known["train"], *(known["val"] if val == "join" else ()), *known["test"]]
 
 
@@ -199,7 +193,7 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
     missing = [file for file in files if not os.path.isfile(file)]
     if missing or not files:
         raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {REMEDY}")
-    table = arrow.stream(files)
+    table = arrow.read_stream(files)
     for column, key in [
         *((column, "input_column") for column in columns),
         *([(label, "label_column")] if label else []),
@@ -208,12 +202,13 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
         if column not in table.column_names:
             raise UserError(f"{folder} has no column {column!r} (data.{key}); {nearest(column, table.column_names)}")
     x: np.ndarray | list[bytes | Path]
-    if len(columns) == 1 and arrow.holds_pictures(table.column(columns[0])):
-        x = arrow.pictures(table.column(columns[0]), columns[0], folder)
+    images = arrow.pictures(table.column(columns[0]), columns[0], folder) if len(columns) == 1 else None
+    if images is not None:
+        x = images
     else:
         arrays = [arrow.array(table.column(column), column, folder) for column in columns]
-        for column, found in zip(columns, arrays, strict=True):
-            if len(columns) > 1 and found.ndim > 1:
+        for column, values in zip(columns, arrays, strict=True):
+            if len(columns) > 1 and values.ndim > 1:
                 raise UserError(f"{folder}: column {column!r} holds lists; of several columns each is of numbers")
         x = arrays[0] if arrays[0].ndim > 1 else np.stack(arrays, axis=1)
     cells = {column: arrow.cells(table.column(column), column, folder) for column in (label, sites) if column}
@@ -221,28 +216,27 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
     for column in cells:
-        if column != label or names is not None or not gaps_allowed():
-            _whole(rows, column)
+        gaps = rows.gaps(column, "label")
+        if gaps.any() and (column != label or names is not None or not gaps_allowed()):
+            raise UserError(f"{rows.at(int(gaps.argmax()))}: column {column!r} is empty; drop the row, or fill it")
     if names is not None and label is not None:
         number = rows.columns[label]
         odd = np.flatnonzero((number < 0) | (number >= len(names)))
         if len(odd):
-            said = f"column {label!r} holds the label {number[odd[0]]:g}"
-            raise UserError(f"{rows.at(odd[0])}: {said}; 0..{len(names) - 1} are allowed")
+            cell = f"{rows.at(odd[0])}: column {label!r} holds the label {number[odd[0]]:g}"
+            raise UserError(f"{cell}; 0..{len(names) - 1} are allowed")
         rows.columns[label] = np.array([names[int(k)] for k in number], dtype=object)
         rows = replace(rows, named={label: frozenset(names)})
     return Split(name, x, rows, names)
 
 
-def _warn_of_row_numbers(splits: Sequence[Split], folder: Path, columns: Sequence[str], symbols: bool) -> None:
-    found: dict[str, None] = {}
-    for split in splits:
-        x = np.asarray(split.x)
-        if x.ndim == 2 and not symbols:
-            named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
-            owner = np.zeros(len(x), dtype=np.int64)
-            found |= dict.fromkeys(numbering(zip(named, x.T, strict=True), owner))
-    warn_of_row_numbers(folder, list(found))
+def _columns_that_number_rows(split: Split, columns: Sequence[str]) -> list[str]:
+    """Columns of numbers that number the rows of a split; of one column of lists they are called name[k]."""
+    x = np.asarray(split.x)
+    if x.ndim != 2:
+        return []
+    names = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
+    return columns_that_number_rows(zip(names, x.T, strict=True), np.zeros(len(x), dtype=np.int64))
 
 
 def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[bytes | Path], list[str]]:
@@ -255,7 +249,7 @@ def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[byt
 def _images(splits: Sequence[Split], folder: Path, column: str, options: DecodeOptions) -> Pictures:
     files, at = _files(splits, folder, column)
     reading.warn_of_depths(files, options, at)
-    return normalised(reading.read(files, options, at), options.mean, options.std)
+    return of_bytes(reading.read(files, options, at), options.mean, options.std)
 
 
 def _numbers(splits: list[Split], folder: Path, symbols: bool, options: ArrayOptions) -> Tensor | Pictures:
@@ -269,26 +263,20 @@ def _numbers(splits: list[Split], folder: Path, symbols: bool, options: ArrayOpt
             raise UserError(f"{folder / split.name}: x holds {x.dtype}; data.symbols needs whole numbers")
         bad = ~np.isfinite(x).reshape(len(x), -1).all(1)
         if bad.any():
-            said = "x holds a value that is not finite, or nothing; fill or drop it"
-            raise UserError(f"{split.labels.at(int(bad.argmax()))}: {said}")
-    whole = np.concatenate(arrays)
+            row = split.labels.at(int(bad.argmax()))
+            raise UserError(f"{row}: x holds a value that is not finite, or nothing; fill or drop it")
+    values = np.concatenate(arrays)
     if symbols:
-        return torch.from_numpy(whole.astype(np.int64))
-    return samples(whole, options, "x", folder, grey=False)
+        return torch.from_numpy(values.astype(np.int64))
+    return samples(values, options, "x", folder, grey=False)
 
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}; {REMEDY}") from error
-    return found if isinstance(found, dict) else {}
-
-
-def _whole(rows: Table, name: str) -> None:
-    for row, word in enumerate(rows.words(name, "label")):
-        if not word:
-            raise UserError(f"{rows.at(row)}: column {name!r} is empty; drop the row, or fill it")
+    return content if isinstance(content, dict) else {}
 
 
 def _together(tables: list[Table], folder: Path) -> Table:

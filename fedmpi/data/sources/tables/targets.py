@@ -1,9 +1,9 @@
-"""What a table's rows are to be told: class numbers, or numbers."""
+"""The targets of a table's rows: class numbers, or numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import near_duplicates, shorten
 from fedmpi.data.sources.common import gaps_allowed
-from fedmpi.data.sources.tables.files import Table, ordered, spelling
-from fedmpi.data.sources.tables.numerals import is_number, is_written_number
+from fedmpi.data.sources.tables.files import Table, ordered
+from fedmpi.data.sources.tables.numerals import is_number, is_written_number, spelling
 
 MANY = 100  # classes beyond which a column of whole numbers may well be amounts
 
@@ -32,43 +32,61 @@ class Target:
         return self.y.numpy() if self.names else np.zeros(len(self.y), dtype=np.int64)
 
     def keep(self, rows: np.ndarray) -> Target:
-        return Target(self.y[torch.from_numpy(rows)], self.names, self.outputs)
+        """Return the targets of some rows, by their numbers."""
+        return replace(self, y=self.y[torch.from_numpy(rows)])
 
 
 def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None) -> Target:
-    """The targets in the column or columns `label`. Gaps, where they are allowed, are NaN, and targets are numbers."""
+    """Return the targets in the column or columns `label`. Gaps, where they are allowed, are NaN beside numbers."""
     if target == "auto" and classes is None and gaps_allowed():
         target = "number"
     if len(label) > 1 or target == "number":
         if classes is not None or target == "class":
             raise UserError("table: data.class_names and target: class go with one column, of classes")
-        y = np.stack([rows.numbers(name, "label_column", truth=len(label) > 1) for name in label], axis=1)
-        outputs = len(label) if target == "number" else 1
-        if target == "auto" and len(label) == 2:
-            _check_survival(rows, label, y)
-        return Target(torch.from_numpy(y[:, 0] if len(label) == 1 else y).float(), (), outputs)
+        return _numbers(rows, label, target)
     words = rows.words(label[0], "label_column")
-    found = ordered(list(words))
-    if target == "auto" and classes is None:
-        if _amounts(words):
-            return targets(rows, label, "number", None)
-        if len(found) > max(MANY, len(rows) // 10):
-            many = f"{rows.path}: column {label[0]!r} holds {len(found)} labels in {len(rows)} rows"
-            survival = "for the task survival name two columns, data.label_column: [EVENT, TIME]"
-            raise UserError(f"{many}; say data.target: class, or number for a regression; {survival}")
-        _check_labels(rows, label[0], words, found)
-    names = found
+    names = ordered(list(words))
     if classes is not None:
         names = [spelling(value) for value in classes]
         if len(set(names)) < len(names):
             raise UserError(f"table: data.class_names holds a label twice: {', '.join(names)}")
+    elif target == "auto":
+        if _are_amounts(words):
+            return _numbers(rows, label, "number")
+        if len(names) > max(MANY, len(rows) // 10):
+            many = f"{rows.path}: column {label[0]!r} holds {len(names)} labels in {len(rows)} rows"
+            survival = "for the task survival name two columns, data.label_column: [EVENT, TIME]"
+            raise UserError(f"{many}; say data.target: class, or number for a regression; {survival}")
+        _check_labels(rows, label[0], words, names)
     number = {name: k for k, name in enumerate(names)}
-    for row, word in enumerate(words):
-        if word not in number:
-            allowed = shorten(", ".join(names), 200)
-            said = f"column {label[0]!r} holds the label {word!r}, which is none of data.class_names"
-            raise UserError(f"{rows.at(row)}: {said}: {allowed}")
+    odd = next((row for row, word in enumerate(words) if word not in number), None)
+    if odd is not None:
+        problem = f"column {label[0]!r} holds the label {words[odd]!r}, which is none of data.class_names"
+        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(names), 200)}")
     return Target(torch.tensor([number[word] for word in words]), tuple(names))
+
+
+def _numbers(rows: Table, label: Sequence[str], target: str) -> Target:
+    y = np.stack([rows.numbers(name, "label_column", truth=len(label) > 1) for name in label], axis=1)
+    if target == "auto" and len(label) == 2:
+        _check_survival(rows, label, y)
+    outputs = len(label) if target == "number" else 1
+    return Target(torch.from_numpy(y[:, 0] if len(label) == 1 else y).float(), (), outputs)
+
+
+def with_events(rows: Table, column: str, events: Mapping[str, int]) -> Table:
+    """Return the table with 1 and 0 in place of the words of the event, and NaN for a gap.
+
+    Raises:
+        UserError: a cell that is none of the words, in the spelling of `spelling`.
+    """
+    words = rows.words(column, "label_column")
+    odd = next((row for row, word in enumerate(words) if word and word not in events), None)
+    if odd is not None:
+        problem = f"column {column!r} holds the event {words[odd]!r}, which is none of data.event_words"
+        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(events), 200)}")
+    numbers = np.array([events[word] if word else np.nan for word in words], dtype=np.float64)
+    return replace(rows, columns={**rows.columns, column: numbers})
 
 
 def _check_survival(rows: Table, label: Sequence[str], y: np.ndarray) -> None:
@@ -77,33 +95,35 @@ def _check_survival(rows: Table, label: Sequence[str], y: np.ndarray) -> None:
     bad = np.flatnonzero(~is_event | (y[:, 1] < 0))
     if not len(bad):
         return
-    row, (event, time) = int(bad[0]), (float(value) for value in y[bad[0]])
-    order = f"two label columns are event and time, for the task survival: data.label_column: [{label[1]}, {label[0]}]"
+    row, (event, time) = int(bad[0]), y[bad[0]].tolist()
     if not is_event[row]:
-        odd = f"column {label[0]!r} holds the event {event:g}; 1 or true (seen), or 0 or false (censored), is needed"
         raise UserError(
-            f"{rows.at(row)}: {odd}; {order} if they are in the other order, data.event_words: {{1: 0, 2: 1}}, say, if "
-            "other numbers mean that, data.target: number for two numbers"
+            f"{rows.at(row)}: column {label[0]!r} holds the event {event:g}; 1 or true (seen), or 0 or false "
+            "(censored), is needed; two label columns are event and time, for the task survival: data.label_column: "
+            f"[{label[1]}, {label[0]}] if they are in the other order, data.event_words: {{1: 0, 2: 1}}, say, if other "
+            "numbers mean that, data.target: number for two numbers"
         )
-    odd = f"column {label[1]!r} holds the time {time:g}; no time is below 0"
-    remedy = f"if the sign marks who is censored, write 0 into column {label[0]!r} there, and the time without its sign"
-    raise UserError(f"{rows.at(row)}: {odd}; {remedy}")
+    raise UserError(
+        f"{rows.at(row)}: column {label[1]!r} holds the time {time:g}; no time is below 0; if the sign marks who is "
+        f"censored, write 0 into column {label[0]!r} there, and the time without its sign"
+    )
 
 
-def _amounts(words: np.ndarray) -> bool:
-    """Whether most words are numbers, and some of these no whole ones: then one that is no number is a mistake."""
-    numbers = [word for word in words if is_written_number(word)]
-    whole = (is_number(word) and float(word).is_integer() for word in numbers)
-    return 2 * len(numbers) > len(words) and not all(whole)
+def _are_amounts(words: np.ndarray) -> bool:
+    """Return whether most words are numbers, not all of them whole: then a word that is no number is a mistake."""
+    different, counts = np.unique(words, return_counts=True)
+    numeric = np.array([is_written_number(word) for word in different])
+    fractions = (not (is_number(word) and float(word).is_integer()) for word in different[numeric])
+    return bool(2 * counts[numeric].sum() > len(words)) and any(fractions)
 
 
-def _check_labels(rows: Table, label: str, words: np.ndarray, found: Sequence[str]) -> None:
-    """UserError for one label alone, and for two that a slip tells apart."""
-    if len(found) == 1:
-        what = f"column {label!r} holds one label alone, {found[0]!r}"
-        raise UserError(f"{rows.path}: {what}; two are needed, or those that there are in data.class_names")
+def _check_labels(rows: Table, label: str, words: np.ndarray, names: Sequence[str]) -> None:
+    """Raise UserError for one label alone, and for two of which one seems to be a slip."""
+    if len(names) == 1:
+        problem = f"column {label!r} holds one label alone, {names[0]!r}"
+        raise UserError(f"{rows.path}: {problem}; two are needed, or those that there are in data.class_names")
     twice = near_duplicates(dict.fromkeys(words))
     if twice:
         first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
-        said = f"{last}: column {label!r} holds the label {twice[1]!r}, and in {first} {twice[0]!r}"
-        raise UserError(f"{said}; are they one? mend it, or name the labels in data.class_names")
+        problem = f"{last}: column {label!r} holds the label {twice[1]!r}, and in {first} {twice[0]!r}"
+        raise UserError(f"{problem}; are they one? mend it, or name the labels in data.class_names")

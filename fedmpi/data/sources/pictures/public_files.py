@@ -1,0 +1,315 @@
+"""Public data sets whose files are pictures: CINIC-10, Tiny-ImageNet, PACS, Office-Home, HAM10000, Retina, COVID-FL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.text import show
+from fedmpi.data.csv_file import csv_rows
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.fetching.catalogue import COVID_SITES, HAM_FOLDERS, HAM_TABLES, HOME_FOLDERS, PACS, PACS_FOLDERS
+from fedmpi.data.fetching.getting import advice, ready
+from fedmpi.data.sources.common import by_site, find
+from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
+from fedmpi.data.sources.pictures.image_dataset import (
+    Files,
+    Row,
+    dataset_of_parts,
+    dataset_with_test_part,
+    pictures_by_class,
+    read_rows,
+)
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in 0..1, per channel
+CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")  # 1..7 in the authors' lists
+DAMAGED = "sketch/dog/n02103406_4068-1.png"  # in the authors' lists, and no picture
+HOME = {  # site: how copies of the set call its folder
+    "art": ("Art", "art"),
+    "clipart": ("Clipart", "clipart"),
+    "product": ("Product", "product"),
+    "real_world": ("Real World", "Real_World", "RealWorld", "real_world"),
+}
+_HOME_CLASSES = """
+Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards Computer Couch
+Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flipflops Flowers Folder Fork Glasses Hammer Helmet Kettle
+Keyboard Knives Lamp_Shade Laptop Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes
+Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table Telephone
+ToothBrush Toys Trash_Can Webcam
+"""
+HOME_CLASSES = _HOME_CLASSES.split()
+HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"] = "leave") -> Dataset:
+    """CINIC-10 (Darlow 2018): 90,000 + 90,000 colour 32x32 images, 10 classes, in root/CINIC-10/{train,test}.
+
+    val: its 90,000 of `valid` join the training part, or are left out (FedSOL).
+    """
+    ready("cinic10", root, download)
+    files = {}
+    for part in ("train", "valid", "test") if val == "join" else ("train", "test"):
+        folder = root / "CINIC-10" / part
+        if not os.path.isdir(folder):
+            raise MissingDataError(
+                f"cinic10: there is no folder {folder} (data.root = {root}); {advice('cinic10', root)}"
+            )
+        files[part] = pictures_by_class(folder, CINIC_CLASSES, allowed="CINIC-10's")
+    train = files["train"] + files["valid"] if val == "join" else files["train"]
+    decoding = DecodeOptions(32, 3, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # of the training pictures
+    return dataset_of_parts(train, files["test"], CINIC_CLASSES, decoding)
+
+
+def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
+    """Tiny-ImageNet (Le 2015): 100,000 + 10,000 colour 64x64 images, 200 classes, in root/tiny-imagenet-200.
+
+    The test part is its validation part, as in the papers: the labels of `test` were never published. Classes are
+    numbered in the order of their WordNet names.
+    """
+    ready("tiny_imagenet", root, download)
+    home, remedy = "tiny-imagenet-200", advice("tiny_imagenet", root)
+    names = sorted(find(root, (f"{home}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split())
+    notes = find(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
+    train = pictures_by_class(root / home / "train", names, "images", "wnids.txt")
+    return dataset_of_parts(train, _annotated(notes, names, remedy), names, DecodeOptions(64, 3, MEAN, STD))
+
+
+def _annotated(notes: Path, names: list[str], remedy: str) -> Files:
+    """The pictures of val_annotations.txt: file, class and box of each, between tabs."""
+    paths, labels, rows = [], [], []
+    for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
+        fields = line.split("\t")
+        if len(fields) < 2 or fields[1] not in names:
+            raise UserError(
+                f"{notes}, line {k}: a file and a class of wnids.txt are needed, found {show(line)}; {remedy}"
+            )
+        paths.append(notes.parent / "images" / fields[0])
+        labels.append(names.index(fields[1]))
+        rows.append(f"{notes}, line {k}")
+    return Files(paths, labels, rows)
+
+
+def pacs(
+    root: Path,
+    *,
+    site: str | None = None,
+    size: Size = 224,
+    split: Literal["draw", "files"] = "draw",
+    test_fraction: Fraction = 0.2,
+) -> Dataset:
+    """PACS (Li 2017): 9,991 colour pictures, 7 classes; art_painting, cartoon, photo and sketch are the sites.
+
+    Folders SITE/CLASS in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold. split: draw: test_fraction of each
+    class of each site is its test part, the same for every seed; files: the authors' SITE_train_kfold.txt and
+    SITE_crossval_kfold.txt (SITE_test_kfold.txt holds both). size: each picture is scaled and cut to size x size.
+    """
+    decoding = DecodeOptions(size, 3, MEAN, STD)
+
+    def read_site(name: str) -> Dataset:
+        folder = _domain(root, "pacs", PACS_FOLDERS, (name,))
+        if split == "files":
+            train, test = (_listed(folder, f"{name}_{part}_kfold.txt") for part in ("train", "crossval"))
+            return dataset_of_parts(train, test, PACS_CLASSES, decoding)
+        files = pictures_by_class(folder, PACS_CLASSES, allowed="PACS's")
+        return dataset_with_test_part(files, test_fraction, PACS_CLASSES, decoding)
+
+    return by_site("pacs", list(PACS), site, read_site)
+
+
+def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
+    """Office-Home (Venkateswara 2017): 15,588 colour pictures, 65 classes; four styles are the sites.
+
+    Sites: art, clipart, product, real_world: folders Art, Clipart, Product and Real World in
+    root/OfficeHomeDataset_10072016, root/office_home or root/OfficeHome, with a folder for each class. test_fraction of
+    each class of each site is its test part, the same for every seed. size: each picture is scaled and cut to size x
+    size.
+    """
+
+    def read_site(name: str) -> Dataset:
+        folder = _domain(root, "office_home", HOME_FOLDERS, HOME[name])
+        files = pictures_by_class(folder, HOME_CLASSES, allowed="Office-Home's")
+        return dataset_with_test_part(files, test_fraction, HOME_CLASSES, DecodeOptions(size, 3, MEAN, STD))
+
+    return by_site("office_home", list(HOME), site, read_site)
+
+
+def _domain(root: Path, what: str, homes: Sequence[str], names: Sequence[str]) -> Path:
+    """The folder of a site, which copies of the set call by any of `names`, in any of `homes`."""
+    places = [root / home / name for home in homes for name in names]
+    found = next((place for place in places if os.path.isdir(place)), None)
+    if found is None:
+        raise MissingDataError(
+            f"{what}: there is no folder {names[0]} in {' or '.join(str(root / home) for home in homes)} "
+            f"(data.root = {root}); {advice(what, root)}"
+        )
+    return found
+
+
+def _listed(folder: Path, name: str) -> Files:
+    """The pictures of one of the authors' lists: `sketch/dog/5281.png 1`, relative to the folder of the sites."""
+    home = folder.parent
+    places = (home, home.parent, home.parent / "splits", home / "splits", home.parent.parent / "splits")
+    remedy = "put the authors' lists there, or take data.split: draw"
+    path = find(home, [os.path.relpath(place / name, home) for place in places], "pacs", remedy)
+    paths, labels, rows = [], [], []
+    for k, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), 1):
+        file, _, label = line.strip().rpartition(" ")
+        if not line.strip() or file == DAMAGED:
+            continue
+        if not label.isdigit() or not 1 <= int(label) <= len(PACS_CLASSES) or not file.startswith(f"{folder.name}/"):
+            raise UserError(
+                f"{path}, line {k}: a picture of {folder.name} and its class 1..7 are needed, found {show(line)}"
+            )
+        paths.append(home / file)
+        labels.append(int(label) - 1)
+        rows.append(f"{path}, line {k}")
+    if not paths:
+        raise UserError(f"{path} names no picture")
+    return Files(paths, labels, rows)
+
+
+def ham10000(
+    root: Path,
+    *,
+    site: str | None = None,
+    size: Size = 224,
+    test_fraction: Fraction = 0.2,
+    lesions: Literal["apart", "mixed"] = "apart",
+) -> Dataset:
+    """HAM10000 (Tschandl 2018): 10,015 pictures of skin lesions, 7 classes, of four sources, which are the sites.
+
+    HAM10000_metadata.csv, with its column `dataset`, and the .jpg files anywhere below root/HAM10000. Sites:
+    vidir_molemax, vidir_modern, rosendahl, vienna_dias. test_fraction of each class of each site is its test part, the
+    same for every seed; lesions: apart: all pictures of a lesion are on one side; mixed: pictures are drawn whatever
+    they show. size: each picture is scaled and cut to size x size.
+    """
+    tables = [f"{folder}/{file}" for folder in HAM_FOLDERS for file in HAM_TABLES]
+    path = find(root, tables, "ham10000", advice("ham10000", root))
+    columns = ("lesion_id", "image_id", "dx", "dataset")
+    table = read_rows(path, columns, "\t" if path.suffix == ".tab" else ",")
+    for row in table:
+        for column, allowed in (("dx", HAM_CLASSES), ("dataset", HAM_SOURCES)):
+            if row.values[column] not in allowed:
+                raise UserError(f"{row.at}: {column} is {row.values[column]!r}; allowed: {', '.join(allowed)}")
+    pictures = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
+
+    def read_site(name: str) -> Dataset:
+        mine = [row for row in table if row.values["dataset"] == name]
+        if not mine:
+            raise UserError(f"{path} has no row of the source {name}")
+        groups = [row.values["lesion_id"] for row in mine] if lesions == "apart" else []
+        files, decoding = _lesions(mine, pictures, path), DecodeOptions(size, 3, MEAN, STD)
+        return dataset_with_test_part(files, test_fraction, HAM_CLASSES, decoding, groups)
+
+    return by_site("ham10000", HAM_SOURCES, site, read_site)
+
+
+def _lesions(table: list[Row], pictures: dict[str, Path], path: Path) -> Files:
+    for row in table:
+        if row.values["image_id"] not in pictures:
+            raise UserError(
+                f"{row.at}: there is no picture {row.values['image_id']}.jpg below {path.parent}; unpack both "
+                "archives of pictures there"
+            )
+    labels = [HAM_CLASSES.index(row.values["dx"]) for row in table]
+    return Files([pictures[row.values["image_id"]] for row in table], labels, [row.at for row in table])
+
+
+def retina(
+    root: Path,
+    *,
+    site: str | None = None,
+    split: Literal["split_1", "split_2", "split_3"] = "split_1",
+    size: Size = 256,
+) -> Dataset:
+    """Retina (Kaggle; Yan 2023): fundus pictures, 2 classes, of 5 clients in three splits, in root/Retina.
+
+    Files labels.csv (`name,label`), test.csv, 5_clients/SPLIT/client_1.csv ... client_5.csv (a name a line), and the
+    pictures as arrays train/NAME, test/NAME (.npy, (H, W, 3) of 0..255). The sites are client_1 ... client_5; the test
+    part is common to all, in silo mode too. size: each picture is scaled and cut to size x size.
+    split: which of the three ways of dividing the pictures.
+    """
+    sites = tuple(f"client_{k}" for k in range(1, 6))
+    decoding = DecodeOptions(size, 3, (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484))
+    return _ssl_fl(root, "retina", "Retina", f"5_clients/{split}", sites, site, 2, decoding)
+
+
+def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Dataset:
+    """COVID-FL (Yan 2023): chest X-rays, 3 classes (normal, pneumonia, COVID-19), of twelve sites, in root/COVID-FL.
+
+    Files labels.csv (`name,label`), test.csv, 12_clients/split_real/SITE.csv (a name a line), and the pictures
+    train/NAME, test/NAME. Sites: bimcv, cohen, eurorad, gz, ml-workgroup, ricord_c, rsna-0 ... rsna-4, sirm. The test
+    part is common to all, in silo mode too. size: each picture is scaled and cut to size x size.
+    """
+    decoding = DecodeOptions(size, 3, MEAN, STD)
+    return _ssl_fl(root, "covid_fl", "COVID-FL", "12_clients/split_real", COVID_SITES, site, 3, decoding)
+
+
+def _ssl_fl(
+    root: Path,
+    what: str,
+    home: str,
+    split: str,
+    sites: tuple[str, ...],
+    site: str | None,
+    classes: int,
+    decoding: DecodeOptions,
+) -> Dataset:
+    """A data set in the layout of SSL-FL (Yan 2023): a table of labels, and a list of files for each client."""
+    if site is not None and site not in sites:
+        raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(sites)}")
+    remedy = advice(what, root)
+    labels = _labels(find(root, (f"{home}/labels.csv",), what, remedy), classes)
+    mine = sites if site is None else (site,)
+    lists = [find(root, (f"{home}/{split}/{name}.csv",), what, remedy) for name in mine]
+    parts = [_named(path, root / home / "train", labels) for path in lists]
+    test = _named(find(root, (f"{home}/test.csv",), what, remedy), root / home / "test", labels)
+    data = dataset_of_parts(sum(parts, Files([], [])), test, [str(k) for k in range(classes)], decoding)
+    if site is not None:
+        return data
+    owner = torch.repeat_interleave(torch.tensor([len(part.labels) for part in parts]))
+    return replace(data, site=owner, site_names=sites)
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    return [(number, [field.strip() for field in row]) for number, row in csv_rows(path, remedy="fetch it anew")]
+
+
+def _labels(path: Path, classes: int) -> dict[str, int]:
+    """name -> label; the authors write labels as 0.0, 1.0."""
+    labels = {}
+    for number, line in _lines(path):
+        try:
+            label = float(line[1])
+            if label not in range(classes):
+                raise ValueError
+        except (IndexError, ValueError):
+            needed = f"a name and a label 0..{classes - 1} are needed, found {show(','.join(line))}"
+            raise UserError(f"{path}, line {number}: {needed}") from None
+        labels[line[0]] = int(label)
+    return labels
+
+
+def _named(path: Path, folder: Path, labels: dict[str, int]) -> Files:
+    """The files that a list names, each once, in the order of their first lines."""
+    lines: dict[str, int] = {}
+    for number, line in _lines(path):
+        lines.setdefault(line[0], number)
+    unlabelled = next((name for name in lines if name not in labels), None)
+    if unlabelled is not None:
+        raise UserError(f"{path}, line {lines[unlabelled]}: {unlabelled!r} has no label in labels.csv")
+    if not lines:
+        raise UserError(f"{path} names no picture")
+    rows = [f"{path}, line {number}" for number in lines.values()]
+    return Files([folder / name for name in lines], [labels[name] for name in lines], rows)

@@ -1,1 +1,0 @@
-"""Sources that are texts: symbols, and after each of them the next one."""

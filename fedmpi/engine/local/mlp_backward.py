@@ -1,0 +1,90 @@
+"""Loss and gradients of small models without autograd: its graph and its engine take longer than their arithmetic.
+
+For chains of linear layers and ReLUs under the mean cross-entropy, on a CPU:  the kernels that autograd calls, on the
+same operands and in its order, so that the bits are its bits.
+    z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  dW_i = g_{i+1}' z_i,  db_i = sum_b g_{i+1},  g_i = g_{i+1} W_i
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.models.mlp import layers_of
+from fedmpi.tasks.classification import Classification
+
+_nll = torch.ops.aten.nll_loss_forward.default
+_nll_backward = torch.ops.aten.nll_loss_backward.default
+_relu_backward = torch.ops.aten.threshold_backward.default
+MEAN, IGNORED = 1, -100  # as of torch.nn.functional.cross_entropy
+
+
+Places = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # weight, bias, and their gradients
+
+
+def _places(layer: nn.Linear) -> Places:
+    w, b = layer.weight, layer.bias
+    return w.detach(), None if b is None else b.detach(), w.grad, None if b is None else b.grad
+
+
+class MLPBackward:
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.layers = layers
+        # Each in memory of its own: kernels sum in another order where it does not begin at a multiple of 64 bytes.
+        self.gradients = [(p, torch.empty_like(p)) for layer in layers for p in layer.parameters()]
+        self.at: list[Places | None] = []  # of linear layers
+        self.one = torch.ones((), dtype=next(layers[0].parameters()).dtype)  # dL/dL
+
+    @staticmethod
+    def of(module: nn.Module, task: Any, flat: bool) -> MLPBackward | None:
+        """None for other models and tasks. flat: samples are vectors."""
+        layers = layers_of(module) or []
+        if layers and isinstance(layers[0], nn.Flatten):
+            flat, layers = True, layers[1:]
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        weights = [p for layer in linear for p in layer.parameters()]
+        fits = (
+            flat
+            and len(linear) > 0
+            and layers[0] is linear[0]
+            and layers[-1] is linear[-1]
+            and all(type(layer) in (nn.Linear, nn.ReLU) for layer in layers)
+            and len({*map(id, weights)}) == len(weights)
+            and all(p.is_cpu and p.requires_grad for p in weights)
+            and all(part._compiled_call_impl is None for part in module.modules())
+        )
+        return MLPBackward(layers) if fits and type(task).loss is Classification.loss and task.plain else None
+
+    def begin(self) -> None:
+        """From now on calls write to the parameters' .grad."""
+        for p, g in self.gradients:
+            p.grad = g
+        self.at = [_places(layer) if isinstance(layer, nn.Linear) else None for layer in self.layers]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss () of a batch."""
+        z = x.flatten(1)
+        inputs = [z]
+        for layer in self.at:
+            z = torch.relu(z) if layer is None else functional.linear(z, layer[0], layer[1])
+            inputs.append(z)
+        p = torch.log_softmax(z, 1)
+        loss, count = _nll(p, y, None, MEAN, IGNORED)
+        g = _nll_backward(self.one, p, y, None, MEAN, IGNORED, count)
+        g = torch._log_softmax_backward_data(g, p, 1, p.dtype)
+        for i in range(len(self.at) - 1, -1, -1):
+            layer = self.at[i]
+            if layer is None:
+                g = _relu_backward(g, inputs[i + 1], 0)
+                continue
+            w, _, dw, db = layer
+            torch.mm(g.t(), inputs[i], out=dw)
+            if db is not None:
+                torch.sum(g, 0, out=db)
+            if i:
+                g = torch.mm(g, w)
+        return loss

@@ -1,0 +1,78 @@
+"""The best model of a run by a metric on validation samples, and early stopping.
+
+A model is the best one if its metric is better by more than min_delta. After `patience` evaluations in a row without a
+better model the run ends with the round that is under way. The whole state is in tensors, which checkpoints store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NEVER = -2.0  # in place of a round; the initial model is that of round -1
+
+
+@dataclass(frozen=True)
+class SelectionCriterion:
+    """The metric by which models are compared, and when to stop early."""
+
+    figure: str  # validation_accuracy
+    lowest: bool
+    patience: int | None = None  # evaluations; None: any number
+    min_delta: float = 0.0
+
+
+class BestModel:
+    """The best model so far, at rank 0: its weights w and buffers b, round and metric."""
+
+    def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
+        self.criterion, self.w, self.b, self.why = criterion, w.clone(), b.clone(), ""
+        self._facts = torch.empty(4, dtype=torch.float64)  # round, value, evaluations since then, the last round seen
+        self.forget()
+
+    def forget(self) -> None:
+        self._facts.copy_(torch.tensor([NEVER, float("nan"), 0.0, NEVER]))
+
+    @property
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {"best_w": self.w, "best_b": self.b, "best": self._facts}
+
+    @property
+    def round(self) -> int | None:
+        """The round after which it was evaluated; None while there is none."""
+        t = int(self._facts[0])
+        return None if t == NEVER else t
+
+    @property
+    def value(self) -> float:
+        return float(self._facts[1])
+
+    def should_stop(self) -> bool:
+        """Return whether the run is to stop early; `why` is then the reason."""
+        if self.criterion.patience is None or int(self._facts[2]) < self.criterion.patience:
+            return False
+        self.why = self._stop_reason()
+        return True
+
+    def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
+        """Compare the model after round t; return whether it is the best one now. A nan is never better."""
+        if t <= int(self._facts[3]):  # evaluated again, by a resumed run
+            return False
+        gain = self.value - value if self.criterion.lowest else value - self.value
+        better = value == value and (self.round is None or gain > self.criterion.min_delta)
+        if better:
+            self.w.copy_(w)
+            self.b.copy_(b)
+            self._facts.copy_(torch.tensor([t, value, 0.0, t], dtype=torch.float64))
+            self.why += f", and {value:.6g} in round {t}, which was under way" if self.why else ""
+        else:
+            self._facts[2:].copy_(torch.tensor([self._facts[2] + 1, t]))
+        return better
+
+    def _stop_reason(self) -> str:
+        more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
+        how = f"has not become {'lower' if self.criterion.lowest else 'higher'}{more}"
+        best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
+        return f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"

@@ -1,0 +1,242 @@
+"""The rounds of several clients at once, or one by one where they cannot be trained together."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.common import seeds
+from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.engine.checks import check_pair
+from fedmpi.engine.client_trainer import ClientTrainer
+from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
+from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
+from fedmpi.engine.messages import NO_STEPS, STOP
+from fedmpi.engine.packed.linear_chain import LinearChain
+from fedmpi.engine.packed.low_rank import is_worthwhile
+from fedmpi.engine.packed.packed_fit import PackedFit, cut
+from fedmpi.engine.readonly import ReadOnlyCheck
+from fedmpi.flat.model import FlatModel
+from fedmpi.method.base import Method, overrides
+from fedmpi.method.values import Row, State
+from fedmpi.models.net import Net
+
+# Of pack: auto on a CPU. Weights trained at once, of models that are chains and of others, which gain less (measured: a
+# network of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.
+CHAINED, OTHERS, MOST = 1 << 22, 1 << 17, 64
+# Of pack: auto on a GPU; estimates, nothing is measured. Seconds in which the host launches the kernels of a step, for
+# each tensor of the model: 6 kernels (counted: 5 to 9), 6 us each. Of one client's step: bytes a weight (6 numbers are
+# read or written) and operations beside those of the forward pass; what a GPU does of either in a second, as an A100
+# (2 TB/s; 19.5 TFLOP/s in float32, of which products as small as these get a quarter).
+LAUNCHING_S, ACCESSES, PASSES, BYTES_S, OPERATIONS_S = 36e-6, 6, 3, 2e12, 5e12
+MOST_ON_GPU = 256  # clients; beyond, a client's part of the launches is less than the host's own work for it
+# Packed clients get one part in SHARE of the GPU's memory, as up to eight ranks may share it: COPIES of the model for
+# each of them, its weights, velocities and gradients, as runtime/memory.py counts them.
+SHARE, COPIES = 16, 3
+Drawn = seeds.State | None
+REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
+
+
+def unsupported_reason(
+    method: Method, model: FlatModel, config: LocalTrainingConfig, *, bf16: bool, compiled: bool
+) -> str | None:
+    """Return why clients cannot be trained together, as far as it is known beforehand; None if they can be."""
+    name = type(method).__name__
+    parts = list(model.module.modules())
+    reasons = {
+        f"method {name} has phases of its own (hook train)": overrides(method, "train"),
+        f"method {name} has steps of its own (hook step)": overrides(method, "step"),
+        f"method {name} takes several batches for a step": method.batches_a_step != 1,
+        "the model has buffers (batch statistics)": bool(len(model.b) or model.counters),
+        "the model draws random numbers (dropout)": any(
+            isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
+        ),
+        config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
+        "train.nesterov is true": config.nesterov,
+        f"train.dampening is {config.dampening:g}": bool(config.dampening),
+        f"train.steps is {config.steps}": config.steps is not None,  # a round may end within a pass over the data
+        f"train.epochs is {config.epochs}": config.steps is None and config.epochs != int(config.epochs or 0),
+        "compute.precision is bf16": bf16,
+        "compute.compile is true": compiled,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def clients_at_once(pack: int | str, model: FlatModel, net: Net, batch: int, samples: int = 0) -> int:
+    """Return how many clients are trained at once for this setting of compute.pack.
+
+    Args:
+        batch: samples of a step.
+        samples: that a client sees in a round, where wide layers may be kept as factors (low_rank.py); 0 where not.
+    """
+    if isinstance(pack, int):
+        return pack
+    chained = LinearChain.of(model.module, [s.name for s in model.layout.segments]) is not None
+    numbers = 0
+    for s in model.layout.segments:
+        w = s.view(model.w)
+        thin = chained and samples and is_worthwhile(w, samples)
+        numbers += samples * sum(w.shape) if thin else w.numel()
+    if model.w.is_cuda:
+        return _many_on_gpu(model, numbers, batch * net.operations())
+    return min(max((CHAINED if chained else OTHERS) // max(numbers, 1), 1), MOST)
+
+
+def _many_on_gpu(model: FlatModel, numbers: int, operations: int) -> int:
+    """So many clients that the GPU works on a step of all of them for as long as the host takes to launch its kernels:
+    with fewer it waits for the host, with more none of them ends sooner.
+
+    Args:
+        numbers: numbers that stand for one client's weights.
+        operations: of one client's forward pass over a batch.
+    """
+    itemsize, tensors = model.w.element_size(), len(model.layout.segments)
+    working_s = max(ACCESSES * itemsize * max(numbers, 1) / BYTES_S, PASSES * operations / OPERATIONS_S)
+    # By all of the card's memory: what is free differs from start to start, and with the number of clients the bits do.
+    memory = torch.cuda.get_device_properties(model.w.device).total_memory // SHARE
+    fitting = memory // (COPIES * itemsize * max(model.layout.size, 1))
+    return min(max(min(int(LAUNCHING_S * tensors / working_s), fitting), 1), MOST_ON_GPU)
+
+
+def train_clients(
+    clients: Sequence[ClientContext], block: Callable[[Sequence[int]], Tensor | None]
+) -> dict[int, Callable[[Tensor], object]]:
+    """Train the clients together; return client -> function that writes its upload into a row, to be called in turn.
+
+    A client alone is trained when its function is called.
+    block: clients -> the rows of all of them as one tensor, if they are neighbours in memory.
+    """
+    if len(clients) < 2 or clients[0].trainer.pack == 1:
+        return {client.id: client.run_round for client in clients}
+    trainer, began = clients[0].trainer, time.perf_counter()
+    ordered = sorted(clients, key=lambda k: cut(trainer, k), reverse=True)
+    try:
+        trainer.model.module.train()
+        started = [_start(client) for client in ordered]
+        fit = PackedFit(trainer, ordered)
+        if trainer.draws:
+            seeds.reseed(
+                trainer.seed, "torch", ordered[0].round, ordered[0].id
+            )  # numpy and random; under vmap torch refuses to draw
+        fit()
+        trainer.wait()
+    except Exception as error:
+        # Nothing is written yet. One by one a client's own error is raised again; if there is none, packing failed.
+        return _one_by_one(clients, error)
+    trainer.frozen_guard.check(f"round {ordered[0].round}")
+    sizes = {client.id: max(len(trainer.data.train[client.id]), 1) for client in clients}
+    sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
+    seconds = {client: sample * size for client, size in sizes.items()}
+    rows = block([client.id for client in clients]) if _uploads_are_differences(fit) else None
+    if rows is not None:
+        here = rows if rows.device == trainer.model.w.device else trainer.model.w.new_empty(rows.shape)
+        _write_all(clients, fit, here, list(seconds.values()))
+        if here is not rows:
+            rows.copy_(here)
+        return dict.fromkeys((client.id for client in clients), _do_nothing)
+    return {k.id: partial(_finish, k, fit, i, seconds[k.id], *started[i]) for i, k in enumerate(ordered)}
+
+
+def _one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
+    """Return rounds that train the clients one by one, from the start, as packing has failed."""
+    fine: list[bool] = []
+
+    def write(k: ClientContext, row: Tensor) -> None:
+        new = ClientContext(k.trainer, k.id, k.round, k.lr, k.announcement, k.download, k.state_row)
+        fine.append(new.run_round(row))
+        if len(fine) == len(clients) and all(fine):
+            _stop_packing(k.trainer, error)
+
+    return {client.id: partial(write, client) for client in clients}
+
+
+def _uploads_are_differences(fit: PackedFit) -> bool:
+    """Return whether uploads are w - w0 alone, with one w0 for all, and clients keep no state."""
+    trainer, first = fit.trainer, fit.clients[0]
+    upload, method = trainer.messages.upload(first.round), trainer.method
+    return (
+        not any(overrides(method, hook) for hook in ("receive", "upload"))
+        and list(method.client_state) == []
+        and not len(first.state_row)
+        and [name for name, shape in upload.packing.shapes.items() if name[:1] != "_"] == ["dw"]
+        and upload.w.whole
+        and not upload.b.size
+        and upload.coding is None
+        and all(k.w0 is first.w0 for k in fit.clients)
+    )
+
+
+def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
+    """Write all uploads at once, as `write_upload` would."""
+    trainer, first = fit.trainer, fit.clients[0]
+    upload, place = trainer.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
+    places = [place[client.id] for client in fit.clients]
+    stop = trainer.stop()
+    flags = [STOP if stop else 0.0 if client.steps else NO_STEPS for client in clients]
+    fit.stack.differences(first.w0, upload.packing.view(rows, "dw"), places)
+    upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
+    upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds), non_blocking=True)
+    upload.packing.view(rows, "_flag").copy_(torch.tensor(flags), non_blocking=True)
+
+
+def _do_nothing(row: Tensor) -> None:
+    """Write nothing: the upload is written already."""
+
+
+def _start(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
+    """Start a client's round, up to its training; return its read-only check, and generators for `upload`."""
+    trainer, inputs, drawn = client.trainer, client.read_only_check(), None
+    if overrides(trainer.method, "receive"):
+        seeds.reseed(trainer.seed, "torch", client.round, client.id)
+        with attribute_errors(client.where):
+            trainer.model.load(client.received, client.b0)
+            client.start()
+            drawn = seeds.state() if overrides(trainer.method, "upload") else None
+        inputs.check_hooks(trainer.method, client.where, "receive")
+    return inputs, drawn
+
+
+def _finish(
+    client: ClientContext, fit: PackedFit, i: int, seconds: float, inputs: ReadOnlyCheck, drawn: Drawn, row: Tensor
+) -> None:
+    """Finish a client's round with the weights number i of the stack, and write its upload."""
+    trainer, method, began = client.trainer, client.trainer.method, time.perf_counter() - seconds
+    here = row if row.device == client.w.device else client.w.new_empty(len(row))
+    sent, more, asked = Row(), State(), overrides(method, "upload")
+    if len(fit.scratch):
+        client.scratch = trainer.messages.scratch.views(fit.scratch[i])
+    try:
+        if asked or len(client.state_row):  # else nobody looks at client.w
+            trainer.model.load(fit.stack.row(i), client.b0)
+        if asked:
+            seeds.reseed(trainer.seed, "torch", client.round, client.id)
+            with attribute_errors(client.where):
+                if drawn is not None:
+                    seeds.set_state(drawn)
+                sent, more = check_pair(method, "upload", method.upload(client), client.where)
+            inputs.check_hooks(method, client.where, "upload")
+        state = write_upload(client, here, (State(), sent, more), partial(fit.stack.subtract, i))
+    except Exception as error:
+        if not trainer.drops_failed_clients:
+            raise
+        leave_out(client, row, error, began)
+    else:
+        store_result(client, here, row, state, fit.loss[i] if client.steps else None, began)
+
+
+def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
+    """Report that these clients cannot be packed, and train one by one from now on."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    name, module = type(trainer.method).__name__, type(trainer.model.module).__name__
+    text = f"clients of method {name} with model {module} cannot be trained together: {reason}"
+    if trainer.strict:
+        raise UserError(f"compute.pack: {trainer.pack}: {text}; {REMEDY}")
+    trainer.pack = 1
+    warnings.warn(RankWarning(f"compute.pack: auto: {text}; they are trained one by one"), stacklevel=2)

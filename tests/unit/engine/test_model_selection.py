@@ -1,0 +1,179 @@
+"""The best model by a figure on validation rows (evaluate.best), and runs that end when none comes any more."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import federated, fedmpi, play, prepare, settings
+from safetensors import safe_open
+from torch.nn.functional import cross_entropy
+
+import fedmpi as api
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import Shard
+from fedmpi.data.partitions.parts import Partition
+from fedmpi.data.validation import hold_out
+from fedmpi.engine.model_selection import BestModel, SelectionCriterion
+
+VALIDATED = {"data": {"validation": 0.3}, "rounds": 12, "train": {"lr": 0.3}}
+
+
+def best(config_of_best, method="fedavg", net="mlp", **more):
+    return settings(method, net, **{**VALIDATED, "evaluate": {"best": config_of_best}, **more})
+
+
+def rounds_of_best(values, **how):
+    """The rounds whose models were the best ones so far, and after which one it ended."""
+    found, w = (
+        BestModel(SelectionCriterion("x", **{"lowest": False, **how}), torch.zeros(1), torch.zeros(0)),
+        torch.zeros(1),
+    )
+    rounds = []
+    for t, value in enumerate(values):
+        if found.update(t, value, w + t, w[:0]):
+            rounds.append(t)
+            assert (found.round, found.value, float(found.w)) == (t, value, t)
+        assert not found.update(t, 1e9, w, w[:0])  # told again
+        if found.should_stop():
+            return rounds, t
+    return rounds, None
+
+
+def test_which_one_is_better():
+    assert rounds_of_best([1, 3, 2, 3, 4]) == ([0, 1, 4], None)
+    assert rounds_of_best([1, 3, 2, 3, 4], lowest=True) == ([0], None)
+    assert rounds_of_best([5, 4, 4, 3, 6], lowest=True) == ([0, 1, 3], None)
+    assert rounds_of_best([1, 3, 2, 3, 4], patience=2) == ([0, 1], 3)
+    assert rounds_of_best([1, 3, 2, 4, 3, 3, 9], patience=2) == ([0, 1, 3], 5)
+    assert rounds_of_best([1, 1.5, 2, 2.5, 3], min_delta=1.0) == ([0, 3], None)
+    assert rounds_of_best([1, 1.5, 2, 2.5, 3], min_delta=1.0, patience=2) == ([0], 2)
+    assert rounds_of_best([math.nan, math.nan, 1], patience=2) == ([], 1)
+    assert rounds_of_best([math.nan, 2, math.nan, 3]) == ([1, 3], None)
+
+
+def validated(it, w, shards):
+    """Loss and accuracy of w on the rows of some shards, by hand."""
+    it.made.model.load(w, it.b)
+    module = it.made.net.module.eval()
+    x, y = (torch.cat([getattr(s, name)[s.index] for s in shards]) for name in "xy")
+    logits = module(x)
+    return cross_entropy(logits, y).item(), 100 * (logits.argmax(1) == y).double().mean().item()
+
+
+def test_the_figure_is_that_of_the_global_model_on_all_validation_rows():
+    it = play(best("loss", net="norm"))
+    data = it.made.data
+    assert set(data.validation) == set(range(7))
+    loss, accuracy = validated(it, it.w, [data.validation[k] for k in data.validation])
+    assert it.rows[-1]["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert it.rows[-1]["validation_accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_it_is_the_model_of_the_best_round_and_choosing_moves_nothing(metric):
+    it, plain = play(best(metric)), play(settings("fedavg", "mlp", **VALIDATED))
+    assert it.hashes == plain.hashes
+    values = [row[f"validation_{metric}"] for row in it.rows]
+    t = values.index(min(values) if metric == "loss" else max(values))
+    kept = it.fed.server.best
+    assert (kept.round, kept.value) == (t, values[t])
+    assert it.made.model.layout.sha256(kept.w) == it.hashes[t]
+
+
+def test_a_run_ends_when_nobody_waits_any_more():
+    """The round under way when the last evaluation came is the last one, and it is evaluated as such."""
+    plain = play(best({"metric": "accuracy", "goal": "lowest"}))  # accuracy rises: the first model stays the best one
+    it = play(best({"metric": "accuracy", "goal": "lowest", "patience": 3}))
+    assert (plain.reason, it.reason) == ("finished", "early_stopped")
+    first = it.fed.server.best.round
+    assert len(it.rows) == first + 3 + 2 < len(plain.rows)
+    assert it.hashes == plain.hashes[: len(it.rows)]
+    assert "validation_accuracy" in it.rows[-1]
+    assert it.fed.server.best.why.startswith("validation_accuracy has not become lower in 3 evaluations; at best ")
+    every = play(
+        best(
+            {"metric": "accuracy", "goal": "lowest", "patience": 3},
+            evaluate={"every": 2, "best": {"metric": "accuracy", "goal": "lowest", "patience": 3}},
+        )
+    )
+    assert len(every.rows) > len(it.rows)  # evaluations count, not rounds
+
+
+def test_fine_tuning_follows_the_last_round_of_a_run_that_ends_early():
+    protocol = {"protocol": ["personal", "ft(1)"], "best": {"metric": "loss", "goal": "highest", "patience": 1}}
+    it = play(best({}, evaluate=protocol))
+    assert it.reason == "early_stopped"
+    assert "ft(1)_accuracy" in it.rows[-1]
+
+
+def test_nothing_to_measure_on():
+    data = federated()
+    one = {k: Shard(s.x, s.y, s.index[:1]) for k, s in data.train.items()}
+    parts = Partition.from_parts(shard.index.numpy() for shard in one.values())
+    alone = replace(data, train=one, train_sizes=data.train_sizes * 0 + 1, parts=parts)
+    config = best("loss")
+    with pytest.raises(UserError, match="no client has two samples"):
+        prepare(config, hold_out(alone, 0.3, 0))
+
+
+# ---- a run directory ----
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("best")
+    (folder / "run.yaml").write_text(
+        f"""
+rounds: 30
+output: {folder}
+data: {{source: digits, partition: {{scheme: iid, clients: 4}}, validation: 0.2}}
+model: {{name: mlp, hidden: [16]}}
+method: {{name: fedavg}}
+train: {{lr: 0.2}}
+evaluate: {{best: {{metric: accuracy, goal: lowest, patience: 2}}}}
+"""
+    )
+    done = fedmpi("run", folder / "run.yaml")
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_what_a_run_that_ends_early_leaves(run):
+    folder, done = run
+    place = folder / "run"
+    told = json.loads((place / "summary.json").read_text())
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    values = [row["validation_accuracy"] for row in rows]
+    t = values.index(min(values))
+    expected = {"file": "model-best.safetensors", "figure": "validation_accuracy", "round": t, "value": values[t]}
+    assert told["best_model"] == expected
+    assert told["exit_reason"].startswith("enough: validation_accuracy has not become lower in ")
+    assert len(rows) == told["rounds"] < 30
+    assert f"stopped early ({told['exit_reason']}): {len(rows)} of 30 rounds are complete" in done.stdout
+    assert f"best model: {values[t]:.2f} validation_accuracy in round {t} (model-best.safetensors)" in done.stdout
+    with safe_open(place / "model-best.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["fedmpi"])["round"] == t
+    module, final = api.load(place, best=True), api.load(place)
+    assert not torch.equal(next(iter(module.parameters())), next(iter(final.parameters())))
+
+
+def test_it_goes_on_when_more_patience_is_asked_for(run):
+    folder, _ = run
+    place = folder / "run"
+    before = (place / "model-best.safetensors").read_bytes()
+    done = fedmpi("resume", place)
+    assert done.returncode == 0, done.stderr
+    assert (place / "model-best.safetensors").read_bytes() == before
+    rows = len((place / "metrics.jsonl").read_text().splitlines())
+    done = fedmpi("resume", place, "evaluate.best.patience=100", f"rounds={rows + 3}")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((place / "summary.json").read_text())
+    assert (told["exit_reason"], told["rounds"]) == ("finished", rows + 3)
+    refused = fedmpi("resume", place, "evaluate.best.metric=loss")
+    assert refused.returncode == 2
+    assert "evaluate.best.metric is 'loss', was 'accuracy'" in refused.stderr
+    accepted = fedmpi("resume", place, "evaluate.best.metric=loss", "checkpoint.changes=accept", f"rounds={rows + 4}")
+    assert accepted.returncode == 0, accepted.stderr
+    best_model = json.loads((place / "summary.json").read_text())["best_model"]
+    assert best_model["figure"] == "validation_loss"
+    assert best_model["round"] >= rows + 2  # of those evaluated since
