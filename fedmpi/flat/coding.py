@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Coding:
 
     def __init__(self, packing: Packing, formats: Mapping[str, Format], dtype: torch.dtype) -> None:
         self.packing, self.dtype = packing, dtype
-        self.formats = {name: form for name, form in formats.items() if _width(packing, name)}
+        self.formats = {name: form for name, form in formats.items() if prod(packing.shapes[name])}
         self._plain: list[tuple[int, int]] = []  # spans of a row
         self._coded: list[tuple[str, tuple[int, int], tuple[int, int], Format]] = []  # span of a row, of a message
         for name, (a, b) in packing.spans.items():
@@ -107,8 +108,3 @@ class Coding:
             else:
                 form.settle(x)
         return {name: row[a:b] for name, (a, b), _, form in self._coded if form.name == "fp16"}
-
-
-def _width(packing: Packing, name: str) -> int:
-    a, b = packing.spans[name]
-    return b - a
