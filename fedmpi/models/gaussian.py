@@ -74,8 +74,8 @@ class Gaussian(nn.Module):
             narrow = r.square().reciprocal() / 2
             # sum over dims of (sigma^2 + (mu - r_mu)^2) / 2 r^2 as matrix products: nothing of size B c z
             spread = (sigma.square() + mu.square()) @ narrow.T
-            apart = spread - 2 * mu @ (self.r_mu * narrow).T + (self.r_mu.square() * narrow).sum(1)
-            return r.log().sum(1) - sigma.log().sum(1, keepdim=True) + apart - mu.shape[1] / 2
+            distance = spread - 2 * mu @ (self.r_mu * narrow).T + (self.r_mu.square() * narrow).sum(1)
+            return r.log().sum(1) - sigma.log().sum(1, keepdim=True) + distance - mu.shape[1] / 2
 
     def forward(self, x: Samples) -> Tensor:
         return self.head(self.features(x))

@@ -279,7 +279,7 @@ def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[s
         (most, f"More than half of the weight was {largest.name}'s."),
         (absent, f"Never took part in a round: {', '.join(absent)}."),
         (not run.complete, f"The run did not end as planned: {run.state}."),
-        ("diverged" in summary, f"Training came apart from round {summary.get('diverged')} on."),
+        ("diverged" in summary, f"Training diverged from round {summary.get('diverged')} on."),
         (refused, f"Uploads that did not count, as they could not be meant: {', '.join(refused)}."),
         (clipped, f"Uploads that were taken at a bound, as they were far longer than others: {', '.join(clipped)}."),
         (run.faults, lost),

@@ -125,7 +125,7 @@ def learning(runs: Runs) -> list[Part | None]:
     if parts and any(len(group.runs) > 1 for group in runs.groups):
         parts.insert(0, Text(BAND))
     if not parts:
-        why = "No figure of any round is a number: nothing was evaluated yet, or training came apart at once."
+        why = "No figure of any round is a number: nothing was evaluated yet, or training diverged at once."
         parts.append(Text(why, warning=True))
     return parts
 

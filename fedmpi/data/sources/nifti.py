@@ -187,10 +187,10 @@ def _load(pair: Pair, canonical: bool) -> Volume:
         raise pair.error(f"{pair.image} has the shape {shapes}; (X, Y, Z) is needed, and of images may have channels")
     check_shapes(pair, image.shape[:3], mask.shape[:3])
     corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*image.shape[:3], 1]
-    apart = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
-    if not apart <= min(image.header.get_zooms()[:3]) / 2:
+    distance = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
+    if not distance <= min(image.header.get_zooms()[:3]) / 2:
         raise pair.error(
-            f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {apart:.3g} mm "
+            f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} mm "
             "apart; resample one of them to the other, or correct its header"
         )
     volume = _load_image(pair, canonical)
