@@ -190,8 +190,8 @@ def _load(pair: Pair, canonical: bool) -> Volume:
     distance = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
     if not distance <= min(image.header.get_zooms()[:3]) / 2:
         raise pair.error(
-            f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} mm "
-            "apart; resample one of them to the other, or correct its header"
+            f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} "
+            "mm apart; resample one of them to the other, or correct its header"
         )
     volume = _load_image(pair, canonical)
     return volume._replace(mask=_numbers(mask, pair, pair.mask, canonical).reshape(volume.image.shape[1:]))
