@@ -259,3 +259,10 @@ def test_identical_clients_make_their_common_step(method):
     one = play(config, clients_of(range(10)))
     moved = float((one.w - one.w0).abs().max())
     torch.testing.assert_close(three.w, one.w, rtol=0, atol=1e-4 * moved + 1e-12)
+
+
+@every_method
+def test_clients_with_one_sample_leave_a_finite_model(method):
+    config = small_settings(method, "mlp", options=SPECIAL.get(method, {}), cohort={"fraction": 1.0})
+    it = play(config, clients_of([5], range(10, 20), [7]))
+    assert it.w.isfinite().all()
