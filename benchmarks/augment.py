@@ -81,7 +81,7 @@ def theirs(data, targets, workers):
 def ours(data, targets, blocks):
     """One epoch; blocks: stored as (n, H, W, C), for CNNs that are channels-last, as is fedmpi's default."""
     kept = of_bytes(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
-    kept = kept.seen(replace(kept.look, operations=(Crop(padding=4), Flip(), Cutout(size=SIZE))))
+    kept.look = replace(kept.look, operations=(Crop(padding=4), Flip(), Cutout(size=SIZE)))
     shard, seed = Shard(kept, torch.tensor(targets), torch.arange(len(kept))), 0
 
     def epoch():
