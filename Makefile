@@ -32,7 +32,7 @@ WORKERS ?= 2
 JOBS ?= 4
 JOB_TESTS = pytest tests/jobs -n $(JOBS) --dist loadgroup
 
-test: setup  ## the unit tests and one job for each launcher, back end and kind of failure: ten minutes on two cores
+test: setup  ## the unit tests and one job for each launcher, back end and kind of failure: eight minutes on two cores
 	pytest tests/unit -n $(WORKERS) --dist loadscope -m 'not soak'
 	$(JOB_TESTS) -m smoke
 
