@@ -80,7 +80,9 @@ class ConnectionLostError(Lost):
 
 
 class Communicator:
-    """The ranks of one job as seen by one of them. Subclasses move bytes; this class checks, cuts and counts them.
+    """Sends and receives tensors between the ranks of one job.
+
+    This class checks messages, splits and counts them; its subclasses transfer the bytes through one back end.
 
     Subclasses override the methods below whose names begin with an underscore. A job of one rank calls none of them.
     """
@@ -218,7 +220,7 @@ class Communicator:
         raise NotImplementedError
 
     def _broadcast(self, x: Tensor) -> None:
-        """The same as `broadcast` for x of at most `piece` entries, and so on."""
+        """Broadcast a tensor of at most `max_elements` entries; this and the methods below are each back end's own."""
         raise NotImplementedError
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:

@@ -92,7 +92,7 @@ class Federated:
         return self.with_samples(move, move)
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> Federated:
-        """The same federation of what x and y return for its samples and targets."""
+        """Return a copy in which all samples are replaced by x(samples), and all targets by y(targets)."""
         test = self.global_test
         return replace(
             self,

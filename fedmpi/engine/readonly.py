@@ -140,7 +140,7 @@ def _mark(tensor: Tensor, kind: str) -> tuple[int, int]:
 
 
 def _values(tensor: Tensor) -> bytes | None:
-    """Return a digest of a tensor's values; None if they cannot be read."""
+    """Return a digest of a tensor's type, shape and a regular sample of its values; None if these cannot be read."""
     try:
         flat = tensor.detach().reshape(-1)
         some = flat[:: -(-len(flat) // MOST) | 1].cpu().contiguous().view(torch.uint8)

@@ -31,7 +31,7 @@ CUDNN_ALIGNMENT = 16  # bytes, at a multiple of which cuDNN's batch normalisatio
 
 
 class FlatModel:
-    """A module whose parameters and float buffers are views of two vectors, `w` (d,) and `b`.
+    """A PyTorch module that keeps its parameters in one vector, `w` (d,), and its float buffers in another, `b`.
 
     `head` holds the parameter names of the head. A module may declare groups of its own through
     `parameter_groups() -> {parameter name: group}`.

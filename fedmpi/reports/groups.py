@@ -190,10 +190,10 @@ def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]
 def by_group(
     runs: Runs, name: str, title: str, y_label: str, curves: Mapping[Path, Curve], column: str = "", note: str = ""
 ) -> Figure | None:
-    """A line for each group, of several runs their mean with a band; None where no run has a value.
+    """Draw one line for each group of runs: the curve of a single run, or the mean of several with a band around it.
 
     Args:
-        curves: of each run, by its path.
+        curves: the values by round of each run, by the path of its directory. Without any value the result is None.
     """
     series, data = list[Series](), list[list[Value]]()
     least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-inf, inf)  # a band ends where no value can be

@@ -38,7 +38,7 @@ FACTS = (
 
 
 def traffic(runs: Runs) -> list[Part | None]:
-    """Draw the bytes up to each round, and the first metric of evaluation over the parameters sent and received."""
+    """Draw the bytes sent and received by round, and the main evaluation metric against the parameters transmitted."""
     if not any(curve(run.rows, "sent_bytes") for run in runs.all):
         return []
     note = "Sums up to a round, of all that rank 0 has sent to and received from all ranks, itself among them."

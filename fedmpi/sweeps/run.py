@@ -227,7 +227,7 @@ class View:
         return [*shown, ", ".join(parts) + self._left()]
 
     def _left(self) -> str:
-        """Return the estimated time until all are done, by the speed so far."""
+        """Return "; about ... left", the time until all runs are done if they go on as fast; "" if it is not known."""
         share = float(self.ended)
         for each in self.running:  # how much of what was left of a run has been done since it began here
             rounds = progress.rounds_done(each.settings) - each.rounds

@@ -40,9 +40,10 @@ def hmac_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes
 
 
 def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
-    """Return rank 0's reply to a client's first message, and the proof that the client owes.
+    """Return rank 0's reply to the first message of a connection, and the proof that it expects in return.
 
-    Raises ValueError if the message does not follow the protocol.
+    Raises:
+        ValueError: the message does not follow the protocol.
     """
     if not hello.startswith(MAGIC):
         raise ValueError("another protocol")

@@ -45,10 +45,10 @@ class FailurePolicy:
         self.longest_s = 0.0  # what a round has taken at most
 
     def next_round(self, t: int, why: str | None) -> int:
-        """Return the round to make after round t: if a rank has failed in it, the one that the others make again.
+        """Return the number of the next round: t + 1, or after a rank failure the round that has to be repeated.
 
         Args:
-            why: what this rank knows of the failure; None if round t is complete.
+            why: the failure as this rank noticed it; None if round t is complete.
 
         Raises:
             Lost: rank 0 or all ranks that train are gone, or this rank was left out.
