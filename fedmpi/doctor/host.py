@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from fedmpi.comm import network
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.text import count
 from fedmpi.doctor.report_rows import WARN, Row, joined
@@ -109,9 +109,8 @@ def meeting(job: Job | None) -> list[Row]:
         host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
         address = network.resolve(host)
         where = f"MASTER_ADDR={host}, MASTER_PORT={port}"
-        who = "rank 0 is at" if job.launcher == "env://" else "torchrun's agent, which tells where rank 0 is, is at"
         leads = "" if address == host else f", which resolves to {address}" if address else ", which does not resolve"
-        return [Row("joins", f"by torch's variables: {who} {where}{leads}", " " if address else WARN)]
+        return [Row("joins", f"by torch's variables: rank 0 is at {where}{leads}", " " if address else WARN)]
     if job.launcher == "mpi":
         return [Row("joins", "by MPI: rank 0 tells its addresses by a broadcast")]
     nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", ""))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.launchers.launcher_env import detect, survivors
+from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.common.version import __version__
 from fedmpi.doctor import config_checks, host, libraries, programs

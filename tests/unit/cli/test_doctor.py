@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import BIN, ROOT, clean_env, gone
 
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.common import torchvision_compat
 from fedmpi.doctor import config_checks, host, libraries, programs, report
 from fedmpi.doctor.report_rows import FAIL, OK, WARN, Row, shown
@@ -198,7 +198,7 @@ def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypat
     ("launcher", "mark", "said"),
     [
         ("env://", OK, "rank 0 is at MASTER_ADDR=127.0.0.1, MASTER_PORT=29500"),
-        ("torchrun", OK, "torchrun's agent, which tells where rank 0 is, is at MASTER_ADDR=127.0.0.1"),
+        ("torchrun", OK, "rank 0 is at MASTER_ADDR=127.0.0.1"),
         ("mpi", OK, "by MPI: rank 0 tells its addresses by a broadcast"),
         ("slurm", OK, "rank 0 is on the first host of a[01-02]"),
     ],
@@ -266,7 +266,7 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
         ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
         ("method.name=fedprxo", "memory", "did you mean 'fedprox'?"),
         ("comm.backend=nccl", "back end", "computes without a GPU"),
-        ("comm.interface=ib*", "interface", "has no such network interface. It has lo"),
+        ("comm.interface=ib*", "interface", "has no such network interface with an IPv4 address. It has lo"),
         ("sede=1", "config", "did you mean 'seed'?"),
     ],
 )
