@@ -328,7 +328,8 @@ class Infinite(fedmpi.Method):
 
 def test_a_slot_of_an_upload_that_is_not_finite_ends_the_run():
     """The server's direction may well not have it."""
-    with pytest.raises(UserError, match=r"client 1: method Infinite, hook upload gave values that are not finite .*'f'"):
+    text = r"client 1: method Infinite, hook upload gave values that are not finite .*'f'"
+    with pytest.raises(UserError, match=text):
         run(Infinite)
     it = run(Infinite, faults={"on_bad_update": "drop"})
     assert [[each["client"] for each in row["refused"]] for row in it.rows] == [[1], [1]]
@@ -408,7 +409,7 @@ class UnknownToTorch(Plain):
 
 
 def test_layers_and_tensors_that_torch_does_not_know_of():
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="PyTorch does not know of the layers") as caught:
         play(**sections_of("model", UnknownToTorch))
     texts = [str(each.message) for each in caught]
     (layers,) = [text for text in texts if "PyTorch does not know of the layers" in text]
