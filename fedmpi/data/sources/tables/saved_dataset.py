@@ -103,7 +103,6 @@ def saved_dataset(
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None,
     pixel_range: PixelRange | None = None,
     pages: Pages = "refuse",
-    background: str = "white",
     axes: str | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
@@ -121,9 +120,8 @@ def saved_dataset(
     1; or file, the least and the largest value of each picture; pictures of more than 8 bits need it. mean, std: one
     number a channel, of pixels in 0..1.
     Of pictures: size: each is scaled and cut at its centre to size x size; without it all must be of one size.
-    channels: 1 grey, 3 colour; without it as the first one is. pages: of pictures with several pages or frames; refuse;
-    first; or channels, all of them, one page after the other. background: the colour over which transparent pixels are
-    blended.
+    channels: 1 grey, 3 colour; without it as the first one is. pages: of pictures with several pages or frames;
+    refused, or the first is read.
     """
     folder = root / path
     columns = [input_column] if isinstance(input_column, str) else input_column
@@ -135,14 +133,14 @@ def saved_dataset(
     others: dict[str, tuple[Any, Any]] = {"axes": (axes, None), "symbols": (symbols, False)}
     if not is_pictures:  # options of the other kind of column, with their defaults
         others = {"size": (size, None), "channels": (channels, None)}
-        others |= {"pages": (pages, "refuse"), "background": (background, "white")}
+        others |= {"pages": (pages, "refuse")}
     for key, (value, default) in others.items():
         if value != default:
             what = f"is for {'numbers' if is_pictures else 'pictures'}, which column {columns[0]!r} does not hold"
             raise UserError(f"{folder}: data.{key}: {value} {what}; leave it out")
     if is_pictures:
         channels = channels or reading.channels_of_first(*_files(splits, folder, columns[0]))
-        decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages, background)
+        decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages)
         values = _images(splits, folder, columns[0], decoding)
     else:
         if not symbols:
@@ -248,7 +246,6 @@ def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[byt
 
 def _images(splits: Sequence[Split], folder: Path, column: str, options: DecodeOptions) -> Pictures:
     files, at = _files(splits, folder, column)
-    reading.warn_of_depths(files, options, at)
     return of_bytes(reading.read(files, options, at), options.mean, options.std)
 
 
