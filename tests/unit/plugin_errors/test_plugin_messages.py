@@ -95,13 +95,6 @@ return nn.ReLU()
     it returned a module without any
 return nn.Sequential(nn.Linear(3, 4).half(), nn.Linear(4, classes))
     parameters of torch.float16, torch.float32; all that are trained must be of one type
-<<<<<<< HEAD
-return Base(input_shape, classes).to(torch.complex64)
-    parameters of torch.complex64
-=======
-return Base(input_shape, classes).to('meta')
-    head.weight is on the device meta
->>>>>>> main
 def forward(self, x): return self.head(x), x
     returns tuple for a batch of 2 samples; it must return one tensor of shape \(2, outputs\)
 def forward(self, x): return self.head(x)[:, 0]
