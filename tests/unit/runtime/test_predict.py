@@ -555,7 +555,7 @@ def test_texts_give_the_recorded_accuracy(tmp_path, form):
     assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
     assert [symbols[-1] for symbols in found["symbols"]] == found["next"]
     for text, message in [
-        ("ab Z ab ab ab", "character 4 of 'odd' is 'Z', which the training did not have"),
+        ("ab Z ab ab ab", "'odd' holds 'Z', which the training did not have"),
         ("ab", "has 2 characters; the model was trained on windows of 10"),
     ]:
         (tmp_path / "odd.txt").write_text(text)
@@ -694,7 +694,7 @@ def test_a_client_that_is_a_site_of_one_table_has_its_rows_prepared_as_the_sites
         for given in (client, site):
             found = package.load(run, client=given).predict(file)
             assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
-    with pytest.raises(UserError, match=r"no client 'nroth'; .* clients 0 to 1, at sites north, south; did you"):
+    with pytest.raises(UserError, match=r"no client 'nroth'; .* clients 0 to 1, or by site: did you mean 'north'"):
         package.load(run, client="nroth")
 
 
