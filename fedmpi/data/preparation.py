@@ -30,7 +30,7 @@ KINDS = {
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
-    "texts": "fedmpi.data.sources.text_windows:TextPreparation",
+    "texts": "fedmpi.data.sources.text:TextPreparation",
 }
 
 

@@ -112,8 +112,8 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
                 "come by it, data.root=DIR where it is"
             )
         say(f"fetching {name} to {root}")
-        with getting.one_at_a_time(root), getting.progress() as shown:
-            getting.fetch(name, root, shown)
+        with getting.one_at_a_time(root):
+            getting.fetch(name, root)
 
 
 def write(sweep: Sweep, to: Path, say: Say) -> int:

@@ -11,8 +11,7 @@ from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.federated import split
-from fedmpi.data.fetching.getting import SETS
-from fedmpi.data.fetching.medmnist import TABLE
+from fedmpi.data.fetching.catalogue import MEDMNIST, SETS
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.pictures import public_files
 from fedmpi.data.sources.pictures.image_folder import image_folder
@@ -141,7 +140,7 @@ def test_stl10(tmp_path):
 
 
 def write_medmnist(root, name, size=28, **put):
-    classes, channels, *_ = TABLE[name]
+    classes, channels, *_ = MEDMNIST[name]
     shape, labels = ((size, size, 3) if channels == 3 else (size, size)), 1
     if name == "chestmnist":
         classes, labels = 2, 14
@@ -157,7 +156,7 @@ def write_medmnist(root, name, size=28, **put):
 
 @pytest.mark.parametrize("name", ["pneumoniamnist", "pathmnist"])  # grey, in colour
 def test_medmnist(tmp_path, name):
-    classes, channels, *_ = TABLE[name]
+    classes, channels, *_ = MEDMNIST[name]
     arrays = write_medmnist(tmp_path, name)
     data = medmnist(tmp_path, set=name)
     assert (data.train_x.shape, data.test_x.shape) == ((10, channels, 28, 28), (3, channels, 28, 28))

@@ -15,8 +15,8 @@ import torch
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching import getting
+from fedmpi.data.fetching.catalogue import MEDMNIST, medmnist_file
 from fedmpi.data.fetching.getting import advice, ready
-from fedmpi.data.fetching.medmnist import TABLE, file_name
 from fedmpi.data.sources.arrays import channels_first
 from fedmpi.data.sources.common import find, pictures
 
@@ -251,10 +251,10 @@ def medmnist(
     out. Normalised with mean .5, deviation .5. chestmnist has 14 labels an image, each there or not (task multi_label);
     retinamnist's five grades are classes.
     """
-    row = TABLE[set]
+    row = MEDMNIST[set]
     if channels is not None and channels < row.channels:
         raise UserError(f"medmnist: data.channels=1, but {set} is in colour; leave it out")
-    listed = file_name(set, size).removesuffix(".npz")
+    listed = medmnist_file(set, size)
     ready(listed, root, download)
     remedy = advice(listed, root)
     at = find(root, (f"medmnist/{listed}.npz", f"{listed}.npz"), f"medmnist {set}", remedy)

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.leaks import warn_of_row_numbers
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, check_sample, file_of
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
@@ -25,7 +26,6 @@ from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
-from fedmpi.data.sources.tables.column_warnings import columns_that_number_rows, warn_of_row_numbers
 from fedmpi.data.sources.tables.files import Table
 from fedmpi.data.sources.tables.sites import row_owners
 from fedmpi.data.sources.tables.targets import targets
@@ -146,8 +146,8 @@ def saved_dataset(
         values = _images(splits, folder, columns[0], decoding)
     else:
         if not symbols:
-            numbering = [name for split in splits for name in _columns_that_number_rows(split, columns)]
-            warn_of_row_numbers(folder, list(dict.fromkeys(numbering)))
+            split_of_row = np.repeat(np.arange(len(splits)), [len(split.x) for split in splits])
+            warn_of_row_numbers(folder, _named_columns(splits, columns), split_of_row)
         arrays = ArrayOptions(axes, pixel_range, mean, std)
         arrays = arrays if symbols else with_axes(arrays, np.asarray(splits[0].x).shape, "x", folder)
         values = _numbers(splits, folder, symbols, arrays)
@@ -230,13 +230,14 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
     return Split(name, x, rows, names)
 
 
-def _columns_that_number_rows(split: Split, columns: Sequence[str]) -> list[str]:
-    """Columns of numbers that number the rows of a split; of one column of lists they are called name[k]."""
-    x = np.asarray(split.x)
-    if x.ndim != 2:
+def _named_columns(splits: Sequence[Split], columns: Sequence[str]) -> list[tuple[str, np.ndarray]]:
+    """Return the columns of numbers by name, all splits together; those of one column of lists are called name[k]."""
+    parts = [np.asarray(split.x) for split in splits]
+    if any(part.ndim != 2 or part.shape[1] != parts[0].shape[1] for part in parts):
         return []
+    x = np.concatenate(parts)
     names = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
-    return columns_that_number_rows(zip(names, x.T, strict=True), np.zeros(len(x), dtype=np.int64))
+    return list(zip(names, x.T, strict=True))
 
 
 def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[bytes | Path], list[str]]:
