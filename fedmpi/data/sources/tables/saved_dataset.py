@@ -88,7 +88,7 @@ def saved_dataset(
     splits = _splits(folder, val)
     parts = [_read(folder / name, columns, label_column, site_column) for name in splits]
     rows = _joined(parts, folder)
-    options = {"size": size, "channels": channels, "pages": pages}
+    options: dict[str, object] = {"size": size, "channels": channels, "pages": pages}
     options |= {"axes": axes, "symbols": symbols}
     for key, default in (ONLY_NUMBERS if rows.is_pictures else ONLY_PICTURES).items():
         if options[key] != default:
