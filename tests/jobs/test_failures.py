@@ -183,7 +183,7 @@ def test_a_port_held_by_a_silent_service(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         names = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
-        env = clean_env(**names, TORCHELASTIC_RUN_ID="x", MASTER_ADDR="127.0.0.1")
+        env = clean_env(**names, MASTER_ADDR="127.0.0.1")
         done = fedmpi("run", tmp_path / "run.yaml", env=env, limit_s=120, cold=True)
     assert done.returncode == 1
     assert re.fullmatch(rf"fedmpi \[rank 1 on .*: error: rank 0 is silent: .*127\.0\.0\.1:{port}.*\n", done.stderr)
