@@ -193,25 +193,13 @@ def control_character(text: str) -> str:
 
 
 def other_spelling(path: Path) -> str:
-    """Return what to add to the message on a missing path that is there in another case or Unicode form; else ""."""
-    there = _spelled_otherwise(path)
-    if there is None or there == path:
-        return ""
-    same_letters = unicodedata.normalize("NFC", str(there)) == unicodedata.normalize("NFC", str(path))
-    how = "the same letters in another Unicode form, NFC or NFD" if same_letters else "other capital or small letters"
-    return f", but {there} ({how}; names must agree)"
-
-
-def _spelled_otherwise(path: Path) -> Path | None:
-    if os.path.lexists(path):
-        return path
-    home = _spelled_otherwise(path.parent) if path.parent != path else None
+    """Return what to add to the message on a missing file that is there in another case or Unicode form; else ""."""
     try:
-        names = sorted(os.listdir(home)) if home is not None else []
-    except OSError:  # no folder, or one that may not be read
-        return None
-    match = next((name for name in names if _folded(name) == _folded(path.name)), None)
-    return None if home is None or match is None else home / match
+        names = os.listdir(path.parent)
+    except OSError:
+        return ""
+    match = next((name for name in sorted(names) if _folded(name) == _folded(path.name)), "")
+    return f", but {path.parent / match} (other letters by case or Unicode form; names must agree)" if match else ""
 
 
 def _folded(name: str) -> str:
