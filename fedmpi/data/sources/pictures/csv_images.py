@@ -12,6 +12,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, natural_order, near_duplicates
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.leaks import FEW
 from fedmpi.data.sources.common import (
     PARTS,
     check_groups,
@@ -31,7 +32,7 @@ from fedmpi.data.sources.pictures.image_dataset import (
     dataset_with_test_part,
     read_rows,
 )
-from fedmpi.data.sources.tables.files import FEW, GAPS
+from fedmpi.data.sources.tables.files import GAPS
 
 Name = Annotated[str, Field(min_length=1)]
 
