@@ -130,7 +130,6 @@ def test_missing_and_damaged_files(tmp_path):
         ("image", "symbols", True),
         ("x", "size", 4),
         ("x", "pages", "first"),
-        ("x", "background", "red"),
         ("x", "axes", "HWC"),
         ("x", "pixel_range", (0, 1)),
     ],

@@ -31,7 +31,7 @@ from fedmpi.data.sources.tables.files import Table
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
-ONLY_PICTURES = {"size": None, "channels": None, "pages": "refuse", "background": "white"}  # options, their defaults
+ONLY_PICTURES = {"size": None, "channels": None, "pages": "refuse"}  # options, their defaults
 ONLY_NUMBERS = {"axes": None, "symbols": False}
 
 
@@ -62,7 +62,6 @@ def saved_dataset(
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None,
     pixel_range: PixelRange | None = None,
     pages: Pages = "refuse",
-    background: str = "white",
     axes: str | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
@@ -80,16 +79,15 @@ def saved_dataset(
     1; or file, the least and the largest value of each picture; pictures of more than 8 bits need it. mean, std: one
     number a channel, of pixels in 0..1.
     Of pictures: size: each is scaled and cut at its centre to size x size; without it all must be of one size.
-    channels: 1 grey, 3 colour; without it as the first one is. pages: of pictures with several pages or frames; refuse;
-    first; or channels, all of them, one page after the other. background: the colour over which transparent pixels are
-    blended.
+    channels: 1 grey, 3 colour; without it as the first one is. pages: pictures with several pages or frames are
+    refused, or their first one is read.
     """
     folder = root / path
     columns = [input_column] if isinstance(input_column, str) else input_column
     splits = _splits(folder, val)
     parts = [_read(folder / name, columns, label_column, site_column) for name in splits]
     rows = _joined(parts, folder)
-    options = {"size": size, "channels": channels, "pages": pages, "background": background}
+    options: dict[str, object] = {"size": size, "channels": channels, "pages": pages}
     options |= {"axes": axes, "symbols": symbols}
     for key, default in (ONLY_NUMBERS if rows.is_pictures else ONLY_PICTURES).items():
         if options[key] != default:
@@ -98,7 +96,7 @@ def saved_dataset(
     decoding, arrays = None, None
     if isinstance(rows.x, list):
         channels = channels or reading.channels_of_first(rows.x, _places(rows, columns))
-        decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages, background)
+        decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages)
     else:
         split_of_row = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
         warn_of_row_numbers(folder, [] if symbols else _named_columns(rows.x, columns), split_of_row)
