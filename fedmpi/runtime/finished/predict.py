@@ -28,10 +28,9 @@ from fedmpi.common.text import count, format_metric
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.config.loading import command_line
 from fedmpi.config.schema import Settings
-from fedmpi.data.augment.look import Look
-from fedmpi.data.augment.operation import Operation
+from fedmpi.data.augment.operation import Operation, to_memory_format
+from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.layout import to_memory_format
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
 from fedmpi.data.reading_options import ALL, with_options
@@ -294,7 +293,7 @@ def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
         return x
     if isinstance(x, Inputs):
         raise UserError("data.augment is for pictures, and a sample of these data is several tensors")
-    own = replace(x.look if isinstance(x, Pictures) else Look(), operations=operations)
+    own = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=operations)
     return Pictures(x.stored if isinstance(x, Pictures) else x, own)
 
 

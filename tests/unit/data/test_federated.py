@@ -184,12 +184,3 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
 def test_refused(arguments, words):
     with pytest.raises(UserError, match=words):
         split(images(), seed=0, **arguments)
-
-
-def test_a_scheme_that_gives_one_group_to_several_clients_warns(recwarn):
-    x, y = torch.zeros(12, 2), torch.arange(12) % 2
-    data = Dataset(x, y, x, y, 2, site=torch.arange(12) // 6, group=torch.arange(12) // 3)
-    split(data, "site", None, 0)
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"scheme iid gives rows of one group .* several clients: of . groups? of 4"):
-        split(data, "iid", 4, 0)
