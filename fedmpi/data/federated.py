@@ -30,7 +30,7 @@ from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import feature_noise, noisy
-from fedmpi.data.partitions.parts import Partition
+from fedmpi.data.partitions.parts import Partition, index_array
 from fedmpi.data.partitions.shards import label_matrix, shards
 from fedmpi.data.pictures import FLOATS, Pictures
 from fedmpi.data.preparation import Preparation, ready
@@ -258,17 +258,11 @@ def _own_parts(given: Any, samples: int, where: str, cut: Any) -> Partition:
         raise located_error(f"{where} returned {kind}; it must return a list of index arrays, one a client", cut)
     parts = []
     for k, part in enumerate(given):
-        indices = np.asarray(part)
-        if len(indices) and (indices.ndim != 1 or indices.dtype.kind not in "iu" or not _within(indices, samples)):
-            span = f"{indices.min()}..{indices.max()}" if indices.dtype.kind in "iuf" else f"{type(part).__name__}"
-            needed = f"whole numbers 0..{samples - 1} are allowed, in an array (n,)"
-            raise located_error(f"{where} gave client {k} indices {span} ({indices.dtype}); {needed}", cut)
-        parts.append(np.sort(indices.astype(np.int64)))
+        try:
+            parts.append(index_array(part, samples))
+        except ValueError as error:
+            raise located_error(f"{where} gave client {k} {error}", cut) from error
     return Partition.from_parts(parts)
-
-
-def _within(indices: np.ndarray, samples: int) -> bool:
-    return bool(indices.min() >= 0 and indices.max() < samples)
 
 
 def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
