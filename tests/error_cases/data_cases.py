@@ -40,21 +40,23 @@ UNREAD = r"a\.npz is no readable \.npz file of plain arrays: "
 TABLES = {
     "nan": (*table(x=_with(X, (3, 1), np.nan)), r"a\.npz: x holds nan in row 3 .*fill or drop it"),
     "beyond float32": (*table(x=_with(X, (3, 1), 1e300)), r"a\.npz: x holds inf in row 3 \(of float32"),
-    "objects": (*table(x=np.array([None] * 40)), UNREAD + "it holds objects, which are never unpickled"),
-    "text": (*table(y=Y.astype(str)), UNREAD + r"y is <U21 of shape \(40,\), not rows of numbers"),
+    "objects": (*table(x=np.array([None] * 40)), UNREAD + "Object arrays cannot be loaded"),
+    "text": (*table(y=Y.astype(str)), r"y is <U21 of shape \(40,\), not rows of numbers"),
     "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); \(n, f\) or \(n, C, H, W\)"),
     "fewer labels": (*table(y=Y[:30]), r"found x 40, y 30"),
     "negative labels": (*table(y=Y - 1), r"a\.npz: y holds the label -1 in row 0; 0, 1, 2, \.\.\. are allowed"),
     "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as whole numbers, .*survival"),
     "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
     "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows store y\.argmax\(1\)"),
-    "other test rows": (*table(test_x=X[:, :2], test_y=Y), r"a row of x is \(3,\) .*test_x \(2,\)"),
+    "other test rows": (
+        *table(test_x=X[:, :2], test_y=Y),
+        r"rows of x, y are \(3,\) .*, of test_x, test_y \(2,\)",
+    ),
     "no test_x": (*table(test_y=Y), r"has no array 'test_x'; it holds x, y, test_y"),
     "a fraction beside a test part": (
         *table(", test_fraction: 0.2", test_x=X, test_y=Y),
-        r"data\.test_fraction: 0\.2 changes nothing, for .*a\.npz has test_x, which says the test part; leave it out",
+        r"data\.test_fraction: 0\.2 changes nothing, for .*a\.npz says the test part; leave it out",
     ),
-    "no validation part to leave out": (*table(", val: leave"), r"a\.npz has no val_x, which data\.val: leave would"),
     "one path for all silos": (
         table(", silos: [a.npz, b.npz], share_ranks: true")[0],
         None,
