@@ -355,7 +355,7 @@ def test_a_csv_of_images_gives_the_recorded_accuracy(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     far = write(tmp_path / "elsewhere" / "new.csv", ["picture"], [row[:1] for row in test])
     places = rf"in {far.parent}: names are relative to the folder of new\.csv, not to the run's data\.root"
-    with pytest.raises(UserError, match=rf"new\.csv, line 2: there is no picture {test[0][0]} {places}; write them so"):
+    with pytest.raises(UserError, match=rf"new\.csv, line 2: there is no picture {test[0][0]} {places}"):
         package.load(run).predict(far)
     with pytest.raises(UserError, match="has no column 'picture'"):
         package.load(run).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
