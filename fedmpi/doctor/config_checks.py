@@ -17,9 +17,9 @@ from fedmpi.common.host_memory import size_text, usable_cores
 from fedmpi.common.text import count
 from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import resources
+from fedmpi.doctor import FAIL, WARN, Row, joined
 from fedmpi.doctor.machine import BF16_UNITS
 from fedmpi.doctor.mpi import current_job
-from fedmpi.doctor.report import FAIL, WARN, Row, joined
 
 LITTLE_BYTES = 1 << 30  # free for a run directory
 

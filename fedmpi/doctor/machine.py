@@ -15,7 +15,7 @@ from fedmpi.comm import network
 from fedmpi.common.host_memory import available_bytes, control_groups, size_text, usable_cores
 from fedmpi.common.text import count
 from fedmpi.common.version import __version__
-from fedmpi.doctor.report import WARN, Row, joined
+from fedmpi.doctor import WARN, Row, joined
 
 PACKAGES = ("numpy", "scipy", "scikit-learn", "matplotlib", "safetensors", "pydantic", "torchvision", "mpi4py")
 BF16_UNITS = 8  # compute capability (major) from which NVIDIA's GPUs have them

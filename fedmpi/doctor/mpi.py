@@ -17,7 +17,7 @@ from pathlib import Path
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.errors import UserError
-from fedmpi.doctor.report import OK, WARN, Row
+from fedmpi.doctor import OK, WARN, Row
 
 LAUNCHER_S, MPI_S = 5.0, 30.0
 # `python -c` looks for modules in the working directory first; a run does so last.

@@ -6,19 +6,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-OK, WARN, FAIL = " ", "?", "!"
+from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, mpi
+
 LEGEND = f"{FAIL} keeps the config from running   {WARN} may do harm, or could not be found out"
 WIDTH = 14
-
-
-class Row(NamedTuple):
-    """A line of the report. FAIL keeps the given config from running; WARN may do harm, or could not be found out."""
-
-    name: str
-    text: str
-    mark: str = OK
 
 
 Check = Callable[[], Iterable[Row]]
@@ -26,8 +18,6 @@ Check = Callable[[], Iterable[Row]]
 
 def report(show: Callable[[str], None], config: Path | None = None, overrides: Sequence[str] = ()) -> int:
     """Show the report, line by line. Returns the exit code: 1 if something keeps the config from running."""
-    from fedmpi.doctor import config_checks, machine, mpi
-
     groups: dict[str, tuple[Check, ...]] = {
         "software": (machine.python, machine.torch, machine.gpus, machine.packages),
         "ranks": (mpi.started, mpi.library, mpi.launchers),
@@ -66,8 +56,3 @@ def format_row(row: Row) -> str:
         text = re.sub(rf"{re.escape(home)}(?=/|\s|$)", "~", text)
     text = re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
     return f"{row.mark} {row.name:<{WIDTH}} {text}".replace("\n", f"\n{'':{WIDTH + 3}}").rstrip()
-
-
-def joined(parts: Iterable[str]) -> str:
-    """Join the parts that are not empty by commas."""
-    return ", ".join(part for part in parts if part)

@@ -11,8 +11,8 @@ import torch
 from helpers import ROOT, clean_env, gone
 
 from fedmpi.comm.launchers.job import Job
-from fedmpi.doctor import config_checks, machine, mpi, report
-from fedmpi.doctor.report import FAIL, OK, WARN, Row, format_row
+from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, mpi, report
+from fedmpi.doctor.report import format_row
 from fedmpi.runtime import memory
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
