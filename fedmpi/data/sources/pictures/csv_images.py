@@ -11,7 +11,6 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import FEW
 from fedmpi.data.sources.common import (
     PARTS,
     check_groups,
