@@ -230,6 +230,11 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     rule, name, sends = settings.server.rule, settings.method.name, messages.method.sends
     if settings.server.reduce == "local":
         _check_sums(settings, messages)
+    if settings.server.placement == "sharded" and messages.wire.up is not None:
+        raise UserError(
+            f"comm.wire.up: {messages.wire.up.name} is for uploads to one rank, and server.placement: sharded shares "
+            "them out; use server.placement: root, or leave comm.wire.up out"
+        )
     form, large = messages.wire.up, [key for key, slot in sends.items() if messages.large(slot)]
     if form is not None and form.changes_only and large and not any(is_change(key, sends[key]) for key in large):
         raise UserError(

@@ -92,8 +92,7 @@ def fragments(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, s
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     """Say how much a client sends and receives in a round; if some rounds send less, also how much on average."""
     up = [messages.upload(t).size for t in range(max(rounds, 1))]
-    personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
-    full = max(up), messages.announcement().size + personal
+    full = max(up), messages.announcement().size + messages.per_client.size
     sends, receives = (size_text(size * itemsize) for size in full)
     if min(up) == full[0]:
         return f"a client sends {sends} and receives {receives} a round"
