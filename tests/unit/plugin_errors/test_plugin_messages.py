@@ -248,6 +248,8 @@ client_state = Slots(c=FLAT)
     hook train, upload left out the declared slot 'c'; return client\.state
 client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return Row(), k.state
     hook train, upload both returned the slot 'c'; one of them returns it
+def train(self, k): return State(c=k.w)
+    hook train returned slot 'c', which is not declared; allowed: none
 server_state = Slots(c=FLAT) | def aggregate(self, s, up): return up.mean('dw'), State()
     round 0: method plugin, hook aggregate left out the declared slot 'c'; return server\.state
 def aggregate(self, s, up): return up.mean('dw'), State(c=s.w)
@@ -273,9 +275,9 @@ def travels(self, t, rounds): return Travel(groups=('haed',))
 def travels(self, t, rounds): return Travel(slots=('dw', 'c'))
     method plugin, hook travels, round 0: sends declares no slot 'c'
 trains = 'head'
-    trains is the text 'head'; it must be a tuple of names
+    method plugin, trains: 'head' is text; write \('head',\)
 receives = ('g',)
-    receives names 'g', which server_state does not
+    receives is \('g',\); it must be a tuple of server_state's slots: none
 client_state = dict(c=FLAT)
     client_state is dict; it must be Slots\(\.\.\.\)
 needs = frozenset({'plain sgd'})
