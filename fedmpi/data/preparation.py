@@ -24,7 +24,7 @@ from fedmpi.common.inputs import Inputs, Shape, Type, describe, from_text, sampl
 from fedmpi.common.text import other_spelling
 
 KINDS = {
-    "arrays": "fedmpi.data.sources.arrays:ArrayPreparation",
+    "arrays": "fedmpi.data.sources.named_arrays:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",

@@ -233,7 +233,6 @@ TOGETHER = {
     "task.metrics=[acc]": r"task\.metrics: task classification has no metric 'acc'; did you mean 'accuracy'\?",
     "task.metrics=[]": r"task\.metrics is empty; allowed: accuracy, auroc",
     "task.metrics=f1": r"task\.metrics: 'f1' is not allowed; must be a list",
-    "model.name=resnet18;;train.batch_size=1": r"batch_size: 1 gives batch normalisation nothing",
     "method.name=pfedme;;train.momentum=0.9": r"needs plain SGD, but train\.momentum is 0\.9; set train\.momentum=0",
     "method.name=fedfomo;;data.validation=0": r"needs validation rows, but .* is 0; set data\.validation=0\.1, say",
     "method.name=fedatom;;method.client=fedper": r"shares and trains the whole model; FedPer does not fit",

@@ -288,8 +288,7 @@ BY_HAND: dict[str, Listing] = {
         tuple(Part(tuple(f"{at}/{name}" for at in PACS_FOLDERS), n) for name, n in PACS.items()),
         by_hand="Google Drive asks for a click: take PACS.zip from its home (or where DomainBed and Dassl.pytorch "
         "link to) and unpack it, so that PACS/art_painting, PACS/cartoon, PACS/photo and PACS/sketch hold a folder for "
-        "each class. For `split: files` put the authors' *_kfold.txt beside the four folders, or into splits/ beside "
-        "images/.",
+        "each class.",
     ),
     "office_home": Listing(
         "colour pictures of four styles, which are the sites; 65 classes",

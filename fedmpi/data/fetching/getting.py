@@ -15,9 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import wrap_file
-
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data import sources
@@ -138,6 +135,9 @@ def download(urls: Sequence[str], file: Path, md5: str) -> None:
 
 
 def _receive(url: str, to: Path, name: str) -> None:
+    from rich.console import Console  # here: runs whose data are there need neither
+    from rich.progress import wrap_file
+
     request = urllib.request.Request(url, headers={"User-Agent": "fedmpi", "Accept-Encoding": "identity"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, to.open("wb") as file:
         total = int(answer.headers.get("Content-Length") or 0)

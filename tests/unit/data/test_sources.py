@@ -288,8 +288,7 @@ def test_image_folder_has_torchvisions_classes_and_order(tmp_path):
     theirs = torchvision.datasets.ImageFolder(tmp_path / "train")
     assert image_folder(tmp_path, test_fraction=0.0).train_y.tolist() == theirs.targets
     (tmp_path / "train" / "d").mkdir()
-    with pytest.warns(UserWarning, match=rf"{tmp_path}/train/d holds no picture"):
-        assert image_folder(tmp_path, size=4).classes == 4
+    assert image_folder(tmp_path, size=4).classes == 4
 
 
 def write_sites(folder):
@@ -334,7 +333,7 @@ def test_image_folder_of_sites(tmp_path):
         # of git-annex, DVC
         (
             lambda at: (at.parent.mkdir(parents=True), at.symlink_to("../../elsewhere/x.png")),
-            r"x\.png is a link to .*x\.png, which is not there; fetch it",
+            r"there is no picture .*x\.png",
         ),
     ],
     ids=["nothing", "an empty class", "a broken link"],
