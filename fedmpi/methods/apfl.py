@@ -17,24 +17,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    BUFFERS,
-    FLAT,
-    INITIAL,
-    INITIAL_BUFFERS,
-    PLAIN_SGD,
-    SCALAR,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Uploads,
-    option,
-)
+from fedmpi.method import PLAIN_SGD, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import BUFFERS, FLAT, INITIAL, INITIAL_BUFFERS, SCALAR, SHARED, Slot, Slots
 
 
 @final

@@ -21,25 +21,9 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import (
-    CLASSES,
-    FEATURES,
-    LABEL_COUNTS,
-    PER_CLASS,
-    PLAIN_SERVER,
-    PROTOTYPES,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.base import CLASSES, FEATURES, LABEL_COUNTS, PLAIN_SERVER
+from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slot, Slots, Travel
 
 
 @final

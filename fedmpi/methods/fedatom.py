@@ -24,21 +24,8 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
-from fedmpi.method import (
-    BUFFERS,
-    SCALAR,
-    Client,
-    Method,
-    Row,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    borrows,
-    declared,
-    option,
-    overrides,
-)
+from fedmpi.method import Client, Method, Row, State, borrows, declared, option, overrides
+from fedmpi.method.slots import BUFFERS, SCALAR, Slot, Slots, Travel
 from fedmpi.models.atoms import decompose
 
 

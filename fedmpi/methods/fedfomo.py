@@ -19,21 +19,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmpi.method import (
-    FLAT,
-    INITIAL,
-    VALIDATION,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import VALIDATION, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import FLAT, INITIAL, Slot, Slots, Travel
 
 
 @final

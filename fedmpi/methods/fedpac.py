@@ -16,26 +16,8 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import (
-    CLASSES,
-    FEATURES,
-    HEAD_FLAT,
-    LABEL_COUNTS,
-    PER_CLASS,
-    PROTOTYPES,
-    SCALAR,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import CLASSES, FEATURES, LABEL_COUNTS, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import HEAD_FLAT, PER_CLASS, PROTOTYPES, SCALAR, SHARED, Slot, Slots, Travel
 from fedmpi.methods._prototypes import class_means, class_sums, head_mixture, prototype_loss
 
 

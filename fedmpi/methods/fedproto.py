@@ -12,22 +12,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    CLASSES,
-    FEATURES,
-    PER_CLASS,
-    PROTOTYPES,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slots, Travel
 from fedmpi.methods._prototypes import class_means, prototype_loss
 
 
