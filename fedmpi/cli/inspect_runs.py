@@ -196,7 +196,7 @@ def verify(
 def export(
     directory: RunDir,
     overrides: Overrides = None,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="torchscript, onnx or safetensors.")] = "torchscript",
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="safetensors (weights) or onnx.")] = "safetensors",
     best: Annotated[bool, typer.Option("--best", help="The best model by evaluate.best, not the final one.")] = False,
     client: Annotated[
         str | None, typer.Option(metavar="K", help="The model that this client uses: its number, or its site's name.")
@@ -216,7 +216,7 @@ def export(
     with fast_import():
         from fedmpi.runtime.finished import export as files
 
-    files.export(directory, to, typer.echo, best=best, client=client, out=out, trusted=trust, given=overrides or ())
+    files.export(directory, to, typer.echo, best=best, client=client, out=out, trusted=trust, overrides=overrides or ())
 
 
 @app.command(short_help="Predict new rows with a run's model.")
@@ -253,7 +253,7 @@ def predict(
 
     which = {"client": client, "site": site}
     rows.predict(
-        directory, file, typer.echo, out=to, best=best, **which, ids=ids or (), trusted=trust, given=overrides or ()
+        directory, file, typer.echo, out=to, best=best, **which, ids=ids or (), trusted=trust, overrides=overrides or ()
     )
 
 

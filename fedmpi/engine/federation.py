@@ -182,13 +182,12 @@ class Federation:
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
             evaluated = self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
-        evaluated_s = time.perf_counter() - began if evaluated else None
+        evaluated_s = time.perf_counter() - began if evaluated else 0.0
         self.timeline.span("evaluate")
         if command is TRAIN:
             if self.config.replays_failures:
                 self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
-            if self.scheduler.estimator is not None:
-                self.scheduler.consider_rebalancing(t + 1, evaluated_s)
+            self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
@@ -241,9 +240,8 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        if self.scheduler.estimator is not None:
-            timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
-            self.scheduler.record_timings(t, cohort, placement, timings)
+        timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
+        self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
         upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
@@ -296,7 +294,7 @@ class Federation:
         if self.server is not None and memory and server:
             self.reporter.metrics_row = memory["line"]
             self.server.update_filter.recall(memory["guard"])
-            self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
+            self.scheduler.recall(memory["pace"])
             self.server.restore(server)
             self.reporter.divergence.recall(memory["watch"])
             best = self.server.best

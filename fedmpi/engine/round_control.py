@@ -1,8 +1,8 @@
 """The control message of a round: rank 0 decides whether the round is made, and broadcasts that.
 
 The decision is one number of the broadcast that also holds the model. Two further messages may follow: which clients'
-uploads of the round before were refused, so that their state is undone; and new costs, by which clients are assigned to
-ranks.
+uploads of the round before were refused, so that their state is undone; and the pace of ranks, by which clients are
+assigned to them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 
 from fedmpi.comm import Communicator
 from fedmpi.engine.client_states import ClientStates, MoveLog
-from fedmpi.engine.cost_model import CostModel
 from fedmpi.engine.federation_config import FederationConfig
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.scheduler import ClientScheduler
@@ -37,7 +36,7 @@ class RoundCommand(IntEnum):
 TRAIN = RoundCommand.TRAIN
 # Added to the command in the number that is broadcast: which messages follow it.
 UNDOES = 8  # the clients whose uploads of the round before were refused
-REBALANCES = 16  # new costs, by which clients are assigned to ranks
+REBALANCES = 16  # the pace of ranks, by which clients are assigned to them
 
 
 class RoundControl:
@@ -80,8 +79,8 @@ class RoundControl:
         self.begin_round(t)
         undone = self._broadcast_refused(t - 1) if number & UNDOES else []
         if number & REBALANCES:
-            row = self.comm.broadcast_json(self.scheduler.costs.row())
-            self.scheduler.costs = self.scheduler.broadcast_costs = CostModel.from_row(row)
+            pace = dict(map(tuple, self.comm.broadcast_json([*self.scheduler.pace.items()])))
+            self.scheduler.pace = self.scheduler.broadcast_pace = pace
         if command is RoundCommand.ABORTED and self.states.keeps_undo:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.end_round(undone)
@@ -130,7 +129,7 @@ class RoundControl:
         placed = self.scheduler.commit(t)
         if placed is not None:
             self.reporter.callbacks.append("placement.jsonl", placed)
-        return TRAIN + undoes + (REBALANCES if self.scheduler.costs != self.scheduler.broadcast_costs else 0)
+        return TRAIN + undoes + (REBALANCES if self.scheduler.pace != self.scheduler.broadcast_pace else 0)
 
     def _broadcast_refused(self, t: int) -> list[int]:
         """Return the clients whose uploads of round t were refused, as rank 0 broadcasts them."""

@@ -1,14 +1,19 @@
 """Which clients take part in a round, and which rank trains each of them.
 
-Both are functions of the seed, the round, the rank failures of the run, and the costs that rank 0 has measured and
-broadcast (engine/cost_model.py), so that every rank computes the same without a message.
+Both are functions of the seed, the round, the rank failures of the run, and the pace of the ranks, which rank 0
+measures and broadcasts, so that every rank computes the same without a message.
+
+    q_r   seconds of rank r for a training sample in a round, as uploads say; of rank 0 with the evaluation before
+    s_r   lower median of the last WINDOW q_r, where there are MIN_ROUNDS
+    pace  100 s_r / min s: what a sample costs on rank r, in per cent of its cost on the fastest rank; 0: r is lost
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -18,9 +23,46 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
-from fedmpi.engine.cost_model import MIN_GAIN, MIN_GAIN_S, MIN_ROUNDS, NORMAL, CostModel, Row, SpeedEstimator
 from fedmpi.engine.faults.lost_ranks import START, LostRanks
 from fedmpi.engine.federation_config import SERVERS, FederationConfig
+
+WINDOW, MIN_ROUNDS, MAX_AGE = 5, 3, 50  # rounds; after MAX_AGE rounds without a measurement a rank is tried again
+NORMAL, MAX_PACE = 100, 10_000  # per cent
+MIN_GAIN, MIN_GAIN_S = 0.1, 0.01  # share of a round, and seconds, that another placement must save
+
+Row = dict[str, Any]
+Pace = dict[int, int]  # rank -> per cent; ranks that are missing have NORMAL
+
+
+def pace_of(row: Row) -> Pace:
+    """Return the pace of the ranks that a row of placement.jsonl holds."""
+    return {int(rank): int(pace) for rank, pace in row["pace"].items()}
+
+
+class RankSpeeds:
+    """Measures, at rank 0, what a training sample costs on each rank."""
+
+    def __init__(self) -> None:
+        self.costs: dict[int, list[float]] = {}  # rank -> its last q_r
+        self.last_round: dict[int, int] = {}  # rank -> the round of the last one
+
+    def record(self, t: int, where: Mapping[int, int], samples: Sequence[float], seconds: Sequence[float]) -> None:
+        """Record round t. samples, seconds: of each client of `where`; a client that took no time does not count."""
+        busy: dict[int, list[float]] = {}
+        for rank, n, s in zip(where.values(), samples, seconds, strict=True):
+            if n > 0 and s > 0 and math.isfinite(s):
+                total = busy.setdefault(rank, [0.0, 0.0])
+                total[0], total[1] = total[0] + n, total[1] + s
+        for rank, (n, s) in busy.items():
+            self.costs[rank] = [*self.costs.get(rank, ()), s / n][-WINDOW:]
+            self.last_round[rank] = t
+
+    def estimate(self, t: int) -> tuple[Pace, float]:
+        """Return the pace of the ranks in round t ({}: unknown), and the seconds of a sample on the fastest one."""
+        fresh = {r: q for r, q in self.costs.items() if len(q) >= MIN_ROUNDS and t - self.last_round[r] <= MAX_AGE}
+        typical = {rank: median_low(q) for rank, q in fresh.items()}
+        least = min(typical.values(), default=0.0)
+        return {rank: min(round(NORMAL * s / least), MAX_PACE) for rank, s in typical.items()}, least
 
 
 class ClientScheduler:
@@ -30,13 +72,14 @@ class ClientScheduler:
         """ranks: those that train clients."""
         self.config, self.data, self.comm, self.ranks = config, data, comm, ranks
         self.lost_ranks = LostRanks()
-        self.costs = CostModel()  # by which clients are assigned
-        self.broadcast_costs = CostModel()  # those that all ranks have; at rank 0 `costs` may be newer
+        self.pace: Pace = {}  # by which clients are assigned
+        self.broadcast_pace: Pace = {}  # the one that all ranks have; at rank 0 `pace` may be newer
         self.replayed_rows: list[Row] = []  # rows of the placement.jsonl of a run whose assignment is repeated
-        # At rank 0: the costs by which it will assign clients, and the round in which it chose them.
         measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
-        self.estimator = SpeedEstimator() if measured else None
-        self.planned_costs, self.planned_in_round = CostModel(), 0
+        self.speeds = RankSpeeds() if measured else None
+        self.evaluated_s = 0.0  # what rank 0 took to evaluate before it trained its clients of this round
+        self.planned_pace: Pace = {}  # by which rank 0 will assign clients, chosen in `planned_in_round`
+        self.planned_in_round = 0
         self.recorded: Row = {}  # the latest row of placement.jsonl
 
     def sample(self, t: int) -> list[int]:
@@ -51,33 +94,31 @@ class ClientScheduler:
 
     def last_rounds(self, t: int) -> dict[int, int]:
         """Return client -> the round, of 0..t, in which the state was made that it has at the start of round t + 1."""
-        found: dict[int, int] = {}
+        rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted(earlier)
-            found = {k: r for k, r in (found | back).items() if r != START} if back else found
+            rounds = {k: r for k, r in (rounds | back).items() if r != START} if back else rounds
             if earlier <= t:
-                found |= dict.fromkeys(self.cohort(earlier), earlier)
-        return found
+                rounds |= dict.fromkeys(self.cohort(earlier), earlier)
+        return rounds
 
     def weights(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the training samples n_k and the weights p_k of a cohort, (m,) float64 each."""
-        n = torch.tensor([float(self.data.train_sizes[k]) for k in members], dtype=torch.float64)
+        n = torch.tensor(self._sizes(members), dtype=torch.float64)
         return n, n / n.sum() if self.config.weighting == "samples" else torch.full_like(n, 1 / len(n))
+
+    def _sizes(self, members: Sequence[int]) -> list[float]:
+        return [float(self.data.train_sizes[k]) for k in members]
 
     # ---- assignment to ranks ----
     def place(
-        self, members: Sequence[int], ranks: Sequence[int] | None = None, t: int = 0, costs: CostModel | None = None
+        self, members: Sequence[int], ranks: Sequence[int] | None = None, pace: Pace | None = None
     ) -> dict[int, int]:
-        """Return client -> rank by the given costs. ranks: those that may train; costs: default the present ones."""
-        ranks, costs = self.ranks if ranks is None else ranks, costs or self.costs
+        """Return client -> rank. ranks: those that may train; pace: default the present one."""
+        ranks, pace = self.ranks if ranks is None else ranks, self.pace if pace is None else pace
         if self.config.placement == "pinned" or len(ranks) == 1:
             return pinned(members, ranks)
-        client_costs = [costs.cost(k, float(self.data.train_sizes[k])) for k in members]
-        return balanced(members, client_costs, ranks, costs.of_ranks(ranks), {0: self._evaluation_cost(t, costs)})
-
-    def _evaluation_cost(self, t: int, costs: CostModel) -> int:
-        """Return the cost of what rank 0 does in round t before it trains: evaluating the round before."""
-        return costs.evaluation if t and t % self.config.evaluate_every == 0 else 0
+        return balanced(members, self._sizes(members), ranks, pace)
 
     def assign(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
         """Return client -> rank that trains it in round t.
@@ -85,77 +126,65 @@ class ClientScheduler:
         If a rank fails in round t only its clients are assigned anew. alive: default the ranks that live now.
         """
         if self.replayed_rows:
-            self._replay_costs(t)
+            self._replay_pace(t)
         alive = (self._ranks_at_start() if self.replayed_rows else self.comm.alive) if alive is None else alive
-        all_ = self.config.placement == "pinned"
-        where = self.place(self.sample(t), self.ranks if all_ else self._ranks_at_start(), t)
+        where = self.place(self.sample(t), self.ranks if self.config.placement == "pinned" else self._ranks_at_start())
         moved = [k for k, rank in where.items() if rank not in alive]
         if moved:
-            costs = [self.costs.cost(k, float(self.data.train_sizes[k])) for k in moved]
-            ranks = [rank for rank in self.ranks if rank in alive]
-            where |= balanced(moved, costs, ranks, self.costs.of_ranks(ranks))
+            where |= balanced(moved, self._sizes(moved), [rank for rank in self.ranks if rank in alive], self.pace)
         return {k: where[k] for k in self.cohort(t)} if self.lost_ranks.rows else where
 
     def _ranks_at_start(self) -> list[int]:
-        """Return the training ranks that were alive when the round began; a cost of 0 marks a rank lost before."""
-        return [r for r in self.ranks if self.costs.ranks.get(r, NORMAL)]
+        """Return the training ranks that were alive when the round began."""
+        return [r for r in self.ranks if self.pace.get(r, NORMAL)]
 
-    def _replay_costs(self, t: int) -> None:
-        """Take the costs of round t from the run whose assignment is repeated."""
+    def _replay_pace(self, t: int) -> None:
+        """Take the pace of round t from the run whose assignment is repeated."""
         rows = [row for row in self.replayed_rows if row["round"] <= t]
         if rows:
-            self.costs = self.broadcast_costs = CostModel.from_row(rows[-1])
+            self.pace = self.broadcast_pace = pace_of(rows[-1])
 
-    # ---- costs, at rank 0 ----
-    def record_timings(
-        self, t: int, members: Sequence[int], where: Mapping[int, int], seconds: Sequence[float]
-    ) -> None:
-        """Record what the clients of round t took, in seconds, as their uploads say."""
-        if self.estimator is not None and not self.lost_ranks.of(t):
-            sizes = [float(self.data.train_sizes[k]) for k in members]
-            self.estimator.record(t, members, where, list(zip(sizes, seconds, strict=True)))
+    # ---- the pace of ranks, at rank 0 ----
+    def record_timings(self, t: int, where: Mapping[int, int], seconds: Sequence[float]) -> None:
+        """Record what the clients of round t took, in seconds, as their uploads say. where: client -> rank."""
+        if self.speeds is None or self.lost_ranks.of(t):
+            return
+        own = [i for i, rank in enumerate(where.values()) if rank == 0]
+        spread = [s + self.evaluated_s / len(own) if i in own and s else s for i, s in enumerate(seconds)]
+        self.speeds.record(t, where, self._sizes([*where]), spread)
 
-    def consider_rebalancing(self, t: int, evaluated_s: float | None = None) -> None:
-        """Plan to assign clients by the measured costs from round t on, if that saves enough time.
+    def consider_rebalancing(self, t: int, evaluated_s: float) -> None:
+        """Plan to assign clients by the measured pace from round t on, if that saves enough time.
 
-        evaluated_s: what rank 0 took to evaluate before it trained its own clients; None: it did not evaluate.
+        evaluated_s: what rank 0 took to evaluate the round before; the others wait for it only if it trains, too.
         """
-        if self.estimator is None or self.comm.rank:
+        if self.speeds is None or self.comm.rank:
             return
         alone = {*self.config.protocol} <= SERVERS and self.data.global_test is not None
-        if evaluated_s is not None and 0 in self.ranks and alone:
-            self.estimator.record_evaluation(evaluated_s)
-        ranks = self._ranks_at_start()
-        if self.replayed_rows or len(ranks) < 2 or t - self.planned_in_round < MIN_ROUNDS:
-            return
-        sizes, second = self.data.train_sizes, self.estimator.cost_of_a_second()
-        new = self.estimator.estimate(t, sizes, self.costs)
-        if new is None or second is None or new.close_to(self.costs, ranks):
+        self.evaluated_s = evaluated_s if alone else 0.0
+        ranks, (pace, sample_s) = self._ranks_at_start(), self.speeds.estimate(t)
+        if not pace or self.replayed_rows or len(ranks) < 2 or t - self.planned_in_round < MIN_ROUNDS:
             return
         members = self.sample(t)
-        before, after = (self._longest(t, self.place(members, ranks, t, costs), new) for costs in (self.costs, new))
-        if before - after >= max(MIN_GAIN * before, MIN_GAIN_S * second):
-            self.planned_costs, self.planned_in_round = new, t
+        now, then = (self._longest(self.place(members, ranks, each), pace) for each in (self.pace, pace))
+        if now - then >= max(MIN_GAIN * now, MIN_GAIN_S * NORMAL / sample_s):
+            self.planned_pace, self.planned_in_round = pace, t
 
-    def _longest(self, t: int, where: Mapping[int, int], costs: CostModel) -> float:
-        """Return the cost of the rank that has most to do."""
-        load = {0: float(self._evaluation_cost(t, costs))}
-        for k, rank in where.items():
-            cost = costs.cost(k, float(self.data.train_sizes[k])) * costs.ranks.get(rank, NORMAL)
-            load[rank] = load.get(rank, 0.0) + cost
+    def _longest(self, where: Mapping[int, int], pace: Pace) -> float:
+        """Return the cost (samples x per cent) of the rank that has most to do."""
+        load: dict[int, float] = {}
+        for n, rank in zip(self._sizes([*where]), where.values(), strict=True):
+            load[rank] = load.get(rank, 0.0) + n * pace.get(rank, NORMAL)
         return max(load.values())
 
     def commit(self, t: int) -> Row | None:
-        """Assign clients by the planned costs from round t on; return a new row of placement.jsonl, if any."""
+        """Assign clients by the planned pace from round t on; return a new row of placement.jsonl, if any."""
         if self.replayed_rows:
-            self._replay_costs(t)
+            self._replay_pace(t)
         else:
             lost = {rank: 0 for rank in self.ranks if rank not in self.comm.alive}
-            self.costs = replace(
-                self.planned_costs,
-                ranks={r: cost for r, cost in self.planned_costs.ranks.items() if cost != NORMAL} | lost,
-            )
-        row = replace(self.costs, ranks=self.costs.of_ranks(self.ranks)).row()
+            self.pace = {rank: pace for rank, pace in self.planned_pace.items() if pace != NORMAL} | lost
+        row = {"pace": {str(rank): self.pace.get(rank, NORMAL) for rank in self.ranks}}
         if row == self.recorded:
             return None
         self.recorded = row
@@ -163,16 +192,19 @@ class ClientScheduler:
 
     def memory(self) -> dict[str, Any]:
         """Return what `recall` needs when the run is resumed."""
-        measured = self.estimator.memory() if self.estimator else {}
-        return {"pace": self.costs.row(), "of": list(self.ranks), "since": self.planned_in_round, **measured}
+        costs = sorted(self.speeds.costs.items()) if self.speeds else []
+        measured = [[rank, self.speeds.last_round[rank], q] for rank, q in costs] if self.speeds else []
+        pace = sorted(self.pace.items())
+        return {"ranks": list(self.ranks), "pace": pace, "since": self.planned_in_round, "measured": measured}
 
     def recall(self, memory: Mapping[str, Any] | None) -> None:
         """Take over what `memory` gave, if the same ranks train; ranks that had failed are there again."""
-        if memory and memory["of"] == list(self.ranks):
-            before, self.planned_in_round = CostModel.from_row(memory["pace"]), memory["since"]
-            self.planned_costs = replace(before, ranks={rank: cost for rank, cost in before.ranks.items() if cost})
-            if self.estimator is not None and "rank" in memory:
-                self.estimator.recall(memory)
+        if not memory or memory["ranks"] != list(self.ranks):
+            return
+        self.planned_pace, self.planned_in_round = {rank: p for rank, p in memory["pace"] if p}, memory["since"]
+        if self.speeds is not None:
+            self.speeds.costs = {rank: list(q) for rank, _, q in memory["measured"]}
+            self.speeds.last_round = {rank: t for rank, t, _ in memory["measured"]}
 
 
 def draw_cohort(
@@ -207,24 +239,19 @@ def cohort_size(clients: int, fraction: float | None, members: int | None = None
 
 
 def balanced(
-    members: Sequence[int],
-    costs: Sequence[float],
-    ranks: Sequence[int],
-    factors: Mapping[int, int] | None = None,
-    initial_load: Mapping[int, float] | None = None,
+    members: Sequence[int], costs: Sequence[float], ranks: Sequence[int], pace: Mapping[int, int] | None = None
 ) -> dict[int, int]:
     """Return client -> rank so that ranks finish together: the longest first, each to the rank that would finish it
     first.   Graham, 1969 (at most 4/3 of optimal on equal ranks); Gonzalez, Ibarra and Sahni, 1977 (twice, on any)
 
-    factors: rank -> factor of a cost there (1); initial_load: rank -> cost of what it does before (0).
+    pace: rank -> per cent that a cost takes there (100).
     """
-    factors = dict.fromkeys(ranks, 1) if factors is None else factors
-    load = {rank: (initial_load or {}).get(rank, 0.0) for rank in ranks}
-    placed = {}
+    pace = {rank: (pace or {}).get(rank, NORMAL) for rank in ranks}
+    load, placed = dict.fromkeys(ranks, 0.0), dict[int, int]()
     for k, cost in sorted(zip(members, costs, strict=True), key=lambda kc: (-kc[1], kc[0])):
-        rank = min(ranks, key=lambda r: (load[r] + cost * factors[r], factors[r], r))
+        rank = min(ranks, key=lambda r: (load[r] + cost * pace[r], pace[r], r))
         placed[k] = rank
-        load[rank] += cost * factors[rank]
+        load[rank] += cost * pace[rank]
     return {k: placed[k] for k in members}
 
 

@@ -205,17 +205,12 @@ TEXTS = {
         _folder(ann=LONG, bob="hello"),
         r"bob\.txt: author 'bob' has 4 characters to train on, of 5; data\.context = 4 needs 5.*min_chars",
     ),
-    "text: all too short": (PLAYS + ", min_chars: 99", _folder(ann=LONG), r"min_chars: 99: no author of 1 has so many"),
+    "text: all too short": (PLAYS + ", min_chars: 99", _folder(ann=LONG), r"min_chars: 99: no author has so many"),
     "text: bytes": (PLAYS, _folder(ann=b"\xff\xfe\xff"), r"ann\.txt cannot be read as text in UTF-8"),
     "text: folders of authors": (
         PLAYS,
         lambda folder: (folder / "plays/ann").mkdir(parents=True),
-        r"plays holds no file \*\.txt, but ann; all that an author wrote is expected in one",
-    ),
-    "text: one author's file": (
-        "source: text, path: a.txt",
-        _put("a.txt", LONG),
-        r"a\.txt is one author's text; data\.path names the folder",
+        r"plays holds no file \*\.txt; all that an author wrote is expected in one",
     ),
     "text: a comma without quotes": (
         "source: text, path: a.csv",
@@ -230,14 +225,14 @@ TEXTS = {
     "text: not in the alphabet": (
         PLAYS + ', alphabet: "tobern "',
         _folder(ann=LONG, bob=LONG + "!"),
-        r"bob\.txt: character 20 of author 'bob' is '!', which is not in data\.alphabet",
+        r"bob\.txt: author 'bob' holds '!', which is not in data\.alphabet",
     ),
     "text: no path": ("source: text", None, r"text: data\.path is missing"),
     "text: no JSON": (LINES, _put("a.jsonl", "hello\n"), r"a\.jsonl, line 1 is no JSON"),
     "text: no author": (
         LINES,
         _put("a.jsonl", '{"autor": "a", "text": "b"}\n'),
-        r"line 1 has no 'author' \(",
+        r"a\.jsonl has no column 'author' \(data\.author_column\); did you mean 'autor'",
     ),
     "text: nobody": (
         "source: text, path: a.csv",
@@ -252,7 +247,7 @@ TEXTS = {
     "shakespeare: no role": (
         "source: shakespeare",
         _put("input.txt", "First Citizen:\nSpeak.\n\nspeak\n"),
-        r"input\.txt, about line 4: a speech begins with 'speak', not with `Role:`",
+        r"input\.txt: a speech begins with 'speak', not with `Role:`",
     ),
     "brca: no such file": ("source: tcga_brca", None, r"tcga_brca: there is no file .*brca\.csv .*owkin/FLamby"),
 }

@@ -11,7 +11,7 @@
     clients.jsonl       one object per client and evaluation    log.txt            what the console said, and warnings
     updates.jsonl       one object per round: how long the updates are, how far they agree (aggregation/update_stats.py)
     faults.jsonl        ranks that were lost, if any: who, in which round, what it means (faults/lost_ranks.py)
-    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/cost_model.py)
+    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/scheduler.py)
     analysis.jsonl      what `analysis` has measured of a round (engine/probes)
     timeline            what each rank did when, see timeline.py
     heard.json          which round each tracker and callback has heard of last, if there are any (tracking.py)

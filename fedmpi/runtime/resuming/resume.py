@@ -19,10 +19,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
-from fedmpi.engine.cost_model import CostModel, Row
 from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.scheduler import Row, pace_of
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
@@ -254,7 +254,7 @@ def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[
 
 
 def _check_placement(row: Row) -> None:
-    CostModel.from_row(row), int(row["round"])
+    pace_of(row), int(row["round"])
 
 
 def placement_of_these_ranks(rows: list[Row], fed: Federation, experiment: Experiment) -> list[Row]:

@@ -7,7 +7,6 @@ import pytest
 from table_files import noise, warnings_of, write_table
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.tables.column_warnings import numbers_rows
 from fedmpi.data.sources.tables.table import table
 
 EVENTS = {"label_column": ["event", "days"]}
@@ -110,81 +109,21 @@ def test_refused(tmp_path, columns, options, message, not_advised):
     assert not_advised not in str(refused.value)
 
 
-TWO_SITES = ["n"] * 40 + ["s"] * 40
-BY_SITE = {"site_column": "who"}
-SEX = {"categorical": ["sex"]}
 NUMBERS = r"a\.csv: column 'id' numbers the rows.*leave it out"
-GAP = "column 'age' holds .*missing_values"
-WARNED = [  # columns, options, message, whether it is given
-    # ---- columns that number the rows
-    ({"id": range(7, 67)}, {}, NUMBERS, True),
-    ({"id": [*range(40)] * 2, "who": TWO_SITES}, BY_SITE, NUMBERS, True),
-    ({"id": np.arange(60) // 2, "who": ["n", "s"] * 30}, BY_SITE, NUMBERS, True),
-    ({"id": range(60)}, {"site": "a", "path": "{site}.csv"}, NUMBERS, True),
-    # ---- one negative number that stands for a gap
-    ({"age": [60, -9, 70, "-9.0", 99, 50, 40, 61]}, {}, GAP, True),
-    ({"age": [1, -1, 0, 1, -1, 0, 0, 1]}, {}, GAP, False),
-    ({"age": [1, -1, 0, 5, -1, 0, 0, 1]}, {}, GAP, True),
-    ({"age": [60, -9, 70, 50, 99, 50, 40, 61]}, {}, GAP, False),  # once
-    ({"age": [-3, -9, 70, -9, 99, 50, 40, 61]}, {}, GAP, False),
-    ({"age": [0.5, -0.5, 1, -0.5, 1, 2, 3, 4]}, {}, GAP, False),
-    # ---- words that name the rows, or that may be spellings of one value
-    ({"w": [f"p{k}" for k in range(40)]}, {"categorical": ["w"]}, r"'w' .* values in 32 training rows: it names", True),
-    ({"w": ["red", "green"] * 20}, {"categorical": ["w"]}, "names the rows", False),
-    ({"w": [f"w{k}" for k in range(12)]}, {"categorical": ["w"]}, "names the rows", False),
-    ({"sex": ["M", "W", "w", "M"] * 20}, SEX, r"'W' \(.*line 3\) and 'w' \(.*line 4\), which are two values", True),
-    ({"sex": ["St I", "II", "St  I", "II"] * 20}, SEX, "are two values; if they are one, correct the file", True),
-    (
-        {"sex": [*"mwmw" * 10, *["m", "female"] * 20], "who": TWO_SITES},
-        SEX | BY_SITE,
-        "'female', 'w' occur at one",
-        True,
-    ),
-    ({"sex": [*"mw" * 39, "m", "x"], "who": TWO_SITES}, SEX | BY_SITE, "at one site", False),  # one row is at one site
-    ({"sex": [*"mwmw" * 10, *["m", "female"] * 20]}, SEX, "at one site", False),
-    # ---- columns with one value, also by site
-    (
-        {"who": TWO_SITES, "year": [1] * 40 + [2] * 40, "land": ["DE"] * 80, "x": [3] * 80},
-        {"categorical": ["land"], **BY_SITE},
-        r"each of 3 columns \('year', 'land', 'x'\) has the same value in all training rows",
-        True,
-    ),
-    ({"land": ["DE"] * 80}, {"categorical": ["land"]}, "column 'land' has the same value in all training rows", True),
-]
-
-
-@pytest.mark.parametrize(("columns", "options", "message", "given"), WARNED)
-def test_warned_of(tmp_path, columns, options, message, given):
-    messages = [text for text in warnings_of(read_table, tmp_path, columns, **options) if re.search(message, text)]
-    assert len(messages) == given
-    if "sex" in columns and given:  # the remedy
-        assert "data.categorical: {sex: [...]}" in messages[0]
-        named = {"categorical": {"sex": sorted({*columns["sex"]})}}
-        assert not any(
-            re.search(message, text) for text in warnings_of(read_table, tmp_path, columns, **options | named)
-        )
-
-
-RANDOM = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize(
-    ("x", "numbers"),
+    ("columns", "options"),
     [
-        (np.arange(40.0), True),
-        (np.arange(40.0)[::-1] * 5 + 3, True),
-        (np.arange(40.0) / 4, True),
-        (RANDOM.permutation(40) + 1.0, True),
-        (np.flatnonzero(RANDOM.random(100) < 0.5).astype(float), True),  # the rest of an index after filtering
-        (np.sort(RANDOM.normal(size=40)), False),  # a file that is sorted by what was measured
-        (np.sort(RANDOM.integers(0, 30, 40)).astype(float), False),
-        (np.ones(40), False),
-        (np.arange(10.0), False),  # too few rows
-        (np.array([np.nan, *range(39)]), False),
+        ({"id": range(7, 67)}, {}),
+        ({"id": [*range(40)] * 2, "who": ["n"] * 40 + ["s"] * 40}, {"site_column": "who"}),
+        ({"id": np.arange(60) // 2, "who": ["n", "s"] * 30}, {"site_column": "who"}),
+        ({"id": range(60)}, {"site": "a", "path": "{site}.csv"}),
     ],
 )
-def test_which_columns_number_rows(x, numbers):
-    assert numbers_rows(x) is numbers
+def test_a_column_that_numbers_the_rows_is_warned_of(tmp_path, columns, options):
+    (message,) = warnings_of(read_table, tmp_path, columns, **options)
+    assert re.search(NUMBERS, message)
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "Unnamed: 0.1", "__index_level_0__"])

@@ -95,8 +95,6 @@ return nn.ReLU()
     it returned a module without any
 return nn.Sequential(nn.Linear(3, 4).half(), nn.Linear(4, classes))
     parameters of torch.float16, torch.float32; all that are trained must be of one type
-return Base(input_shape, classes).to('meta')
-    head.weight is on the device meta
 def forward(self, x): return self.head(x), x
     returns tuple for a batch of 2 samples; it must return one tensor of shape \(2, outputs\)
 def forward(self, x): return self.head(x)[:, 0]
@@ -283,7 +281,7 @@ receives = ('g',)
 client_state = dict(c=FLAT)
     client_state is dict; it must be Slots\(\.\.\.\)
 needs = frozenset({'plain sgd'})
-    needs holds 'plain sgd'; it takes PLAIN_SGD
+    needs plain sgd, but fedmpi.method has no such requirement
 client_state = Slots(c=Slot(('q',)))
     slot dimension 'q' is not known
 def aggregate(self, s, up): |     s.figures(loss=1.0) |     return up.mean('dw'), State()

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.leaks import warn_of_row_numbers
 from fedmpi.data.sources.common import (
     check_groups,
     checked_fraction,
@@ -23,17 +23,10 @@ from fedmpi.data.sources.common import (
     number_groups,
     warn_of_divided_groups,
 )
-from fedmpi.data.sources.tables.column_warnings import (
-    columns_that_number_rows,
-    warn_of_coded_gaps,
-    warn_of_constants,
-    warn_of_row_numbers,
-    warn_of_words,
-)
 from fedmpi.data.sources.tables.files import Table, ordered, read
 from fedmpi.data.sources.tables.missing import Value, missing_by_column, warn_of_no_value, with_gaps, without_gaps
 from fedmpi.data.sources.tables.numerals import spelling
-from fedmpi.data.sources.tables.preparation import ROWS, Column, Fit, TablePreparation, fit_preparation
+from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fit_preparation
 from fedmpi.data.sources.tables.sites import check_sites, row_owners, training_rows
 from fedmpi.data.sources.tables.targets import Target, targets, with_events
 
@@ -113,12 +106,10 @@ def table(
 
     no_gaps = {name: frozenset(words) for name, words in values.items() if words is not None}
     rows = replace(rows, named={**no_gaps, labels[0]: frozenset(map(spelling, class_names or ()))})
-    _warn_of_equal_rows(rows)
     rows = with_gaps(rows, gap_words)
     if events:
         _check_events(labels, events)
         rows = with_events(rows, labels[0], events)
-    warn_of_coded_gaps(rows, numeric)
     gaps_stay = gaps_allowed() and class_names is None and target != "class"
     needed = {**named, "label_column": []} if gaps_stay else named
     rows = without_gaps(rows, values, features, missing, needed, small_sites)
@@ -134,9 +125,9 @@ def table(
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
     numbers = ((name, rows.numbers(name, "features")) for name in numeric)
-    warn_of_row_numbers(file, columns_that_number_rows(numbers, owner))
+    warn_of_row_numbers(file, numbers, owner)
     plain = TablePreparation(
-        columns=_columns(rows, features, values, owner, train),
+        columns=_columns(rows, features, values, train),
         sites=dict.fromkeys(names or [""], Fit((), None)),
         labels=tuple(labels),
         class_names=aim.names,
@@ -220,29 +211,10 @@ def _check_events(labels: Sequence[str], events: Mapping[str, int]) -> None:
         raise UserError("table: data.event_words needs a word with 1 (seen) and one with 0 (censored)")
 
 
-def _warn_of_equal_rows(rows: Table) -> None:
-    """Warn of rows that are equal in every column: of two, one may be trained on and the other tested on."""
-    columns = [cells for name, cells in rows.columns.items() if name not in rows.index]
-    # NaN differs from itself; its bits do not.
-    columns = [(cells + 0.0).view(np.int64) if cells.dtype == np.float64 else cells for cells in columns]
-    hashes = np.zeros(len(rows), dtype=np.int64)
-    for begin in range(0, len(rows), ROWS):
-        few = zip(*(cells[begin : begin + ROWS].tolist() for cells in columns), strict=True)
-        hashes[begin : begin + ROWS] = [hash(row) for row in few]
-    _, first, member = np.unique(hashes, return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[member] != np.arange(len(rows)))
-    if len(again):
-        a, b = first[member[again[0]]], again[0]
-        what = f"data: {count(len(again), 'row')} of {rows.path} equal to an earlier one in every column"
-        where = f"the first of them {rows.unit} {rows.places[b]}, as {rows.unit} {rows.places[a]}"
-        warnings.warn(f"{what}, {where}: one may be trained on, and the other be a test", stacklevel=3)
-
-
 def _columns(
     rows: Table,
     features: Iterable[str],
     values: Mapping[str, list[str] | None],
-    owner: np.ndarray,
     train: np.ndarray,
 ) -> tuple[Column, ...]:
     """Return the columns to learn from; a categorical one with its values given, or those in the training part."""
@@ -251,7 +223,6 @@ def _columns(
         words = values.get(name)
         if name in values and words is None:
             words = ordered(list(rows.words(name, "categorical")[train]))
-            warn_of_words(rows, name, words, owner, train)
         columns.append(Column(name, None if words is None else tuple(words), closed=values.get(name) is not None))
     return tuple(columns)
 
@@ -283,8 +254,6 @@ def _dataset(
             what = f"column {preparation.meaning[column]!r} is empty, and in all of the training rows of {whose}"
             remedy = "put it into data.drop, or let data.standardise make it 0"
             raise UserError(f"{rows.at(int(part[k]))}: {what}; {remedy}")
-    if plain.site_column is not None or not names:  # a silo's column may differ at the others
-        warn_of_constants(rows, train_x, preparation)
     site = torch.from_numpy(owner) if names else None
     return Dataset(
         *(train_x, aim.y[first], test_x, aim.y[last], len(aim.names) or aim.outputs),
