@@ -52,11 +52,8 @@ class APFL(Method):
         return g
 
     def upload(self, client: Client) -> tuple[Row, State]:
-        state = (
-            State(v=client.scratch.v, v_b=client.scratch.v_b, alpha=client.scratch.alpha)
-            if client.steps
-            else client.state
-        )
+        scratch = client.scratch
+        state = State(v=scratch.v, v_b=scratch.v_b, alpha=scratch.alpha) if client.steps else client.state
         return Row(alpha=state.alpha), state
 
     def weights(self, client: Client) -> Tensor:
