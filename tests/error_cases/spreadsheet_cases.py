@@ -72,7 +72,7 @@ SHEETS = {
     "sheet: of Excel": (
         "source: table, path: a.xlsx, label_column: sick",
         _put("a.xlsx", b"PK"),
-        r"a\.xlsx is a spreadsheet program's own file; save it from there as CSV",
+        r"a\.xlsx is no CSV file; save it as CSV in UTF-8",
     ),
     "sheet: UTF-16": (
         sheet()[0],
