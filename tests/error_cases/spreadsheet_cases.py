@@ -83,10 +83,6 @@ SHEETS = {
         None,
         r"table: there is no file .*b\.csv",
     ),
-    "sheet: a site of one sample": (
-        *sheet(rows=[*ROWS, "west,50,Ulm,1\n"]),
-        r"a\.csv, line 12: site .west., which begins there, has 1 training row; .*drop, or say data.*: keep",
-    ),
     "sheet: no part": (
         *sheet(
             ", split_column: part",
@@ -115,20 +111,6 @@ SHEETS |= {
 }
 
 
-def _silos(folder):
-    """Two tables; of the second one all patients are ill."""
-    for name, sick in (("a", "01"), ("b", "1")):
-        rows = (f"{k},{sick[k % len(sick)]}\n" for k in range(10))
-        (folder / f"{name}.csv").write_text("age,sick\n" + "".join(rows))
-
-
-SHEETS |= {
-    "silo: one class": (
-        "source: table, label_column: sick, class_names: [0, 1]" + SILOS,
-        _silos,
-        r"b\.csv, line 2: .* 8 training rows of one class, '1'; leave it out of data\.silos, .*small_sites: keep",
-    ),
-}
 SHEETS |= {
     "saved: not there": (
         "source: saved_dataset, path: d, input_column: image",

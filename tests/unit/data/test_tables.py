@@ -78,7 +78,7 @@ def test_pooled(root):
 
 
 def test_options_name_features_values_and_classes(root):
-    data = table(root, path="a.csv", **(BY | {"missing": "drop"}), standardise="none", small_sites="keep")
+    data = table(root, path="a.csv", **(BY | {"missing": "drop"}), standardise="none")
     assert data.train_x.tolist() == [[50, 0, 1], [60, 1, 0], [10, 1, 0], [20, 1, 0]]
     assert len(data.test_x) == 0
     values, names = {"city": ["Ulm", "Rome", "Bonn"]}, ["yes", "no"]
@@ -180,17 +180,12 @@ def test_missing_values_are_gaps_of_all_columns_or_of_the_named_ones(tmp_path, g
     assert (99 in new.x[:, 0].tolist()) == (99 in left)  # new rows are read alike
 
 
-def test_small_sites(root):
-    before = table(root, path="a.csv", **BY)
-    rows = PATIENTS + "west,50,Ulm,train,yes\nwest,60,Ulm,train,yes\nwest,60,Ulm,test,no\n"
-    (root / "a.csv").write_text(rows)
-    with pytest.raises(UserError, match=r"line 10: site 'west', .* 2 training rows of one class, 'yes'"):
+def test_a_site_of_one_class_is_a_site_and_one_without_training_rows_is_refused(root):
+    (root / "a.csv").write_text(PATIENTS + "west,50,Ulm,train,yes\nwest,60,Ulm,train,yes\n")
+    assert table(root, path="a.csv", **BY).site_names == ("north", "south", "west")
+    (root / "a.csv").write_text(PATIENTS + "west,50,Ulm,test,yes\n")
+    with pytest.raises(UserError, match=r"line 10: site 'west', which begins there, has no training row"):
         table(root, path="a.csv", **BY)
-    assert table(root, path="a.csv", **BY, small_sites="keep").site_names == ("north", "south", "west")
-    (root / "a.csv").write_text(rows.replace("west", "a"))  # the site that goes is the first
-    data = table(root, path="a.csv", **BY, small_sites="drop")
-    assert (data.site_names, data.site.tolist()) == (("north", "south"), [0, 0, 0, 1, 1, 1])
-    assert torch.allclose(data.train_x, before.train_x)
 
 
 def test_a_column_without_a_value_at_a_site_is_warned_of(root):
@@ -206,7 +201,7 @@ def test_silos_whose_columns_have_other_meanings_are_refused(root):
     for site, old, new in (("north", "Rome", "Ulm"), ("south", "Bonn", "Graz")):
         text = head + "".join(row for row in rows if row.startswith(site))
         (root / f"of_{site}.csv").write_text(text.replace(old, new))
-    options = {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"], "small_sites": "keep"}
+    options = {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"]}
     names, values = ["of_north.csv", "of_south.csv"], (["Bonn", "Ulm"], ["Graz", "Rome"])
     opened = {k: table(root, site=names[k], **(options | {"categorical": {"city": values[k]}})) for k in (0, 1)}
     with pytest.raises(UserError, match=r"of_north\.csv and of_south\.csv have as many columns .*data\.categorical"):
