@@ -260,19 +260,19 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
 @pytest.mark.parametrize("real", ["Real World", "RealWorld"])
 def test_office_home(tmp_path, real):
     home = tmp_path / "OfficeHomeDataset_10072016"
-    assert len(set(public_files.HOME_CLASSES)) == 65
-    assert sorted(public_files.HOME_CLASSES) == public_files.HOME_CLASSES
     for d, folder in enumerate(("Art", "Clipart", "Product", real)):
+        for k in range(65):
+            (home / folder / f"class_{k:02}").mkdir(parents=True)
         for k in (0, 30, 64):
             for i in range(5):
-                plain(home / folder / public_files.HOME_CLASSES[k] / f"{i:05}.jpg", 60 * d + i)
+                plain(home / folder / f"class_{k:02}" / f"{i:05}.jpg", 60 * d + i)
     data = office_home(tmp_path, size=8)
     assert data.site_names == ("art", "clipart", "product", "real_world")
     assert (data.classes, data.train_y.unique().tolist()) == (65, [0, 30, 64])
     assert torch.bincount(data.site).tolist() == [12] * 4
     assert [grey // 60 for grey in greys(data)] == data.site.tolist()
     (home / "Art/Zebra").mkdir()
-    with pytest.raises(UserError, match=r"Art holds the class 'Zebra'; the classes are Alarm_Clock, .*Office-Home's"):
+    with pytest.raises(UserError, match=r"Art holds 66 folders of classes; Office-Home has 65"):
         office_home(tmp_path, site="art")
 
 

@@ -20,6 +20,7 @@ from fedmpi.data.sources.common import by_site, find
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
 from fedmpi.data.sources.pictures.image_dataset import (
     Files,
+    class_folders,
     dataset_of_parts,
     dataset_with_test_part,
     pictures_by_class,
@@ -35,14 +36,6 @@ HOME = {  # site: how copies of the set call its folder
     "product": ("Product", "product"),
     "real_world": ("Real World", "Real_World", "RealWorld", "real_world"),
 }
-_HOME_CLASSES = """
-Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards Computer Couch
-Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flipflops Flowers Folder Fork Glasses Hammer Helmet Kettle
-Keyboard Knives Lamp_Shade Laptop Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes
-Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table Telephone
-ToothBrush Toys Trash_Can Webcam
-"""
-HOME_CLASSES = _HOME_CLASSES.split()
 HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
@@ -122,8 +115,11 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
 
     def read_site(name: str) -> Dataset:
         folder = _folder(root, "office_home", [f"{home}/{folder}" for home in HOME_FOLDERS for folder in HOME[name]])
-        files = pictures_by_class(folder, HOME_CLASSES, allowed="Office-Home's")
-        return dataset_with_test_part(files, test_fraction, HOME_CLASSES, DecodeOptions(size, 3, MEAN, STD))
+        classes = class_folders(folder)
+        if len(classes) != 65:
+            raise UserError(f"{folder} holds {len(classes)} folders of classes; Office-Home has 65 at each site")
+        files = pictures_by_class(folder, classes)
+        return dataset_with_test_part(files, test_fraction, classes, DecodeOptions(size, 3, MEAN, STD))
 
     return by_site("office_home", list(HOME), site, read_site)
 
