@@ -21,8 +21,7 @@ from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
 from fedmpi.data.sources.pictures.image_dataset import (
     Files,
     class_folders,
-    dataset_of_parts,
-    dataset_with_test_part,
+    dataset_of_files,
     pictures_by_class,
     read_rows,
 )
@@ -63,7 +62,7 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
 
     train = files("train") + files("valid") if val == "join" else files("train")
     decoding = DecodeOptions(32, 3, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # of the training pictures
-    return dataset_of_parts(train, files("test"), CINIC_CLASSES, decoding)
+    return dataset_of_files(train, files("test"), CINIC_CLASSES, decoding)
 
 
 def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
@@ -86,7 +85,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
         labels.append(names.index(label))
         rows.append(f"{notes}, line {k}")
     train = pictures_by_class(root / home / "train", names, "images", "wnids.txt")
-    return dataset_of_parts(train, Files(paths, labels, rows), names, DecodeOptions(64, 3, MEAN, STD))
+    return dataset_of_files(train, Files(paths, labels, rows), names, DecodeOptions(64, 3, MEAN, STD))
 
 
 def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -99,7 +98,7 @@ def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction
     def read_site(name: str) -> Dataset:
         folder = _folder(root, "pacs", [f"{home}/{name}" for home in PACS_FOLDERS])
         files = pictures_by_class(folder, PACS_CLASSES, allowed="PACS's")
-        return dataset_with_test_part(files, test_fraction, PACS_CLASSES, DecodeOptions(size, 3, MEAN, STD))
+        return dataset_of_files(files, test_fraction, PACS_CLASSES, DecodeOptions(size, 3, MEAN, STD))
 
     return by_site("pacs", list(PACS), site, read_site)
 
@@ -119,7 +118,7 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
         if len(classes) != 65:
             raise UserError(f"{folder} holds {len(classes)} folders of classes; Office-Home has 65 at each site")
         files = pictures_by_class(folder, classes)
-        return dataset_with_test_part(files, test_fraction, classes, DecodeOptions(size, 3, MEAN, STD))
+        return dataset_of_files(files, test_fraction, classes, DecodeOptions(size, 3, MEAN, STD))
 
     return by_site("office_home", list(HOME), site, read_site)
 
@@ -151,7 +150,7 @@ def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_frac
             [row.at for row in mine],
         )
         lesions = [row.values["lesion_id"] for row in mine]
-        return dataset_with_test_part(files, test_fraction, HAM_CLASSES, DecodeOptions(size, 3, MEAN, STD), lesions)
+        return dataset_of_files(files, test_fraction, HAM_CLASSES, DecodeOptions(size, 3, MEAN, STD), lesions)
 
     return by_site("ham10000", HAM_SOURCES, site, read_site)
 
@@ -225,7 +224,7 @@ def _ssl_fl(
         return Files(paths, [labels[name] for name in places], list(places.values()))
 
     parts = [listed(f"{split}/{name}.csv", "train") for name in (sites if site is None else (site,))]
-    data = dataset_of_parts(
+    data = dataset_of_files(
         sum(parts, Files([], [])), listed("test.csv", "test"), [str(k) for k in range(classes)], decoding
     )
     if site is not None:
