@@ -35,8 +35,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
-from fedmpi.data.augment.chosen import operation
 from fedmpi.data.augment.operation import Operation
+from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.batches import Shards
 from fedmpi.data.federated import Federated
 from fedmpi.data.partitions.parts import Partition

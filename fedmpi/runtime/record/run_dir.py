@@ -99,13 +99,8 @@ class RunDirectory:
     def write_model(
         self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any] | None = None, name: str = MODEL
     ) -> None:
-        """Write row-major copies under state_dict names, and as metadata `facts`, which serve to rebuild the module.
-
-        All facts are under one key: the format keeps several in no fixed order, but equal runs must give equal files.
-        """
-        dense = torch.contiguous_format
-        copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
-        self.write(name, safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts or {}))}))
+        """Write a model; `serialize_model` says how."""
+        self.write(name, serialize_model(tensors, facts or {}))
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[Path]:
@@ -162,6 +157,16 @@ class RunDirectory:
             with path.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
         return True
+
+
+def serialize_model(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> bytes:
+    """Serialise row-major copies under state_dict names, and as metadata `facts`, which serve to rebuild the module.
+
+    All facts are under one key: the format keeps several in no fixed order, but equal runs must give equal files.
+    """
+    dense = torch.contiguous_format
+    copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
+    return safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts))})
 
 
 def _json(value: Any, indent: int | None = None) -> str:

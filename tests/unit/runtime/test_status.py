@@ -110,16 +110,24 @@ def test_figures_bytes_faults_and_ranks(tmp_path):
         found = status.status(run)
     assert (found["figures"], found["figures_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
     assert (found["sent_bytes"], found["received_bytes"]) == (400, 200)
-    assert (found["ranks"], found["alive"], found["lost"]) == (3, 2, {"2": 2})
+    assert (found["ranks"], found["lost"]) == (3, {"2": 2})
     text = "\n".join(status.lines(found))
-    for said in ("loss 1.5, accuracy 50.00, train_loss 1.9 (round 2)", "2 of 3 alive on 3 hosts, Slurm job 77",
-                 "rank 2 lost in round 2", "uploads refused in 1 round", "400 B down"):  # fmt: skip
-        assert said in text, text
-    (run / "timeline").mkdir()
-    head = {"job": 1.0, "rank": 0, "of": 3, "host": "node0"}
-    line = {"round": 3, "at": 1.0, "s": 1.0, "spans": []}
-    (run / "timeline" / "rank-0000.jsonl").write_text(f"{json.dumps(head)}\n{json.dumps(line)}\n")
-    assert status.status(run)["alive"] == 3  # lost in an earlier job: all are there again
+    assert "loss 1.5, accuracy 50.00, train_loss 1.9 (round 2)" in text
+    assert "3 on 3 hosts, Slurm job 77; rank 2 lost in round 2" in text
+    assert "uploads refused in 1 round" in text
+    assert "400 B down" in text
+
+
+def test_who_holds_a_run_up(tmp_path):
+    """A client by the median of its trainings; a rank by the share of its time in which it did not wait."""
+    (tmp_path / "timeline").mkdir()
+    for rank, (train, wait) in enumerate([(200, 700), (900, 0)]):
+        spans = [["train", 0, train, 5 + rank], ["uploads", 0, wait]]
+        rows = [{"job": 1.0, "rank": rank}, *({"round": t, "at": t, "s": 1.0, "spans": spans} for t in range(3))]
+        text = "".join(f"{json.dumps(each)}\n" for each in rows)
+        (tmp_path / "timeline" / f"rank-{rank:04}.jsonl").write_text(text)
+    slow = status.slowest(tmp_path)
+    assert slow == {"client": {"client": 6, "rank": 1, "seconds": 0.9}, "rank": {"rank": 1, "busy": 1.0}}
 
 
 def test_half_lines_and_lines_that_are_none(tmp_path):
