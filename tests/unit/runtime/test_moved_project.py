@@ -59,7 +59,6 @@ OWN_FILE, COPY = "code/own.py", "runs/c/plugins/own.py"
         ([OWN_FILE], None, COPY),
         # An override replaces the name before anybody looks for the old file, and the options of the model stay.
         ([OWN_FILE, COPY], "model.name={place}:net", "elsewhere/own.py"),
-        ([], "model={{name: '{place}:net', width: 8}}", "elsewhere/renamed.py"),  # its content is known
     ],
 )
 def test_a_resumed_run_finds_its_code(project, gone, override, place):
