@@ -165,12 +165,6 @@ def test_divergence_names_round_and_clients():
         play(settings("fedavg", train={"lr": 1e30}))
 
 
-def test_one_batch_normalised_sample_is_no_statistic():
-    """A batch of one with 1 x 1 maps has no variance: torch refuses it, and the user is told what to change."""
-    with pytest.raises(UserError, match="batch_size: 1"):
-        prepare(settings("fedavg", "norm", train={"batch_size": 1}))
-
-
 @dataclass(frozen=True)
 class TwoFits(Method):
     """Records what `fit` returns, twice a round."""

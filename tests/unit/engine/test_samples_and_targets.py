@@ -1,7 +1,6 @@
 """Samples of any type, of one tensor or of several; targets of any shape; tasks of a user's own with every method."""
 
 import dataclasses
-import warnings
 
 import pytest
 import torch
@@ -295,38 +294,6 @@ def test_survival_is_judged_on_the_whole_split():
         found = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).figures
         assert found["loss"] == pytest.approx(expected, abs=1e-6)
         assert found["c_index"] == it.rows[-1]["c_index"]
-
-
-# ---- sites with little in them ----
-def sited(y, owner):
-    y, owner = torch.tensor(y), torch.tensor(owner)
-    x = torch.randn(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return Dataset(x, y, x, y, 2, owner, owner, ("north", "south", "west"))
-
-
-def test_sites_of_one_class_or_one_sample_are_named():
-    data = split(sited([0, 1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1, 2]), "site", None, 0)
-    with pytest.warns() as told:
-        prepare(settings(), data)
-    said = [str(each.message) for each in told]
-    assert "data: one training sample at west" in said
-    assert "data: training samples of one class alone at south (1), west (0)" in said
-    with pytest.raises(UserError, match=r"batch_size: 3 leaves client 2.* with 1 samples a batch of one sample"):
-        prepare(settings("fedavg", "norm", train={"batch_size": 3}, model={"name": f"{HERE}:normal"}), data)
-
-
-def normal(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
-
-
-@pytest.mark.parametrize("only", [(), ("north",)])
-def test_one_site_is_told_unless_others_were_left_out(only):
-    y, owner = [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2] if only else [0] * 6
-    sites = dataclasses.replace(sited(y, owner), site_names=("north", "south", "west") if only else ("north",))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        prepare(settings(), split(sites, "site", None, 0, only=only))
-    assert [str(each.message) for each in told] == ([] if only else ["data: all samples are of one site, north"])
 
 
 # ---- sites on ranks of their own ----
