@@ -274,7 +274,7 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
 
 def clients_at_once(experiment: Experiment) -> int:
     """Return how many clients a rank trains at once (compute.pack), 1 with a warning where they cannot be."""
-    s, data, net, train = experiment.settings, experiment.data, experiment.net, experiment.local_training
+    s, data, train = experiment.settings, experiment.data, experiment.local_training
     pack, bf16 = s.compute.pack, s.compute.precision == "bf16"
     weigh = getattr(type(experiment.task), "weigh", Task.weigh)
     balanced = s.task.options.get("weights") == "balanced"
@@ -289,9 +289,8 @@ def clients_at_once(experiment: Experiment) -> int:
     if not reason:
         other_gradient = any(overrides(experiment.method, hook) for hook in ("loss", "gradient"))
         full = train.momentum or train.weight_decay or other_gradient
-        most = int(data.train_sizes.max(initial=0))
-        samples, batch = 0 if full else int(train.epochs or 0) * most, min(train.batch_size or most, most)
-        return packed_rounds.clients_at_once(pack, experiment.model, net, batch, samples)
+        samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
+        return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")
     warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)

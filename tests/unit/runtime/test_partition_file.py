@@ -93,11 +93,11 @@ def test_the_report_draws_some_of_many_clients(tmp_path):
     grid, curve = partition(read([tmp_path / "run"]))
     every = (MANY + 500) // CLIENTS
     assert grid.chart.values == fed.label_counts[::every].tolist()
-    assert f"One client in {every} is drawn." in grid.note
+    assert f"{CLIENTS} of {MANY + 500} clients" in grid.note
     assert "partition.npz has all." in grid.note
     assert {row[0] for row in grid.data} == {str(k) for k in range(0, MANY + 500, every)}
     (series,) = curve.chart.series
-    assert (series.x[1], series.y) == (1 + every, [3.0] * CLIENTS)
+    assert series.y == [3.0] * (MANY + 500)
 
 
 def test_a_summary_without_its_arrays_is_told(tmp_path):

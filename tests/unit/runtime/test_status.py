@@ -171,9 +171,7 @@ def test_a_sweep_by_its_directory(tmp_path):
     assert sweep_status.lines(found) == [
         "b: failed, 4 of 10 rounds: no such weights",
         "c: failed: data.root: no such directory",
-        "d: waiting",
-        "e: waiting",
-        "1 of 5 runs done; 2 failed, 2 waiting",
+        "1 of 5 runs done, 2 failed, 2 waiting",
     ]
     assert sweep_status.code(found) == 1
     with lock.hold(made(place / "d", FEW)):
