@@ -153,7 +153,7 @@ def _hooks() -> set[str]:
 
 
 def _slots(value: ast.AST | None) -> list[str]:
-    """Return the names in all Slots(name=...) of an expression, or of a function that declares them by hyperparameters."""
+    """Return the names in all Slots(name=...) of an expression, or of a function that declares them by options."""
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Slots"] if value else []
     return [k.arg for call in calls for k in call.keywords if k.arg]
 
