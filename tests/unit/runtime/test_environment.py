@@ -44,14 +44,6 @@ def test_tf32_is_that_of_the_config(switches, tf32):
     assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
 
 
-@pytest.mark.parametrize("key", ["cudnn_benchmark", "deterministic"])
-def test_kernels_are_chosen_as_the_config_says(switches, key):
-    set_numerics(settings(compute={key: True}))
-    assert torch.backends.cudnn.benchmark == (key == "cudnn_benchmark")
-    set_numerics(settings())  # another run of this process
-    assert not torch.backends.cudnn.benchmark
-
-
 def test_a_cpu_knows_no_tf32(switches):
     """The switch of GPUs leaves the bits of a CPU alone."""
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))

@@ -159,16 +159,6 @@ def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder,
     assert module.predict(folder / "all.csv")["prediction"] == pytest.approx(found, rel=1e-5)
 
 
-def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(folder):
-    words = [*words_of(folder, "pooled"), "checkpoint.every=1"]
-    succeed("run", *words, "name=whole")
-    succeed("run", *words, "name=half", "rounds=2")
-    succeed("resume", folder / "runs/half", "rounds=4")
-    rows = [rows_of(folder / "runs" / name) for name in ("whole", "half")]
-    assert [row["sha256"] for row in rows[0]] == [row["sha256"] for row in rows[1]]
-    assert rows[0][-1]["rmse"] == rows[1][-1]["rmse"] < 10_000
-
-
 def test_rows_of_an_unknown_site_need_its_name(folder):
     succeed("run", *words_of(folder, "site"), "name=r", "rounds=1")
     (folder / "new.csv").write_text("big,x,z\n0,0,0\n")
