@@ -192,7 +192,7 @@ def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp
     )
     monkeypatch.setattr(introspection, "_ROOT", tmp_path)
     assert main(monkeypatch, "list", "methods") == 0
-    expected = "methods:\n  prox  Li, 2020; changes gradient; keeps h (client); sends dw (body)\n"
+    expected = "methods:\n  prox  Li, 2020; changes gradient, travels; keeps h (client); sends dw\n"
     assert capsys.readouterr().out == expected
     assert main(monkeypatch, "list", "tasks") == 0
     assert capsys.readouterr().out == "tasks:\n  plain  Does f.\n  bare\n"
