@@ -286,9 +286,8 @@ def test_a_sweeps_directory(run, tmp_path):
     ("words", "said"),
     [
         (["--rounds", "0"], "--rounds: 0; allowed: a whole number from 1 on, or all"),
-        (["--tolerance", "-1"], "--tolerance: -1.0; allowed: a number from 0 on"),
-        (["--seal", ""], "--seal: ''; allowed: its first 8 or more digits, of 0 to 9 and a to f"),
-        (["--seal", "12345678 "], "--seal: '12345678 '; allowed: its first 8"),
+        (["--tolerance", "-1"], "Invalid value for '--tolerance'"),
+        (["--seal", ""], "--seal: ''; needed: its first 8 or more digits"),
         (["--rounds", "1"], "is no run directory"),
     ],
 )
