@@ -65,8 +65,7 @@ def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | Non
                 f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "
                 f"training data, which no file of {to} holds. Without --client the network is exported"
             )
-        is_onnx = to == "onnx"
-        content = _onnx(module, settings, client, say) if is_onnx else serialize_model(module.state_dict(), facts)
+        content = _onnx(module, settings, client, say) if to == "onnx" else serialize_model(module.state_dict(), facts)
     write_output(path, content)
     say(f"{path}: {sum(p.numel() for p in module.parameters()):,} parameters")
     if (prepared := _preprocessing(run, settings.data.silos, client)) is not None:
