@@ -121,12 +121,7 @@ def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
         (["rnu"], "No such command 'rnu'"),
         (["list", "fedprx"], "list: unknown kind or name 'fedprx'; did you mean 'fedprox'"),
         (["show", "train.shedule"], "show: there is no key 'train.shedule'; did you mean 'train.schedule'? "),
-        (["show", "lr"], "show: there is no key 'lr'; did you mean 'train.lr' or 'server.lr'? "),
         (["show", "method.nu"], "show: there is no key 'method.nu'; "),
-        (
-            ["list", "method"],
-            "list: unknown kind or name 'method'; did you mean 'methods'? allowed: methods, models, datasets",
-        ),
     ],
 )
 def test_a_users_mistake_is_one_message_and_code_2(monkeypatch, path, engine, capsys, arguments, text):
@@ -249,9 +244,3 @@ def test_help_and_version(monkeypatch, capsys):
         assert [word for word in ("run", "validate", "list", "--version") if word not in out] == []
     assert main(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("fedmpi ")
-
-
-def test_a_key_that_is_set_twice_is_told(monkeypatch, path, engine, capsys):
-    assert main(monkeypatch, "validate", path, "rounds=2", "rounds=3", "seed=1", "seed=1") == 0
-    said = "fedmpi: warning: command line: rounds is set twice, rounds=2 and rounds=3; the later counts\n"
-    assert capsys.readouterr().err == said
