@@ -83,7 +83,6 @@ class Federation:
                 optimizer=optimizer,
                 view=ServerView(data, optimizer.lr, config.rounds, config.seed),
                 rule=rule,
-                last_sent=self.transport.last_sent,
                 criterion=config.best,
                 records=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates, config.clips_updates),
@@ -286,7 +285,7 @@ class Federation:
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
-        self.control.first_round = self.transport.broadcast_round = t + 1
+        self.control.first_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))

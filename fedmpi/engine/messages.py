@@ -189,12 +189,8 @@ class Messages:
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
-    def apply_quantization(self, upload: Upload, row: Tensor, state_row: Tensor) -> dict[str, Tensor]:
-        """Round an upload to its formats, in place; add what they leave out to the client's state.
-
-        Returns:
-            The slots in fp16, whose numbers beyond its range have become infinite.
-        """
+    def apply_quantization(self, upload: Upload, row: Tensor, state_row: Tensor) -> None:
+        """Round an upload to its formats, in place; add what they leave out to the client's state."""
         assert upload.coding is not None
         kept, sends = self.client_state.views(state_row), self.method.sends
         memory = {
@@ -202,7 +198,7 @@ class Messages:
             for name in self.unsent
             if name in upload.coding.formats
         }
-        return upload.coding.settle(row, memory)
+        upload.coding.settle(row, memory)
 
     def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
         """Return the coding of the rows of a packing, whose large slots are sent in a format; None if there is none."""

@@ -74,7 +74,7 @@ class RoundControl:
             number = self._decided[1]
         if t > self.first_round:
             self.transport.changed = self.transport.messages.groups(t - 1)
-        number = int(self.transport.broadcast(float(number), self.server, t, number != RoundCommand.ABORTED))
+        number = int(self.transport.broadcast(float(number), self.server))
         command = RoundCommand(number % UNDOES)
         self.begin_round(t)
         undone = self._broadcast_refused(t - 1) if number & UNDOES else []

@@ -80,7 +80,6 @@ class FederationServer:
         optimizer: ServerOptimizer,
         view: ServerView,
         rule: Rule | None = None,
-        last_sent: Tensor | None = None,
         criterion: SelectionCriterion | None = None,
         records: str | bool = False,
         update_filter: UpdateFilter | None = None,
@@ -90,7 +89,6 @@ class FederationServer:
         storage: where w and b are stored.
         initial: their initial values.
         rule: in place of the method's direction.
-        last_sent: the model as the other ranks have it, where that differs.
         criterion: by which a best model is selected.
         records: how much of the updates is recorded (record.updates).
         update_filter: decides which uploads count.
@@ -105,7 +103,7 @@ class FederationServer:
                 self._start(name, slot.start)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
-        view.state, view.w, self.last_sent = self.state, self.w, last_sent
+        view.state, view.w = self.state, self.w
         self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = BestModel(criterion, self.w, self.b) if criterion else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
@@ -141,7 +139,6 @@ class FederationServer:
 
     def _state_tensors(self) -> dict[str, Tensor]:
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
-        tensors |= {} if self.last_sent is None else {"held": self.last_sent}
         return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:

@@ -267,7 +267,7 @@ def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
         parts[k] |= {"site": site[:40], "test_site": site[40:]}
     np.savez(tmp_path / "all.npz", **{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "rounds=6", "train.lr=0.3"]
-    words += ["comm.wire.down=topk", "data.validation=0.2", "evaluate.best=loss"]
+    words += ["comm.wire.down=bf16", "data.validation=0.2", "evaluate.best=loss"]
     together = ["data.silos=null", "data.path=all.npz", "data.partition={scheme: site}"]
     found = []
     for name, kind, size, more in (("a", "alone", 1, []), ("b", "mpirun", 3, []), ("c", "alone", 1, together)):

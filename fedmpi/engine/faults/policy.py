@@ -78,7 +78,6 @@ class FailurePolicy:
             except Lost as error:  # one more rank has failed
                 why = str(error)
                 continue
-            self.control.transport.resync = True
             return t
 
     def _record_duration(self, seconds: float) -> None:

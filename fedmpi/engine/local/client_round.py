@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,9 +47,7 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
             inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
             sent, more = check_pair(method, "upload", method.upload(client), client.where)
             inputs.check_hooks(method, client.where, "upload")
-        state = write_upload(
-            client, here, (new, sent, more), lambda part, w0, out: torch.sub(part.take(model.w), part.take(w0), out=out)
-        )
+        state = write_upload(client, here, (new, sent, more), partial(_subtract, model.w))
     except Exception as error:
         if not trainer.drops_failed_clients:
             raise
@@ -59,6 +58,10 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
         fine = True
     trainer.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are those of all
     return fine
+
+
+def _subtract(w: Tensor, part: Selection, w0: Tensor, out: Tensor) -> None:
+    torch.sub(part.take(w), part.take(w0), out=out)
 
 
 def leave_out(client: ClientContext, row: Tensor, error: Exception, began: float) -> None:
@@ -86,7 +89,7 @@ def store_result(
     that has taken, and the copy, which was asked for before, is complete.
 
     Args:
-        here: the upload, but for the engine's own numbers; it is given the formats of comm.wire, and copied to `row`.
+        here: the upload without the engine's own numbers; it is given the formats of comm.wire, and copied to `row`.
         loss: mean over the steps, None without any.
         began: `time.perf_counter` when the client's round began.
 
@@ -95,39 +98,33 @@ def store_result(
     """
     trainer, messages = client.trainer, client.trainer.messages
     upload = messages.upload(client.round)
-    packing = upload.packing
     if len(client.state_row):
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):
-        packing.write(here, {"_loss": loss})
+        upload.packing.write(here, {"_loss": loss})
     # The slots that the method declares: a server hook may not look at them, and go on with what is not finite. Of dw
-    # the server sees the norm.
-    names = (
-        []
-        if trainer.drops_bad_updates
-        else [n for n, (a, b) in packing.spans.items() if n != "dw" and n[0] != "_" and a < b]
-    )
-    slots = {name: packing.view(here, name).flatten() for name in names}
-    sums = [x.sum() for x in slots.values()]
-    halves = messages.apply_quantization(upload, here, client.state_row) if upload.coding else {}
+    # the server sees the norm. Of nan and inf a client's state would be read for the rest of the run.
+    spans = {} if trainer.drops_bad_updates else {n: span for n, span in upload.packing.spans.items() if n[0] != "_"}
+    rows = {f"slot {n!r}": here[a:b] for n, (a, b) in spans.items() if n != "dw" and a < b}
+    sums = [x.sum() for x in rows.values()]
+    if upload.coding:
+        messages.apply_quantization(upload, here, client.state_row)
+    if len(client.state_row):
+        rows["the client's state"] = client.state_row
+        sums.append(client.state_row.sum())
     if here is not row:
         row.copy_(here, non_blocking=True)
-    rows = [*halves.values(), *([client.state_row] if len(client.state_row) else ())]
-    finite = iter(are_finite([*slots.values(), *rows], [*sums, *(x.sum() for x in rows)]))
-    if not slots and not rows:
+    if not rows:
         trainer.wait()
-    for name in slots:
-        if not next(finite):
-            text = f"gave values that are not finite (nan or inf) in slot {name!r}; the usual cause is divergence"
-            raise wrong(trainer.method, "upload", client.where, f"{text}: lower train.lr")
-    for name in halves:
-        if not next(finite):
-            beyond = f"{client.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"
-            warnings.warn(RankWarning(f"{beyond}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
-    if not next(finite, True):
-        if not trainer.drops_bad_updates:
+    bad = [name for name, finite in zip(rows, are_finite([*rows.values()], sums), strict=True) if not finite]
+    if bad and not trainer.drops_bad_updates:
+        if bad[0] == "the client's state":
             check_finite(trainer.method, "train, upload", messages.client_state, client.state_row, client.where)
-        loss = torch.nan  # the server refuses the upload, which undoes the round
+        text = (
+            f"gave values that are not finite (nan or inf) in {bad[0]}; the usual cause is divergence: lower train.lr"
+        )
+        raise wrong(trainer.method, "upload", client.where, text)
+    loss = torch.nan if bad else loss  # the server refuses the upload, which undoes the round
     upload.write_header(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
 
 

@@ -1,7 +1,7 @@
 """Optimisers of the clients: the kernels and functions of torch.optim without its classes, whose first step imports
 torch's compiler, which takes more than a second on every rank. t counts the steps of a parameter; moments begin at 0.
 
-    sgd       g += weight_decay w;  v = momentum v + (1 - dampening) g, at first v = g;  w -= lr v
+    sgd       g += weight_decay w;  v = momentum v + g;  w -= lr v
               with nesterov  w -= lr (g + momentum v)
     adam      g += weight_decay w;  m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2
               w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)                  Kingma, Ba 2015
@@ -33,56 +33,41 @@ from fedmpi.flat.layout import Layout, Segment
 from fedmpi.flat.packing import Views
 
 ROWS, STEPS = "_optim", "_optim_steps"
-Moments = tuple[
-    Sequence[list[Tensor]], Sequence[Tensor]
-]  # slot by slot the parameters' tensors; their steps, () float32
+# Slot by slot the parameters' tensors; their steps, () float32.
+Moments = tuple[Sequence[list[Tensor]], Sequence[Tensor]]
 
 
 class SGD:
-    """g <- g + weight_decay w,  v <- momentum v + (1 - dampening) g,  w <- w - lr v,  where v begins as the first g.
+    """g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v;  with nesterov  w <- w - lr (g + momentum v).
 
-    nesterov: w <- w - lr (g + momentum v).
     parameters: of one device and type. One without a gradient stays as it is, and so does its v.
     """
 
     def __init__(
         self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
     ) -> None:
-        """kept: velocities and steps () of earlier rounds, which go on in place."""
-        self.parameters, self.kept = parameters, kept
+        """kept: velocities of earlier rounds, which go on in place."""
+        self.parameters = parameters
         self.rates: dict[str, Any] = {"lr": lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
-        self.rates |= {"dampening": config.dampening, "nesterov": config.nesterov, "maximize": False}
+        self.rates |= {"dampening": 0.0, "nesterov": config.nesterov, "maximize": False}
         self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
         # torch 2.13's fused kernel leaves most weights in half precision as they are on a CPU.
         self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
-        self.v: Sequence[Tensor] = kept[0][0] if kept and config.momentum else []
-        if config.momentum and kept is None:
-            self.v = [torch.zeros_like(w) for w in self.w]
-        # The first gradient is not dampened; without dampening a velocity of 0 becomes it by the rule for all.
-        self.begun = [not config.dampening] * len(self.w)
-        if kept is not None and config.dampening:
-            self.begun = torch.stack([*kept[1]]).bool().tolist()  # one question to the device
-        for steps in () if kept is None or config.dampening else kept[1]:
-            steps.fill_(1)
+        self.v: Sequence[Tensor] = []
+        if config.momentum:
+            self.v = [torch.zeros_like(w) for w in self.w] if kept is None else kept[0][0]
 
     def step(self) -> None:
         gradients: list[Any] = [p.grad for p in self.parameters]
-        for begins in (False, True):
-            at = [i for i, g in enumerate(gradients) if g is not None and self.begun[i] != begins]
-            if not at:
-                continue
-            w, v, g = ([each[i] for i in at] if each else [] for each in (self.w, self.v, gradients))
-            if self.fused:
-                torch._fused_sgd_(w, g, v, **self.rates, is_first_step=begins)
-            else:
-                velocities: list[Any] = [None] * len(at) if begins or not v else v
-                sgd(w, g, velocities, foreach=True, **self.rates)
-                if v and begins:
-                    torch._foreach_copy_(v, velocities)
-            for i in at if begins else ():
-                self.begun[i] = True
-                if self.kept is not None:
-                    self.kept[1][i].fill_(1)
+        at = [i for i, g in enumerate(gradients) if g is not None]
+        if not at:
+            return
+        w, v, g = ([each[i] for i in at] if each else [] for each in (self.w, self.v, gradients))
+        if self.fused:
+            torch._fused_sgd_(w, g, v, **self.rates, is_first_step=False)
+        else:
+            velocities: list[Any] = v or [None] * len(at)
+            sgd(w, g, velocities, foreach=True, **self.rates)
 
 
 class Adaptive:

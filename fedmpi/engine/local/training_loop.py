@@ -68,7 +68,7 @@ def fit(
         client, epochs, method.batches_a_step, trainer.generators(client.round, client.id, client.fits)
     )
     client.fits += 1
-    momentum, later, nesterov, carry = config.momentum, 1 - config.dampening, config.nesterov, 0.0
+    momentum, nesterov, carry = config.momentum, config.nesterov, 0.0
     elsewhere = nullcontext() if start is None else _train_elsewhere(client, start, buffers)
     with elsewhere, model.only(method.trains if groups is None else groups) as parameters:
         losses, before = client.losses, len(client.losses)
@@ -94,7 +94,7 @@ def fit(
                     client.watch(x, y)
                 optimiser.step()
                 client.passed, client.version_at_w0 = True, None
-                carry = momentum * carry + later if carry else 1.0  # times a constant gradient: the velocity
+                carry = momentum * carry + 1.0  # times a constant gradient: the velocity
                 client.steps, client.a = client.steps + 1, client.a + (1 + momentum * carry if nesterov else carry)
                 if client.step_loss is not None:
                     losses.append(client.step_loss)

@@ -231,12 +231,12 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     stateless = not (messages.client_state.size or messages.per_client.size or messages.method.receives)
     if t < 0:  # a run of 0 rounds: all are as they began
-        fed.transport.broadcast(0.0, fed.server, 0)
+        fed.transport.broadcast(0.0, fed.server)
         return
-    if not path.is_file() and stateless and messages.wire.down is None:
+    if not path.is_file() and stateless:
         flat = FlatModel(module, experiment.net.head_names(), channels_last=experiment.settings.compute.channels_last)
         fed.server.w.copy_(flat.w), fed.server.b.copy_(flat.b)
-        fed.transport.broadcast(0.0, fed.server, t + 1)
+        fed.transport.broadcast(0.0, fed.server)
         return
     try:
         tensors, facts = read_tensors(path)
@@ -250,7 +250,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.
     lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.restore(t, {**facts["memory"], "pace": None}, tensors)
-    fed.transport.broadcast(0.0, fed.server, t + 1)
+    fed.transport.broadcast(0.0, fed.server)
     own = experiment.model.state_dict(fed.server.w, fed.server.b)
     if not all(
         torch.equal(own[name], value) for name, value in module.state_dict().items() if value.is_floating_point()

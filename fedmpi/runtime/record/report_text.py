@@ -70,7 +70,6 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
     rule: list[str] = [] if train.optim == "sgd" else [train.optim]
     if "momentum" in OPTIONS[train.optim]:
         rule += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
-    rule += [f"dampening {train.dampening:g}"] if train.dampening else []
     rule += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
     rule += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
     rule += ["kept from round to round"] if train.keep_optim else []
@@ -114,8 +113,7 @@ def describe_wire(experiment: Experiment, ranks: int) -> list[str]:
             f"up {wire_.up} ({', '.join(coded) or 'nothing'}{'; whole: ' if uncoded else ''}{', '.join(uncoded)})"
         ]
     if wire_.down:
-        how = "of the difference to what was sent before" if wire_.down.changes_only else "of the model"
-        directions.append(f"down {wire_.down} {how}")
+        directions.append(f"down {wire_.down} of the model")
     row = size_text(experiment.itemsize * sum(map(prod, messages.unsent.values())))
     lines = [f"wire: {', '.join(directions)}"] if directions else []
     if messages.unsent:

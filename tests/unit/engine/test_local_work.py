@@ -24,7 +24,6 @@ TRAIN = {
     "a thousandth of a pass": {"epochs": 0.001},
     "full batch": {"steps": 3, "batch_size": "full"},
     "nesterov": {"nesterov": True, "weight_decay": 1e-3},
-    "dampening": {"dampening": 0.4},
     "adam": {"optim": "adam", "momentum": None, "lr": 0.003, "weight_decay": 1e-2, "betas": [0.8, 0.99]},
     "adamw": ADAMW,
     "rmsprop": {"optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
@@ -33,7 +32,7 @@ TRAIN = {
     "clip_value": {"clip_value": 0.02},
     "both": {"clip_norm": 0.1, "clip_value": 0.01, **ADAMW},
     "adamw, kept": {"keep_optim": True, "steps": 4, **ADAMW},
-    "sgd, kept": {"keep_optim": True, "dampening": 0.2},
+    "sgd, kept": {"keep_optim": True},
     "rmsprop, kept": {"keep_optim": True, "optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
 }
 
@@ -41,7 +40,7 @@ TRAIN = {
 def optimiser(module, train):
     common = {"params": module.parameters(), "lr": train.lr, "weight_decay": train.weight_decay}
     if train.optim == "sgd":
-        return torch.optim.SGD(**common, momentum=train.momentum, dampening=train.dampening, nesterov=train.nesterov)
+        return torch.optim.SGD(**common, momentum=train.momentum, nesterov=train.nesterov)
     if train.optim == "rmsprop":
         return torch.optim.RMSprop(**common, alpha=train.alpha, eps=train.eps, momentum=train.momentum)
     if train.optim == "adagrad":

@@ -11,7 +11,6 @@ from fedmpi.engine.local.optimizers import SGD, Adaptive
 SGDS = {
     "plain": {},
     "momentum": {"momentum": 0.9},
-    "dampening": {"momentum": 0.9, "dampening": 0.3},
     "nesterov": {"momentum": 0.9, "nesterov": True},
 }
 OTHERS = {
@@ -32,7 +31,7 @@ def torchs(how, p):
     """torch's own, of one parameter: its fused kernel of SGD wants all of them to begin at once."""
     common = {"lr": 0.01, "weight_decay": how.weight_decay}
     if how.optim == "sgd":
-        more = {"momentum": how.momentum, "dampening": how.dampening, "nesterov": how.nesterov}
+        more = {"momentum": how.momentum, "nesterov": how.nesterov}
         return torch.optim.SGD([p], **common, **more, fused=True)
     if how.optim in ("adam", "adamw"):
         kind = torch.optim.AdamW if how.optim == "adamw" else torch.optim.Adam

@@ -65,8 +65,8 @@ def test_formats_and_what_they_cost():
     lines, after, _ = said("fedavg", up="bf16")
     assert lines == ["wire: up bf16 (dw)", keeps]
     assert after.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
-    lines, _, _ = said("fedpac", ranks=3, up={"name": "topk", "fraction": 0.1}, down="int8")
-    assert lines[0] == "wire: up topk of 0.1 (dw; whole: head), down int8 of the difference to what was sent before"
+    lines, _, _ = said("fedpac", ranks=3, up={"name": "topk", "fraction": 0.1}, down="bf16")
+    assert lines[0] == "wire: up topk of 0.1 (dw; whole: head), down bf16 of the model"
     assert lines[1].endswith("keeps for its next, and moves it between ranks (cohort.placement: pinned does not)")
     assert said("fedavg", ranks=3, placement="pinned", up="int8")[0][1] == keeps
     assert said("fedavg", up={"name": "int8", "feedback": False}, down="fp16")[0] == [
