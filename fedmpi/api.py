@@ -13,7 +13,7 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import after_run
 from fedmpi.runtime.finished.models import client_model, rebuild_model
-from fedmpi.runtime.finished.predict import of_training, with_predict
+from fedmpi.runtime.finished.predict import Predictor, of_training
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.runtime.run import execute
@@ -81,15 +81,18 @@ def load(
     settings = run_settings(run_dir, trust, overrides)
     if client is not None:
         module = client_model(path, client, trust, best, of_training(overrides))
-        return with_predict(module, run_dir, settings, name, client, overrides)
-    with guard(trust):
-        module = rebuild_model(run_dir, settings, name)
-    if notice := personal_notice(facts_of(run_dir / name)):
-        warnings.warn(notice, stacklevel=2)
-    if settings.data.standardise_target:
+    else:
+        with guard(trust):
+            module = rebuild_model(run_dir, settings, name)
+        if notice := personal_notice(facts_of(run_dir / name)):
+            warnings.warn(notice, stacklevel=2)
+    if client is None and settings.data.standardise_target:
         warnings.warn(
             "the model's outputs are standardised targets (data.standardise_target); its function predict gives them "
             "in the unit of the targets",
             stacklevel=2,
         )
-    return with_predict(module, run_dir, settings, name, overrides=overrides)
+    if not hasattr(module, "predict"):
+        predict = Predictor(module, run_dir, settings, facts_of(run_dir / name), client, overrides)
+        module.predict = predict  # type: ignore[assignment]
+    return module

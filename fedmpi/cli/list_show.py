@@ -114,8 +114,8 @@ def about(context: typer.Context) -> None:
 
 @data.command("list", short_help="Show the data sets.")
 def list_sets() -> None:
-    """Show the data sets that fedmpi knows, how many samples each has and how it is come by."""
-    from fedmpi.data.fetching.getting import SETS
+    """Show the data sets that fedmpi knows, and whether a program can fetch them."""
+    from fedmpi.data.fetching.catalogue import SETS
 
     shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
     table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])
@@ -130,9 +130,7 @@ def check(name: Name, root: Root = None) -> None:
     listing, where = getting.find(name), _root(root)
     files = getting.check(name, where)
     table([(place, wrong or "ok") for place, wrong in files])
-    typer.echo(
-        f"samples: {listing.samples}\nhome: {listing.home}\nlicence: {listing.licence}\nreference: {listing.reference}"
-    )
+    typer.echo(f"home: {listing.home}\nlicence: {listing.licence}")
     typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
     if any(wrong for _, wrong in files):
         typer.echo(f"to do: {listing.by_hand or f'fedmpi data fetch {name} --root {where}'}")
@@ -141,13 +139,13 @@ def check(name: Name, root: Root = None) -> None:
 
 @data.command(short_help="Fetch a data set.")
 def fetch(name: Name, root: Root = None) -> None:
-    """Fetch what is missing of data set NAME. What was broken off is gone on with; checksums are compared."""
+    """Fetch what is missing of data set NAME, and compare checksums."""
     from fedmpi.data.fetching import getting
 
     where = _root(root)
     getting.find(name)
-    with getting.one_at_a_time(where), getting.progress() as shown:
-        new = getting.fetch(name, where, shown)
+    with getting.one_at_a_time(where):
+        new = getting.fetch(name, where)
     typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
 
 

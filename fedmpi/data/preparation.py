@@ -24,13 +24,13 @@ from fedmpi.common.inputs import Inputs, Shape, Type, describe, from_text, sampl
 from fedmpi.common.text import other_spelling
 
 KINDS = {
-    "arrays": "fedmpi.data.sources.arrays:ArrayPreparation",
+    "arrays": "fedmpi.data.sources.named_arrays:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
-    "texts": "fedmpi.data.sources.text_windows:TextPreparation",
+    "texts": "fedmpi.data.sources.text:TextPreparation",
 }
 
 

@@ -10,12 +10,12 @@ from pydantic import Field
 from fedmpi.common import options
 from fedmpi.common.errors import UserError
 from fedmpi.data.preparation import Preparation, from_facts
-from fedmpi.data.sources.pictures.decode import Axes, Pages, PixelRange
+from fedmpi.data.sources.pictures.decode import Pages, PixelRange
 
 Character = Annotated[str, Field(min_length=1, max_length=1)]
 Name = Annotated[str, Field(min_length=1)]
 
-DECODING = {key: f"decoding.{key}" for key in ("pages", "background", "pixel_range", "axes")}
+DECODING = {key: f"decoding.{key}" for key in ("pages", "pixel_range")}
 FIELDS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> its field
     "arrays": {"pixel_range": "options.pixel_range"},
     "images": {
@@ -75,8 +75,6 @@ def _declared(
     text_column: Name = "text",
     image_pattern: Name = "*",
     pages: Pages = "refuse",
-    background: str = "white",
     pixel_range: PixelRange | None = None,
-    axes: Axes | None = None,
 ) -> None:
     """Declare the types of these options as the data sources do."""

@@ -1,4 +1,5 @@
-"""Whether data, model, task, method and server fit together. Each check raises UserError, or warns."""
+"""Whether data, model, task, method and server fit together: what would train something else than was meant, without a
+word, is an error or a warning here."""
 
 from __future__ import annotations
 
@@ -38,10 +39,8 @@ from fedmpi.method.base import (
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
 from fedmpi.tasks import contract
-from fedmpi.tasks.next_symbol import NextSymbol
 from fedmpi.tasks.survival import Survival
 
-SHOWN = 5  # sites in a line
 MANY = 1000  # clients, of more of which no rows are read for a warning
 ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # server rules that limit what one client can do
 REMEDIES = {  # what to set where a method needs something else
@@ -58,46 +57,20 @@ REMEDIES = {  # what to set where a method needs something else
 
 def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
     """Check that model, task and settings are what the method needs, and warn of settings that it does not use."""
-    name, beyond, train = settings.method.name, local_training.not_plain_sgd_reason(), settings.train
-    model, server = settings.model.name, settings.server
-    cannot = f"model {model} does not end in a linear layer that can be split off"
-    rows = f"model {model} gives more than one row of features, or of outputs, a sample"
-    lacking = {
-        FEATURES: net.feature_dim is None and (cannot if net.head is None else rows),
-        LAST_LAYER: net.head is None and cannot,
-        CLASSES: not getattr(task, "classification", False)
-        and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
-        SGD_STEPS: beyond,
-        PLAIN_SGD: beyond or (train.momentum and f"train.momentum is {train.momentum}"),
-        PLAIN_SERVER: (server.optim, server.lr, server.rule.name) != ("sgd", 1.0, "auto")
-        and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
-        LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
-        ONE_CLASS: settings.task.options.get("label_smoothing")
-        and f"task.label_smoothing is {settings.task.options['label_smoothing']:g}",
-        VALIDATION: not settings.data.validation and "data.validation is 0",
-    }
+    name, train, server = settings.method.name, settings.train, settings.server
     for needed in sorted(method.needs):
-        if needed not in lacking:
-            allowed = (
-                "PLAIN_SGD, SGD_STEPS, PLAIN_SERVER, FEATURES, LAST_LAYER, CLASSES, ONE_CLASS, LABEL_COUNTS, "
-                "VALIDATION of fedmpi.method"
-            )
-            raise UserError(f"method {name}: needs holds {needed!r}; it takes {allowed}")
-        if reason := lacking[needed]:
+        if reason := _lacking(settings, task, net, local_training).get(needed, "fedmpi.method has no such requirement"):
             key = str(reason).partition(" ")[0]
-            at = settings.origin(key) if key in REMEDIES else ""
             remedy = f"; set {key}={REMEDIES[key]}" if key in REMEDIES else ""
-            raise UserError(
-                f"method {name} needs {needed}, but {reason}{f' ({at})' if at and '=' not in at else ''}{remedy}"
-            )
+            raise UserError(f"method {name} needs {needed}, but {reason}{remedy}")
     unused = [key for key in ("epochs", "steps") if getattr(train, key) not in (None, 1)]
     if method.own_length and unused:
         warnings.warn(f"train.{unused[0]} plays no part in method {name}, whose options say how long", stacklevel=2)
     kind = next(net.module.parameters()).dtype
     if train.keep_optim and kind.itemsize < 4:
-        raise UserError(f"train.keep_optim: model {model} is of {kind}, which cannot count an optimiser's steps")
-    if train.drop_last and train.batch_size == "full":
-        warnings.warn("train.drop_last has no effect with batch_size: full", stacklevel=2)
+        raise UserError(
+            f"train.keep_optim: model {settings.model.name} is of {kind}, which cannot count an optimiser's steps"
+        )
     if server.rule.name != "auto" and overrides(method, "aggregate"):
         warnings.warn(
             f"server.rule: {server.rule.name} takes the place of the direction that method {name} makes of the "
@@ -106,59 +79,55 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, local_
         )
 
 
+def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig) -> dict[str, Any]:
+    """Return for each thing that a method may need why it is not there; something false where it is."""
+    train, server, model = settings.train, settings.server, settings.model.name
+    beyond, smoothing = local_training.not_plain_sgd_reason(), settings.task.options.get("label_smoothing")
+    no_head = net.head is None and f"model {model} does not end in a linear layer that can be split off"
+    plain_server = (server.optim, server.lr, server.rule.name) == ("sgd", 1.0, "auto")
+    return {
+        FEATURES: net.feature_dim is None
+        and (no_head or f"model {model} gives more than one row of features, or of outputs, a sample"),
+        LAST_LAYER: no_head,
+        CLASSES: not getattr(task, "classification", False)
+        and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
+        SGD_STEPS: beyond,
+        PLAIN_SGD: beyond or (train.momentum and f"train.momentum is {train.momentum}"),
+        PLAIN_SERVER: not plain_server
+        and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
+        LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
+        ONE_CLASS: smoothing and f"task.label_smoothing is {smoothing:g}",
+        VALIDATION: not settings.data.validation and "data.validation is 0",
+    }
+
+
 def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None:
-    """Check the data against task and model, and warn of sites and test sets that are often mistakes in a file."""
-    is_classification = getattr(task, "classification", False)
-    if is_classification and net.output_shape != (data.classes,):
+    """Check the data against task and model, and warn of an empty test set and of sites without an event."""
+    if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.outputs if len(net.output_shape) == 1 else net.output_shape
-        texts = len(net.output_shape) == 2 and data.classes in net.output_shape
         raise UserError(
-            f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; "
-            f"a classification needs one output a class{' (of texts: task.name=next_symbol)' if texts else ''}"
+            f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; a "
+            "classification needs one output a class (of texts: task.name=next_symbol)"
         )
     # Of clients whose rows this rank sees; where all are parts of one data set, each tensor once.
-    shared = {} if data.global_test is None else {"test data": data.global_test.y}
-    parts = shared | {
-        f"{part} of {data.site_names[k] if data.site_names else f'client {k}'}" if data.parts is None else part: y
-        for part, shards in (("training data", data.train), ("test data", data.test))
-        for k, _, y in samples_of(shards)
-    }
-    for part, y in parts.items():
+    targets = {} if data.global_test is None else {"test data": data.global_test.y}
+    for part, shards in (("training data", data.train), ("test data", data.test)):
+        for k, _, y in samples_of(shards):
+            targets[part if data.parts is not None else f"{part} of {_client_name(data, k)}"] = y
+    for part, y in targets.items():
         contract.check_targets(settings.task.name, task, y, net.output_shape, part)
-    square = len(net.output_shape) == 2 and len({*net.output_shape}) == 1
-    if square and isinstance(task, NextSymbol) and ":" in settings.model.name:
-        shown = f"({net.output_shape[0]}, {net.output_shape[0]})"
-        warnings.warn(
-            f"model {settings.model.name} gives {shown} for a sample, with as many symbols as targets; that is taken "
-            "as (targets, symbols)",
-            stacklevel=3,
-        )
-    if data.site_names:
-        _warn_of_sites(data, is_classification)
     if isinstance(task, Survival):
         _check_risk_sets(settings, data)
     if data.global_test is not None and not len(data.global_test):
         split = settings.data.options.get("split_column")
-        remedy = (
-            f"; no row is {split}: test: mark some (validation rows are no test rows), or leave data.split_column out, "
-            "so that data.test_fraction of the rows are the test part"
+        remedy = f"; mark rows in column {split} as test, or leave data.split_column out" if split else ""
+        warnings.warn(
+            f"data: the test set is empty; the global model will have no loss and no metrics{remedy}", stacklevel=3
         )
-        reason = "data: the test set is empty; the global model will have no loss and no metrics"
-        warnings.warn(f"{reason}{remedy if split else ''}", stacklevel=3)
 
 
-def _warn_of_sites(data: Federated, is_classification: bool) -> None:
-    """Warn of sites with one sample, or with samples of one class: often a mistake in a file, and sometimes not."""
-    if len(data.site_names) == 1 and {*data.test_by_site} <= {*data.site_names}:  # else partition.only names it
-        warnings.warn(f"data: all samples are of one site, {data.site_names[0]}", stacklevel=4)
-    single, alone = [data.site_names[k] for k in np.flatnonzero(data.train_sizes == 1)], []
-    if is_classification:
-        classes = (data.label_counts > 0).sum(1)
-        alone = [f"{data.site_names[k]} ({data.label_counts[k].argmax()})" for k in np.flatnonzero(classes == 1)]
-    for names, what in ((single, "one training sample"), (alone, "training samples of one class alone")):
-        if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            warnings.warn(f"data: {what} at {', '.join(names[:SHOWN])}{more}", stacklevel=4)
+def _client_name(data: Federated, k: int) -> str:
+    return data.site_names[k] if data.site_names else f"client {k}"
 
 
 def _check_risk_sets(settings: Settings, data: Federated) -> None:
@@ -169,15 +138,14 @@ def _check_risk_sets(settings: Settings, data: Federated) -> None:
             "loss 0, so that nothing is learned; use 32, say, or full"
         )
     names = [
-        data.site_names[k] if data.site_names else f"client {k}"
+        _client_name(data, k)
         for k, shard in (data.train.items() if data.clients <= MANY else ())
         if len(shard) and not bool((shard.y[shard.index, 0] == 1).any())
     ]
     if names:
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         text = (
-            f"data: no event in the training rows of {', '.join(names[:SHOWN])}{more}: the loss is 0 there and nothing "
-            "is learned, but updates of 0 count in the mean, and as much as others in rules such as median and krum"
+            f"data: no event in the training rows of {shorten(', '.join(names))}: the loss is 0 there and nothing is "
+            "learned, but updates of 0 count in the mean"
         )
         warnings.warn(RankWarning(text), stacklevel=4)
 
@@ -190,18 +158,27 @@ def check_cohort(settings: Settings, data: Federated) -> None:
             f"{f'{at}: ' if at else ''}cohort.size: {size} clients a round, but there are {data.clients}; set it to at "
             f"most {data.clients}, or have more clients"
         )
-    without = int((data.train_sizes < train.batch_size).sum()) if train.drop_last and train.batch_size != "full" else 0
-    if without == data.clients:
+    idle = len(_idle_clients(settings, data))
+    if idle == data.clients:
         raise UserError(
             f"train.drop_last: true leaves out every batch: train.batch_size is {train.batch_size}, and the largest "
             f"client has {data.train_sizes.max()} samples; lower train.batch_size, or set drop_last: false"
         )
-    if without:
+    if idle:
         warnings.warn(
-            f"train.drop_last: {without} of {data.clients} clients have fewer than train.batch_size = "
+            f"train.drop_last: {idle} of {data.clients} clients have fewer than train.batch_size = "
             f"{train.batch_size} samples and will not train",
             stacklevel=3,
         )
+
+
+def _idle_clients(settings: Settings, data: Federated) -> list[int]:
+    """Return the clients that make no step, as they have no whole batch (train.drop_last)."""
+    size = settings.train.batch_size
+    if not settings.train.drop_last or size == "full":
+        return []
+    clients: list[int] = np.flatnonzero(data.train_sizes < size).tolist()
+    return clients
 
 
 def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
@@ -219,23 +196,22 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
             f"evaluate.best.metric: {best.metric} is measured on validation rows, and no client has two samples (or "
             "groups of them), to hold one out"
         )
-    lowest = best.goal == "lowest" or (
-        best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))
-    )
+    falls = lower_is_better(best.metric, getattr(task, "falling", ()))
+    lowest = best.goal == "lowest" or (best.goal == "auto" and falls)
     return SelectionCriterion(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
-    """Check that server rule, format, sums and statistics find in the uploads what they are for."""
-    rule, name, sends = settings.server.rule, settings.method.name, messages.method.sends
+    """Check that server rule, format, sums and statistics get the uploads that they are for."""
+    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire.up
     if settings.server.reduce == "local":
         _check_sums(settings, messages)
-    if settings.server.placement == "sharded" and messages.wire.up is not None:
+    if settings.server.placement == "sharded" and form is not None:
         raise UserError(
-            f"comm.wire.up: {messages.wire.up.name} is for uploads to one rank, and server.placement: sharded shares "
+            f"comm.wire.up: {form.name} is for uploads to one rank, and server.placement: sharded shares "
             "them out; use server.placement: root, or leave comm.wire.up out"
         )
-    form, large = messages.wire.up, [key for key, slot in sends.items() if messages.large(slot)]
+    large = [key for key, slot in sends.items() if messages.large(slot)]
     if form is not None and form.changes_only and large and not any(is_change(key, sends[key]) for key in large):
         raise UserError(
             f"comm.wire.up: {form.name} is for changes, of which a client may send the rest later; method {name} sends "
@@ -245,17 +221,11 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     if rule.name != "auto" and "dw" not in sends:
         raise UserError(f"server.rule: method {name} sends no updates of the model to act on; leave {rule.name} out")
     if rule.name in ROBUST:
-        size, train = settings.train.batch_size, settings.train
-        idle = np.flatnonzero(data.train_sizes < size).tolist() if train.drop_last and size != "full" else []
         members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
-        check_robust_rule(rule.name, rule.options, members, idle, messages.upload(0).b.size)
-    sent = (messages.upload(t) for t in range(max(settings.rounds, 1)))
-    if settings.record.updates == "gram" and not any("dw" in up.packing.shapes and up.w.size for up in sent):
-        at = settings.origin("record.updates")
-        raise UserError(
-            f"{f'{at}: ' if at else ''}record.updates: gram: method {name} sends no updates of the model; use norms "
-            "(nothing is recorded then) or false"
-        )
+        check_robust_rule(rule.name, rule.options, members, _idle_clients(settings, data))
+    uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
+    if settings.record.updates == "gram" and not any("dw" in up.packing.shapes and up.w.size for up in uploads):
+        raise UserError(f"record.updates: gram: method {name} sends no updates of the model; use norms or false")
     first = messages.travel(0)
     if (first.groups != Travel().groups or first.but) and messages.shared.whole:
         travels = f"all of model {settings.model.name} travels"
@@ -263,8 +233,8 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     if name != "local" and not messages.shared.size and {*sends} <= {"dw"}:
         warnings.warn(
             f"method {name} shares no weights of model {settings.model.name}: all of it "
-            f"({', '.join(sorted(messages.every))}) stays with the clients, each of which trains alone, as with method "
-            "local; choose a model with other parts, or another method",
+            f"({', '.join(sorted(messages.every))}) stays with the clients, each of which trains alone; choose a model "
+            "with other parts, or another method",
             stacklevel=3,
         )
 
@@ -273,25 +243,25 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
     """Check that with server.reduce: local nobody needs the uploads of single clients."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
-    sent = {name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"}
-    reasons = {
-        f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says so: "
-        'means = {"dw": ("p",)})': not means,
-        f"method {method} looks at single {', '.join(sorted(sent))}": bool(sent),
-        f"server.rule {settings.server.rule.name} looks at single uploads": settings.server.rule.name != "auto",
-        f"faults.on_bad_update: {faults.on_bad_update} may leave one out": faults.on_bad_update != "abort",
-        f"faults.on_client_error: {faults.on_client_error} may leave one out": faults.on_client_error != "abort",
-        f"faults.on_lost_rank: {faults.on_lost_rank} may leave some out": faults.on_lost_rank != "abort",
-        "data.silos are for rank 0 alone, and sums come up through other ranks": bool(settings.data.silos),
-        "faults.replay may leave some out": faults.replay is not None,
-        "record.updates: gram compares them": settings.record.updates == "gram",
-        f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads": messages.wire.up is not None,
-    }
-    if reason := next((text for text, bad in reasons.items() if bad), None):
+    single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
+    drops = [key for key in ("on_bad_update", "on_client_error", "on_lost_rank") if getattr(faults, key) != "abort"]
+    reasons = [
+        not means
+        and f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says "
+        'so: means = {"dw": ("p",)})',
+        single and f"method {method} looks at single {', '.join(single)}",
+        settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} looks at single uploads",
+        drops and f"faults.{drops[0]}: {getattr(faults, drops[0])} may leave some out" if drops else "",
+        settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
+        faults.replay is not None and "faults.replay may leave some out",
+        settings.record.updates == "gram" and "record.updates: gram compares them",
+        messages.wire.up is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
+    ]
+    if reason := next(filter(None, reasons), None):
         raise UserError(f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root")
 
 
-def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int], buffers: int) -> None:
+def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int]) -> None:
     """Check that a robust server rule can do here what it is chosen for.
 
     Args:
@@ -299,30 +269,22 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
         options: its options.
         members: clients of a cohort.
         idle: clients that make no step: their updates, zeros, would be taken for the others' middle.
-        buffers: float buffers that travel.
     """
     if idle:
-        whose = f"client{'s' if len(idle) > 1 else ''} {shorten(', '.join(map(str, idle)))}"
         raise UserError(
-            f"server.rule: {rule} would count the updates of {whose}, who make no step (train.drop_last), and are "
-            "zero; lower train.batch_size, or set drop_last: false"
+            f"server.rule: {rule} would count the updates of clients {shorten(', '.join(map(str, idle)))}, who make no "
+            "step (train.drop_last), and are zero; lower train.batch_size, or set drop_last: false"
         )
     trim, f, select = options.get("trim", 0.1), options.get("byzantine", 1), options.get("select", 1)
-    notices = {
-        f"{rule} is for weights alone: the model's {buffers:,} batch statistics travel, too, and their mean is taken, "
-        "which one client can move; a model without them (norm: gn, say) has none": buffers > 0,
-        f"trimmed_mean with trim {trim:g} leaves out nobody of {members} clients a round: it is their plain mean; from "
-        f"{1 / members:.3g} on it leaves out one at each end": rule == "trimmed_mean"
-        and trim
-        and not floor(trim * members + 1e-9),
-        f"krum with byzantine {f} has its guarantee from {2 * f + 3} clients a round on; here are {members}": rule
-        == "krum"
-        and members < 2 * f + 3,
-        f"krum with select {select} of {members} clients is their plain mean": rule == "krum" and select >= members,
-    }
-    for text, holds in notices.items():
-        if holds:
-            warnings.warn(f"server.rule: {text}", stacklevel=3)
+    if rule == "trimmed_mean" and trim and not floor(trim * members + 1e-9):
+        text = f"trimmed_mean with trim {trim:g} leaves out nobody of {members} clients a round: it is their plain mean"
+    elif rule == "krum" and select >= members:
+        text = f"krum with select {select} of {members} clients is their plain mean"
+    elif rule == "krum" and members < 2 * f + 3:
+        text = f"krum with byzantine {f} has its guarantee from {2 * f + 3} clients a round on; here are {members}"
+    else:
+        return
+    warnings.warn(f"server.rule: {text}", stacklevel=3)
 
 
 def check_evaluation(
@@ -346,23 +308,19 @@ def check_evaluation(
 
 def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, messages: Messages) -> None:
     """Check that there is a global model, and that a round is the same when it is made twice, as `analysis` needs."""
-    named = f"analysis: {', '.join(settings.analysis)}"
+    named, names = f"analysis: {', '.join(settings.analysis)}", {*settings.analysis}
     if not messages.shared.whole:
-        name = settings.method.name
-        raise UserError(
-            f"{named} compares global and local models, and with method {name} clients keep parts; remove it"
-        )
+        method = settings.method.name
+        raise UserError(f"{named} compares global and local models, and with method {method} clients keep parts")
     for key in ("on_lost_rank", "on_client_error", "on_bad_update"):
-        value = getattr(settings.faults, key)
-        if value != "abort":
+        if (value := getattr(settings.faults, key)) != "abort":
             raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
-    for name in settings.analysis:
-        if name in ("knowledge", "features", "similarity") and data.global_test is None:
-            raise UserError(f"analysis: {name} needs a global test set, which silos do not have; remove it")
-        if name in ("features", "similarity") and net.feature_dim is None:
-            raise UserError(
-                f"analysis: {name} looks at what the last linear layer is given, a row of features a sample, and model "
-                f"{settings.model.name} has no such layer; remove it, or choose a model that ends in one"
-            )
-        if name in ("knowledge", "orthogonality") and not getattr(task, "classification", False):
-            raise UserError(f"analysis: {name} is about classes, and task {settings.task.name} has none; remove it")
+    classification = getattr(task, "classification", False)
+    refusals = (
+        ({"knowledge", "features", "similarity"}, data.global_test is None, "a global test set; silos have none"),
+        ({"features", "similarity"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
+        ({"knowledge", "orthogonality"}, not classification, f"classes; task {settings.task.name} has none"),
+    )
+    for concerned, lacks, what in refusals:
+        if lacks and concerned & names:
+            raise UserError(f"analysis: {', '.join(sorted(concerned & names))} needs {what}; remove it")

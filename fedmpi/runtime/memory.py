@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
 from fedmpi.engine.federation_config import SERVERS
-from fedmpi.engine.transport.gather import UNSENT, ChunkPlan, pinned
+from fedmpi.engine.transport.gather import UNSENT, ChunkPlan
 from fedmpi.flat import linear
 from fedmpi.method.base import means_of
 from fedmpi.runtime.build_data import training_ranks
@@ -20,85 +20,65 @@ from fedmpi.runtime.build_data import training_ranks
 if TYPE_CHECKING:
     from fedmpi.runtime.build import Experiment
 
+ROOT, TRAINER, STATE, ON_HOST = "rank 0", "a training rank", "of which client state", "of which on the host"
+
 
 def memory_needs(
     experiment: Experiment, size: int, gathers_on_gpu: bool, trains_on_gpu: bool = False
 ) -> dict[str, int]:
-    """Return the bytes that each of so many ranks needs, by part.
+    """Return the bytes that each of `size` ranks needs: ROOT for uploads, model and server state, TRAINER for uploads,
+    models and client states; of the latter STATE, and ON_HOST where clients train on a GPU and gloo carries uploads.
 
-    Args:
-        experiment: the experiment that is to run.
-        size: number of ranks.
-        gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
-        trains_on_gpu: whether clients train on one. If only they do, their uploads go from there to the host.
-
-    Returns:
-        "rank 0": gathered uploads, model and server state; "a training rank": uploads, models and client states; of
-        this "of which client state", and "of which on the host".
+    gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
     """
     s, messages, itemsize = experiment.settings, experiment.messages, experiment.itemsize
-    rounds, cohort, trainers = range(max(s.rounds, 1)), experiment.cohort_size, len(training_ranks(s, size))
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
+    if messages.wire.up:  # the bytes of the format lie beside the numbers
+        upload += max(messages.upload(t).size for t in range(max(s.rounds, 1)))
     announcement = messages.announcement().packing.size
-    # Where messages travel in another format, its bytes lie beside the numbers.
-    coded = max(messages.upload(t).size for t in rounds) if messages.wire.up else 0
     download = announcement + (messages.announcement().size + model if messages.wire.down else 0)
-
-    # State: of clients that can be drawn, or of all where all are evaluated. Some may lie in files (state.memory).
-    evaluated = (
-        {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None or experiment.data.global_test is None
-    )
-    clients = experiment.data.clients if evaluated else min(experiment.data.clients, len(rounds) * cohort)
-    own, twice = -(-clients // trainers), -(-cohort // trainers) * experiment.needs_undo
-    limit = experiment.max_states_in_memory if s.checkpoint.every else None
-    states = ((own if limit is None else min(own, max(limit, twice))) + twice) * messages.client_state.size
-
+    states = _client_states(experiment, size) * messages.client_state.size
     root_rows, rows = upload_rows(experiment, size)
     through_host = trains_on_gpu and not gathers_on_gpu
+    on_host = rows * upload + announcement if through_host else 0
     trained_rows, packed = experiment.pack if through_host else rows, experiment.pack if experiment.pack > 1 else 0
-    kept_models = 3 + (s.evaluate.best.metric is not None)
-    server = itemsize * (root_rows * (upload + coded) + download + kept_models * model + messages.server_state.size)
-    trainer = itemsize * (trained_rows * (upload + coded) + download + (6 + 3 * packed) * model + states)
-    needs = {
-        "rank 0": int(server) + linear.scratch_bytes(round(root_rows), upload, gathers_on_gpu),
-        "a training rank": int(trainer),
-        "of which client state": itemsize * states,
-        "of which on the host": 0,
-    }
-    if through_host:
-        root, mine = int(itemsize * upload * root_rows), int(itemsize * upload * rows)
-        model_bytes = itemsize * announcement
-        on_host = pinned(mine) + int(itemsize * coded * rows) + pinned(model_bytes)
-        needs["of which on the host"] = on_host
-        needs["a training rank"] += on_host
-        needs["rank 0"] += pinned(model_bytes) - model_bytes + (pinned(root) - root if s.server.trains else 0)
-    return needs
+    server_models = 3 + (s.evaluate.best.metric is not None)
+    server = root_rows * upload + download + server_models * model + messages.server_state.size
+    trainer = trained_rows * upload + download + (6 + 3 * packed) * model + states + on_host
+    scratch = linear.scratch_bytes(round(root_rows), messages.largest_upload(), gathers_on_gpu)
+    needs = {TRAINER: trainer, STATE: states, ON_HOST: on_host}
+    return {ROOT: int(itemsize * server) + scratch, **{part: int(itemsize * n) for part, n in needs.items()}}
+
+
+def _client_states(experiment: Experiment, size: int) -> int:
+    """Return how many clients' states a training rank holds: of all that can be drawn, or of all that are evaluated."""
+    s, clients, cohort = experiment.settings, experiment.data.clients, experiment.cohort_size
+    evaluated = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None
+    if not evaluated and experiment.data.global_test is not None:
+        clients = min(clients, max(s.rounds, 1) * cohort)
+    trainers = len(training_ranks(s, size))
+    own, twice = -(-clients // trainers), -(-cohort // trainers) * experiment.needs_undo
+    limit = experiment.max_states_in_memory if s.checkpoint.every else None  # the others lie in files
+    return twice + (own if limit is None else min(own, max(limit, twice)))
 
 
 def upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
     """Return how many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
     way, cohort = upload_way(experiment, size), experiment.cohort_size
-    if way == "reduced":
-        return (
-            1 + 2 * max(sum(map(len, (means_of(experiment.method) or {}).values())), 1),
-        ) * 2  # one row, sums in 64 bits
-    mine, row = (
-        -(-cohort // len(training_ranks(experiment.settings, size))),
-        experiment.itemsize * experiment.messages.largest_upload(),
-    )
-    unsent = min(mine, max(1, UNSENT // max(row, 1)))
-    if way == "sharded" and size > 1:
-        return cohort / size, cohort / size + unsent
+    if way == "reduced":  # one row, and sums in 64 bits
+        sums = sum(map(len, (means_of(experiment.method) or {}).values()))
+        return (2 * (1 + 2 * max(sums, 1)),) * 2
     if size == 1:
         return (3, 0) if way == "streamed" else (cohort, 0)
+    mine = -(-cohort // len(training_ranks(experiment.settings, size)))
+    unsent = min(mine, max(1, UNSENT // max(experiment.itemsize * experiment.messages.largest_upload(), 1)))
+    if way == "sharded":
+        return cohort / size, cohort / size + unsent
     return 2 if way == "streamed" else cohort, unsent
 
 
 def upload_way(experiment: Experiment, size: int) -> str:
-    """Return how uploads travel between so many ranks (engine/transport): whole, streamed, sharded or reduced.
-
-    Slots of one block or less are neither added up nor shared out.
-    """
+    """Return how uploads travel between so many ranks (engine/transport): whole, streamed, sharded or reduced."""
     server, means = experiment.settings.server, means_of(experiment.method)
     packings = {experiment.messages.upload(t).packing for t in range(max(experiment.settings.rounds, 1))}
     large = {name for packing in packings for name in ChunkPlan(packing).large}
@@ -109,31 +89,18 @@ def upload_way(experiment: Experiment, size: int) -> str:
     return "whole"
 
 
-def check_job(experiment: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
-    """Check that this host has the memory that its ranks need, by what one of them knows. Returns `memory_needs`.
-
-    Args:
-        experiment: the experiment that is to run.
-        job: how many ranks there are, and how many of them here.
-        devices: where each of those here computes; default where this one's model lies.
-
-    Raises:
-        UserError: the host, or a GPU of it, has less.
-    """
-    first, places = max(job.rank - job.local_rank, 0), devices or [experiment.model.w.device] * job.local_size
-    gpus = {device for device in places if device.type == "cuda"}
-    nccl = experiment.settings.comm.backend in ("auto", "nccl") and len(gpus) == len(places)
-    gathers_on_gpu = nccl if job.size > 1 else bool(gpus)
-    here = {
-        rank: {
-            "host": job.host,
-            "gpu": str(device) if device.type == "cuda" else "",
-            "needs": memory_needs(experiment, job.size, gathers_on_gpu, device.type == "cuda"),
-            "free": free(device),
-        }
-        for rank, device in enumerate(places, first)
-    }
-    check(here, training_ranks(experiment.settings, job.size), gathers_on_gpu)
+def check_job(experiment: Experiment, job: Job) -> dict[str, int]:
+    """Check that this host has the memory that its ranks need, before they have met. Returns `memory_needs`."""
+    gpus = 0 if experiment.settings.compute.device == "cpu" else torch.cuda.device_count()
+    nccl = experiment.settings.comm.backend in ("auto", "nccl") and gpus >= job.local_size
+    gathers_on_gpu = bool(gpus) if job.size == 1 else nccl
+    ranks, first = dict[int, dict[str, Any]](), max(job.rank - job.local_rank, 0)
+    for local_rank in range(job.local_size):
+        device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+        needs = memory_needs(experiment, job.size, gathers_on_gpu, bool(gpus))
+        place = {"host": job.host, "gpu": str(device) if gpus else ""}
+        ranks[first + local_rank] = {**place, "needs": needs, "free": free(device)}
+    check(ranks, training_ranks(experiment.settings, job.size), gathers_on_gpu)
     return memory_needs(experiment, job.size, gathers_on_gpu)
 
 
@@ -145,45 +112,27 @@ def free(device: torch.device) -> dict[str, int | None]:
 def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
     """Check that each host and each GPU has what the ranks there need. The outcome is the same for the same facts.
 
-    Args:
-        ranks: rank -> its `host`, its `gpu` (the UUID, if it has one), what it `needs` (`memory_needs`),
-            and what is `free` where it is.
-        trains: the ranks that train. Models and states of clients lie where such a rank computes.
-        gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
-
-    Raises:
-        UserError: the first host or GPU that has less.
+    ranks: rank -> its `host`, its `gpu` ("" without one), what it `needs` (`memory_needs`), and what is `free` there.
     """
-    parts: dict[tuple[str, str], list[tuple[int, str, int]]] = {}  # (host, its GPU or "") -> who needs how much there
-    for rank, each in ranks.items():
-        gpu, needs = each.get("gpu", ""), each["needs"]
-        if rank == 0:
-            place = each["host"], gpu if gathers_on_gpu else ""
-            parts.setdefault(place, []).append((rank, "rank 0", needs["rank 0"]))
+    places: dict[tuple[str, str], list[tuple[str, int, int | None]]] = {}  # (host, its GPU or "") -> who needs what
+    for rank, facts in ranks.items():
+        gpu, needs = facts["gpu"], facts["needs"]
+        parts = [(ROOT, gpu if gathers_on_gpu else "", needs[ROOT])] if rank == 0 else []
         if rank in trains:
-            on_host = needs["of which on the host"]
-            here = rank, "a training rank", needs["a training rank"] - on_host
-            parts.setdefault((each["host"], gpu), []).append(here)
-            if on_host:
-                parts.setdefault((each["host"], ""), []).append((rank, "a training rank", on_host))
-    for (host, gpu), those in parts.items():
-        needed = sum(nbytes for _, _, nbytes in those)
-        free_bytes = [ranks[rank]["free"]["gpu" if gpu else "host"] for rank, _, _ in those]
-        has = min((n for n in free_bytes if n is not None), default=None)
+            parts += [(TRAINER, gpu, needs[TRAINER] - needs[ON_HOST]), (TRAINER, "", needs[ON_HOST])]
+        for who, where, nbytes in parts:
+            if nbytes:
+                has = facts["free"]["gpu" if where else "host"]
+                places.setdefault((facts["host"], where), []).append((who, nbytes, has))
+    for (host, gpu), those in places.items():
+        needed, has = sum(n for _, n, _ in those), min((n for *_, n in those if n is not None), default=None)
         if has is not None and needed > has:
-            trainers, gathers = sum(part != "rank 0" for _, part, _ in those), those[0][1] == "rank 0"
-            who = " and ".join([*["rank 0"] * gathers, *[count(trainers, "training rank")] * (trainers > 0)])
-            needs = ranks[those[0][0]]["needs"]
-            server, trainer, state = (
-                size_text(needs[part]) for part in ("rank 0", "a training rank", "of which client state")
-            )
-            all_ = size_text(needed)
-            elsewhere = "; comm.backend=gloo gathers the uploads in the memory of the host" * (len(ranks) > 1)
+            trainers = sum(who == TRAINER for who, *_ in those)
+            named = [ROOT] if those[0][0] == ROOT else []
+            named += [count(trainers, "training rank")] if trainers else []
             raise UserError(
-                f"memory: {who} on {f'GPU {gpu} of ' if gpu else ''}host {host} need{'s' * (len(those) == 1)} about "
-                f"{all_}, but {size_text(has)} are free: rank 0 {server}, a training rank {trainer}, of which {state} "
-                "is the state of its clients. Use fewer clients (data.partition.clients, cohort.fraction or "
-                "cohort.size), more hosts or GPUs, or a smaller model; or let state.memory (GiB) leave the state of "
-                "most clients on disk"
-                f"{elsewhere if gpu and gathers else ''}"
+                f"memory: {' and '.join(named)} on {f'GPU {gpu} of ' if gpu else ''}host {host} "
+                f"need{'s' * (len(those) == 1)} about {size_text(needed)}, but {size_text(has)} are free. Use fewer "
+                "clients a round (cohort.size), more hosts or GPUs, or a smaller model; or let state.memory (GiB) "
+                "leave the state of most clients on disk"
             )

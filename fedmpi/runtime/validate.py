@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.comm import Job, detect
-from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.inputs import Shape, describe_axes
 from fedmpi.common.text import count, shorten
@@ -21,7 +19,7 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.device import pick_device, set_numerics
+from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record import report_text
 from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.tasks.base import Task
@@ -44,18 +42,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     fed = build.federation(experiment, comm, lambda: False)
     make_loggers(settings)
     job = job or detect({})
-    return _check_list(experiment, fed, memory.check_job(experiment, job, _devices_here(settings, job)))
-
-
-def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
-    """Return the device of each rank of this host; the CPU where `pick_device` refuses, which is reported elsewhere."""
-    devices, first = list[torch.device](), max(job.rank - job.local_rank, 0)
-    for local_rank in range(job.local_size):
-        try:
-            devices.append(pick_device(settings, replace(job, rank=first + local_rank, local_rank=local_rank)))
-        except UserError:
-            devices.append(torch.device("cpu"))
-    return devices
+    return _check_list(experiment, fed, memory.check_job(experiment, job))
 
 
 def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -77,14 +64,13 @@ def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, in
         *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
         ("message", report_text.describe_traffic(messages, s.rounds, entry)),
-        *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment, 1)),
+        *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (
             "memory",
             f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
         ),
-        *((f"from {file}", text) for file, text in report_text.fragments(s)),
         ("result", "ok"),
     ]
 

@@ -6,13 +6,11 @@ deviation, `~` within two, `!` beyond; `?`: there is no deviation to judge by; "
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
-import math
 import site
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,16 +59,13 @@ def find_table(name: str) -> Path:
     return known[stem]
 
 
-# ---- data ----
 def data_sets(sweep: Sweep) -> dict[str, Settings]:
     """Return {data set: settings of a run that reads it}, with the sets of MedMNIST by their own names."""
     examples: dict[str, Settings] = {}
-    for labels in sweep.covering():
-        settings = sweep.settings(labels)
-        data = settings.data
-        examples.setdefault(
-            str(data.options.get("set", data.source)) if data.source == "medmnist" else data.source, settings
-        )
+    for settings in map(sweep.settings, sweep.covering()):
+        source = settings.data.source
+        name = str(settings.data.options.get("set", source)) if source == "medmnist" else source
+        examples.setdefault(name, settings)
     return examples
 
 
@@ -90,15 +85,13 @@ def is_present(name: str, settings: Settings) -> bool:
 
 def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, number of runs and data sets with their state) for each table."""
-    known: dict[tuple[str, str], bool] = {}
     for name, path in files().items():
         sweep = expand.load(path, overrides)
         parts = []
         for data, settings in data_sets(sweep).items():
-            key = data, str(settings.data.root)
-            known[key] = known[key] if key in known else is_present(data, settings)
-            can = data in getting.SETS and bool(getting.SETS[data].downloads)
-            parts.append(data if known[key] else f"{data} ({'to be fetched' if can else 'missing, by hand'})")
+            downloads = data in getting.SETS and bool(getting.SETS[data].downloads)
+            state = "" if is_present(data, settings) else " (to be fetched)" if downloads else " (missing, by hand)"
+            parts.append(data + state)
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
         yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(parts)}{published}"
 
@@ -115,22 +108,21 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
                 "come by it, data.root=DIR where it is"
             )
         say(f"fetching {name} to {root}")
-        with getting.one_at_a_time(root), getting.progress() as shown:
-            getting.fetch(name, root, shown)
+        with getting.one_at_a_time(root):
+            getting.fetch(name, root)
 
 
-# ---- verdict ----
 def write(sweep: Sweep, to: Path, say: Say) -> int:
     """Show the table and write it to `to`; return 0 if no cell is missing or outside the published spread, else 1."""
     tables = [table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
     tables = tables or [table.collect(sweep, None, None)]
-    for line in (line for cells in tables for line in (*table.text(cells), "")):
+    for line in (line for cells in tables for line in (*table_formats.text(cells), "")):
         say(line)
     facts = verdicts(tables)
     try:
         to.mkdir(parents=True, exist_ok=True)
         (to / "table.md").write_text("\n".join(map(table_formats.markdown, tables)), encoding="utf-8")
-        (to / "table.csv").write_text(_csv(facts["cells"]), encoding="utf-8")
+        (to / "table.csv").write_text(table_formats.as_csv(facts["cells"]), encoding="utf-8")
         (to / "verdict.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another directory") from error
@@ -139,47 +131,17 @@ def write(sweep: Sweep, to: Path, say: Say) -> int:
     return 1 if facts["verdict"].keys() & {WORDS["!"], WORDS[""]} else 0
 
 
-def _csv(cells: Sequence[dict[str, Any]]) -> str:
-    """Return the cells as CSV, with a column for each label."""
-    out = io.StringIO()
-    flat_ = [{**cell["labels"], **{k: v for k, v in cell.items() if k != "labels"}} for cell in cells]
-    writer = csv.DictWriter(out, flat_[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat_)
-    return out.getvalue()
-
-
-def _models(sweep: Sweep) -> Iterator[tuple[str, str]]:
-    """Yield (name, SHA-256 of the global model after the last round) of each run that is done."""
-    for _, settings in sweep.final_runs():
-        if settings is not None and run_state.read_state(settings).what == run_state.DONE:
-            yield settings.name, run_state.last_row(settings)["sha256"]
-
-
 def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
     """Return the content of verdict.json: each cell with our and the published values, and the numbers of verdicts."""
-    sweep, rows = tables[0].sweep, []
-    counts: dict[str, int] = {}
-    for cells, key in ((each, key) for each in tables for key in each.keys):
-        mean, std, seeds, asked = cells.statistics(key)
-        theirs = table.published_of(cells, key)
-        sign = table.verdict(cells, key, theirs) if theirs else None
-        if sign is not None:
-            counts[WORDS[sign]] = counts.get(WORDS[sign], 0) + 1
-        rows.append(
-            {
-                "metric": cells.metric,
-                "of": cells.of,
-                "labels": {axis.name: label for axis, label in zip(cells.axes, key, strict=True)},
-                "mean": mean if seeds else None,
-                "std": std if seeds > 1 else None,
-                "seeds": seeds,
-                "seeds_asked": asked,
-                "published": theirs[0] if theirs else None,
-                "published_std": theirs[1] if theirs and not math.isnan(theirs[1]) else None,
-                "verdict": WORDS[sign] if sign is not None else None,
-            }
-        )
+    sweep = tables[0].sweep
+    cells = [row for each in tables for row in table_formats.records(each)]
+    for cell in cells:
+        cell["verdict"] = WORDS.get(cell["verdict"])
+    models = {
+        settings.name: run_state.last_row(settings)["sha256"]
+        for _, settings in sweep.final_runs()
+        if settings is not None and run_state.read_state(settings).what == run_state.DONE
+    }
     return {
         "table": sweep.path.stem,
         "sha256": hashlib.sha256(sweep.path.read_bytes()).hexdigest(),
@@ -187,7 +149,7 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
         "torch": installed_version("torch"),
-        "verdict": counts,
-        "sha256_of_models": dict(_models(sweep)),
-        "cells": rows,
+        "verdict": dict(Counter(cell["verdict"] for cell in cells if cell["verdict"] is not None)),
+        "sha256_of_models": models,
+        "cells": cells,
     }

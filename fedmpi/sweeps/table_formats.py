@@ -6,107 +6,165 @@ import csv
 import io
 import math
 import re
-import unicodedata
+import shlex
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import metric_title
+from fedmpi.common.text import count, metric_title
+from fedmpi.config.loading import shown
+from fedmpi.sweeps.axes import SEED
 from fedmpi.sweeps.expand import Sweep
-from fedmpi.sweeps.table import (
-    Cells,
-    about_differences,
-    caption,
-    collect,
-    difference,
-    differences,
-    gaps,
-    grid,
-    head,
-    published_of,
-    sides,
-    text,
-    verdict,
-)
+from fedmpi.sweeps.table import Cells, Key, collect, decimals, difference, verdict
 
-PICTURES = (".png", ".svg", ".pdf")
-SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+WHAT = {
+    "last": "after the last round",
+    "mean_last_10": "mean of the last ten evaluations",
+    "best": "best round",
+    "selected": "after the round that validation rows chose",
+}
+SIGNS = "= within their standard deviation (ours where they give none), ~ within two, ! beyond, ? none is known"
+MOST_CELLS = 8  # of a line on missing results
+ENDINGS = (".md", ".tex", ".csv", ".txt", ".png", ".svg", ".pdf")
+LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
     "±": r"$\pm$",
-    "×": r"$\times$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
 }
+Rows = list[list[str]]
 
 
 def analyse(
     sweep: Sweep, metric: str | None, of: str | None, rows: str | None, to: Path | None, say: Callable[[str], None]
 ) -> None:
     """Show the table, and write it to a file: .md, .tex, .csv, .txt, or as a picture: .png, .svg, .pdf."""
-    writers = {".md": markdown, ".tex": latex, ".csv": as_csv, ".txt": lambda cells: "\n".join(text(cells)) + "\n"}
-    if to is not None and to.suffix not in (*writers, *PICTURES):
-        raise UserError(f"--to: {to}: a name that ends in {', '.join((*writers, *PICTURES))} is needed")
+    if to is not None and to.suffix not in ENDINGS:
+        raise UserError(f"--to: {to}: a name that ends in {', '.join(ENDINGS)} is needed")
     cells = collect(sweep, metric, of, rows)
-    for line in text(cells):
+    lines = text(cells)
+    for line in lines:
         say(line)
-    if to is not None:
-        try:
-            if to.suffix in PICTURES:
-                picture(cells, to)
-            else:
-                to.write_text(writers[to.suffix](cells), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--to: {to}: {error.strerror}; choose another file") from error
-        say(f"written: {to}")
+    if to is None:
+        return
+    texts = {".md": markdown(cells), ".tex": latex(cells), ".csv": as_csv(records(cells)), ".txt": "\n".join(lines)}
+    try:
+        if to.suffix in texts:
+            to.write_text(texts[to.suffix].rstrip() + "\n", encoding="utf-8")
+        else:
+            draw(cells, to)
+    except OSError as error:
+        raise UserError(f"--to: {to}: {error.strerror}; choose another file") from error
+    say(f"written: {to}")
 
 
-def picture(cells: Cells, to: Path) -> Path:
-    """Draw a line for each column over the labels of the rows: means over seeds with standard deviations as bars.
+def tables(cells: Cells) -> list[tuple[Rows, str]]:
+    """Return the table of means and, where rows can be paired, that of differences, each with its caption."""
+    heading = [heading_of(cells, column) for column in cells.columns]
+    means = [[cells.axes[0].name if cells.axes else "", *heading]]
+    means += [[" ".join(row), *(_mean_cell(cells, (*row, *column)) for column in cells.columns)] for row in cells.rows]
+    first, *others = cells.rows
+    differences = [
+        [" ".join(row), *(_difference_cell(cells, row, column) for column in cells.columns)] for row in others
+    ]
+    result = [(means, caption(cells))]
+    if any(cell != "-" for row in differences for cell in row[1:]):
+        about = (
+            f"paired differences to {' '.join(first)} over seeds that both have, ± standard error; * where 0 is "
+            "outside the 95 % interval (Student's t), cell by cell"
+        )
+        result.append(([[" ".join(first), *heading], *differences], about))
+    return result
 
-    A cell that lacks seeds is left out with a warning, as its mean would be over other seeds.
-    """
-    from fedmpi.analysis import figures
 
-    if not cells.axes:
-        raise UserError(f"--to: {to}: a picture needs an axis other than seed to be over, and this sweep has none")
-    rows, columns = sides(cells)
-    lines, lacks = {}, list[str]()
-    for column in columns:
-        points = []
-        for row in rows:
-            mean, std, seeds, asked = cells.statistics((*row, *column))
-            complete = seeds == asked
-            points.append((row[0], mean, std) if complete else (row[0], math.nan, math.nan))
-            lacks += [" ".join((*row, *column))] if seeds and not complete else []
-        if any(not math.isnan(mean) for _, mean, _ in points):
-            lines[head(cells, column) if column else ""] = points
-    if lacks:
-        text = f"left out of the picture, as seeds are missing: {', '.join(lacks[:5])}"
-        warnings.warn(f"{text}{', ...' if len(lacks) > 5 else ''}", stacklevel=2)
-    x_label = cells.axes[0].name.rpartition(".")[2]
-    return figures.save(figures.sweep(lines, x_label, metric_title(cells.metric)), to)
+def heading_of(cells: Cells, column: Key) -> str:
+    """Return the heading of a column: alpha 0.1 MNIST."""
+    named = zip(cells.axes[1:], column, strict=True)
+    each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
+    return " ".join(each) or cells.metric
+
+
+def _mean_cell(cells: Cells, key: Key) -> str:
+    """Return `52.00 ± 2.00 (2 of 3) [51.00 ± 1.00 =]`: ours, how many seeds it lacks, and the published value."""
+    mean, std, seeds, asked = cells.statistics(key)
+    if not seeds:
+        ours = "nan" if key in cells.bad else "-" if key in cells.keys else ""
+    else:
+        few = f" ({seeds} of {asked})" if seeds < asked else f" ({count(asked, 'seed')})"
+        ours = _pair(cells, mean, std) + ("" if seeds == cells.seeds else few)
+    theirs = cells.published_value(key)
+    return ours if theirs is None else f"{ours} [{_pair(cells, *theirs)} {verdict(cells, key, theirs)}]"
+
+
+def _difference_cell(cells: Cells, row: Key, column: Key) -> str:
+    compared = difference(cells, row, column)
+    if compared is None:
+        return "-"
+    mean, error, word = compared
+    return f"{mean:+.4g} ± {error:.2g}" + (f" * {word}" if word else "")
+
+
+def _pair(cells: Cells, mean: float, spread: float) -> str:
+    digits = decimals(cells)
+    return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
+
+
+def caption(cells: Cells) -> str:
+    """Return a caption: the metric, and the command that makes the table."""
+    what = f"{cells.metric.replace('_', ' ')}, {WHAT[cells.of]}"
+    text = f"{what}, mean and sample standard deviation (n - 1) over {count(cells.seeds, 'seed')}"
+    if cells.published:
+        text += f"; in brackets: {cells.published.source or 'published'}: {SIGNS}"
+    if best := cells.sweep.best:
+        over = f", seed {', '.join(best.using[SEED])}" if SEED in best.using else ""
+        chosen = "; ".join(map(str, cells.sweep.choices().values()))
+        text += f"; chosen by {best.figure.replace('_', ' ')} {WHAT[best.of]}{over}: {chosen}"
+    command = ["fedmpi", "table", str(cells.sweep.path), *map(shown, cells.sweep.given), *cells.options]
+    return f"{text}. Made by: {shlex.join(command)}"
+
+
+def gaps(cells: Cells) -> list[str]:
+    """Return the notes, and which cells and seeds are missing or not a number."""
+    missing = {}
+    for key in cells.keys:
+        done = {*cells.values.get(key, {}), *cells.bad.get(key, [])}
+        # A sweep without the axis seed asks for one run a cell, whatever its seed.
+        missing[key] = [seed for seed in cells.seeds_of(key) if (seed not in done if seed else not done)]
+    lines = list(cells.notes)
+    for what, seeds_of in (("missing", missing), ("not a number", cells.bad)):
+        parts = []
+        for key, seeds in seeds_of.items():
+            if seeds:
+                parts.append(" ".join(key) + (f" (seed {', '.join(seeds)})" if any(seeds) else ""))
+        if parts:
+            more = f"; and {len(parts) - MOST_CELLS} more cells" if len(parts) > MOST_CELLS else ""
+            lines.append(f"{what}: {'; '.join(parts[:MOST_CELLS])}{more}")
+    if any(missing.values()):
+        lines.append(f"to train what is missing: {cells.sweep.command}")
+    return lines
+
+
+def text(cells: Cells) -> list[str]:
+    """Return the table as lines for the console."""
+    blocks = [[about, "", *formatting.table(rows, "left")] for rows, about in tables(cells)]
+    lines = [line.replace("±", "+-") for block in blocks for line in (*block, "")]
+    return [*lines, *gaps(cells)] if gaps(cells) else lines[:-1]
 
 
 def markdown(cells: Cells) -> str:
-    blocks = [_pipes(list(grid(cells, " ± "))), [_plain(caption(cells))]]
-    paired = [[cell.replace("+-", "±") for cell in row] for row in differences(cells)]
-    if len(paired) > 1:
-        blocks += [_pipes(paired), [_plain(about_differences(paired[0][0]).replace("+-", "±"))]]
-    blocks += [[_plain(line)] for line in gaps(cells)]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    blocks = [block for rows, about in tables(cells) for block in (_pipes(rows), _plain(about))]
+    return "\n\n".join([*blocks, *map(_plain, gaps(cells))]) + "\n"
 
 
-def _pipes(rows: Sequence[Sequence[str]]) -> list[str]:
+def _pipes(rows: Rows) -> str:
     head, *body = ([_plain(cell) for cell in row] for row in rows)
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
 def _plain(cell: str) -> str:
@@ -115,62 +173,85 @@ def _plain(cell: str) -> str:
 
 def latex(cells: Cells) -> str:
     """Return a booktabs table; with several rows also one of paired differences."""
-    notes = " ".join([caption(cells), *gaps(cells)])
-    tables = [_tabular(list(grid(cells, " ± ")), notes)]
-    paired = [[cell.replace("+-", "±") for cell in row] for row in differences(cells)]
-    if len(paired) > 1:
-        tables.append(_tabular(paired, about_differences(paired[0][0]).replace("+-", "±")))
-    return r"% \usepackage{booktabs}" + "\n" + "\n".join(tables)
+    means, *paired = tables(cells)
+    notes = " ".join([means[1], *gaps(cells)])
+    blocks = [_tabular(means[0], notes), *(_tabular(rows, about) for rows, about in paired)]
+    return r"% \usepackage{booktabs}" + "\n" + "\n".join(blocks)
 
 
-def _tabular(rows: Sequence[Sequence[str]], notes: str) -> str:
-    head, *body = ([escaped(cell) for cell in row] for row in rows)
+def _tabular(rows: Rows, notes: str) -> str:
+    head, *body = (_latex_row(row) for row in rows)
     top = [r"\begin{table}", r"\centering", rf"\caption{{{escaped(notes)}}}"]
-    top += [rf"\begin{{tabular}}{{l{'c' * (len(head) - 1)}}}", r"\toprule", _line(head), r"\midrule"]
-    return "\n".join([*top, *map(_line, body), r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+    top += [rf"\begin{{tabular}}{{l{'c' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule"]
+    return "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
-def _line(cells: Iterable[str]) -> str:
+def _latex_row(row: Sequence[str]) -> str:
     """Join cells; {} stands before a bracket, which would be an option of the line break before it."""
-    return " & ".join(f"{{}}{cell}" if cell.startswith("[") else cell for cell in cells) + r" \\"
+    return " & ".join(f"{{}}{escaped(c)}" if c.startswith("[") else escaped(c) for c in row) + r" \\"
 
 
 def escaped(cell: str) -> str:
-    """Escape a text for LaTeX.
+    r"""Escape a text for LaTeX.
 
-    >>> print(escaped("a_b 5% α\\\\x"))
-    a\\_b 5\\% $\\alpha$\\textbackslash{}x
+    >>> print(escaped("a_b 5%"))
+    a\_b 5\%
     """
-    return "".join(SPECIAL.get(c, c if ord(c) < 256 else _letter(c)) for c in " ".join(cell.split()))
+    return "".join(LATEX.get(c, c) for c in " ".join(cell.split()))
 
 
-def _letter(c: str) -> str:
-    """Return a Greek letter in math mode, and any other letter that plain LaTeX lacks by its code point."""
-    greek = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(c, ""))
-    if greek is None:
-        return f"U+{ord(c):04X}"
-    name = re.sub("^la.*", "lambda", greek[2].lower())
-    known = ["gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"]
-    if greek[1] == "SMALL":
-        return "o" if name == "omicron" else rf"$\{name.replace('final ', '')}$"
-    return rf"$\{name.title()}$" if name in known else name[0].upper()
+def records(cells: Cells) -> list[dict[str, Any]]:
+    """Return an object for each cell: labels, mean, deviation, paired difference, published value; null: not known."""
+    rows = []
+    for key in cells.keys:
+        mean, std, seeds, asked = cells.statistics(key)
+        theirs = cells.published_value(key)
+        paired = difference(cells, key[:1], key[1:]) if key[:1] != cells.rows[0] else None
+        numbers: dict[str, Any] = {"mean": mean, "std": std, "seeds": seeds, "seeds_asked": asked}
+        numbers["difference"], numbers["standard_error"], numbers["stands_out"] = paired or (None, None, None)
+        numbers["published"], numbers["published_std"] = theirs or (None, None)
+        rows.append(
+            {
+                "labels": {axis.name: label for axis, label in zip(cells.axes, key, strict=True)},
+                "metric": cells.metric,
+                "of": cells.of,
+                **{name: None if value != value else value for name, value in numbers.items()},
+                "verdict": None if theirs is None else verdict(cells, key, theirs),
+            }
+        )
+    return rows
 
 
-def as_csv(cells: Cells) -> str:
-    """Return the cells as CSV: labels, mean, standard deviation, seeds, paired difference, published value."""
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return `records` as CSV, with a column for each axis."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    names = [axis.name for axis in cells.axes]
-    more = ["difference", "standard_error", "stands_out", "published", "published_std", "verdict"]
-    writer.writerow([*names, cells.metric, "std", "seeds", "seeds_asked", *more])
-    rows, columns = sides(cells)
-    for at, column in product(range(len(rows)), columns):
-        key = (*rows[at], *column)
-        if key not in cells.keys:
-            continue
-        theirs = published_of(cells, key)
-        paired = difference(cells, rows[at], column) if at else None
-        reported = [*theirs, verdict(cells, key, theirs)] if theirs else ["", "", ""]
-        row = [*cells.statistics(key), *(paired or ["", "", ""]), *reported]
-        writer.writerow([*key, *("" if x != x else x for x in row)])
+    flat = [{**row["labels"], **{name: value for name, value in row.items() if name != "labels"}} for row in rows]
+    writer = csv.DictWriter(out, flat[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
     return out.getvalue()
+
+
+def draw(cells: Cells, to: Path) -> Path:
+    """Draw a line for each column over the labels of the rows: means over seeds with standard deviations as bars.
+
+    A cell that lacks seeds is left out with a warning, as its mean would be over other seeds.
+    """
+    from fedmpi.analysis import figures
+
+    if not cells.axes:
+        raise UserError(f"--to: {to}: a picture needs an axis other than seed to be over, and this sweep has none")
+    lines, incomplete = {}, list[str]()
+    for column in cells.columns:
+        points = []
+        for row in cells.rows:
+            mean, std, seeds, asked = cells.statistics((*row, *column))
+            if 0 < seeds < asked:
+                incomplete.append(" ".join((*row, *column)))
+            points.append((row[0], mean, std) if seeds == asked else (row[0], math.nan, math.nan))
+        if any(not math.isnan(mean) for _, mean, _ in points):
+            lines[heading_of(cells, column) if column else ""] = points
+    if incomplete:
+        warnings.warn(f"left out of the picture, as seeds are missing: {', '.join(incomplete)}", stacklevel=2)
+    x_label = cells.axes[0].name.rpartition(".")[2]
+    return figures.save(figures.sweep(lines, x_label, metric_title(cells.metric)), to)

@@ -2,10 +2,7 @@
 
 import gzip
 import io
-import os
 import shutil
-import struct
-import zipfile
 
 import numpy as np
 from PIL import Image
@@ -30,21 +27,6 @@ def _put(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def _npy(header):
-    """An array file with a header of one's own, and no data."""
-    text = header.encode()
-    text += b" " * (64 - (len(text) + 11) % 64) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
-
-
-def _zip(**members):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(f"{name}.npy", content)
-    return buffer.getvalue()
-
-
 def _flipped():
     buffer = io.BytesIO()
     np.savez_compressed(buffer, x=X, y=Y)
@@ -53,38 +35,28 @@ def _flipped():
     return bytes(content)
 
 
-HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3), }"
 UNREAD = r"a\.npz is no readable \.npz file of plain arrays: "
 
 TABLES = {
     "nan": (*table(x=_with(X, (3, 1), np.nan)), r"a\.npz: x holds nan in row 3 .*fill or drop it"),
     "beyond float32": (*table(x=_with(X, (3, 1), 1e300)), r"a\.npz: x holds inf in row 3 \(of float32"),
-    "objects": (*table(x=np.array([None] * 40)), UNREAD + "it holds objects, which are never unpickled"),
-    "bytes and floats": (
-        *table(x=np.zeros((40, 8, 8), np.uint8), test_x=np.zeros((40, 8, 8)), test_y=Y),
-        r"x is uint8, test_x is float64; uint8 is scaled to 0..1, others are not",
-    ),
-    "text": (*table(y=Y.astype(str)), UNREAD + r"y is <U21 of shape \(40,\), not rows of numbers"),
-    "a scalar": (*table(y=np.array(3)), UNREAD + r"y is int64 of shape \(\)"),
+    "objects": (*table(x=np.array([None] * 40)), UNREAD + "Object arrays cannot be loaded"),
+    "text": (*table(y=Y.astype(str)), r"y is <U21 of shape \(40,\), not rows of numbers"),
     "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); \(n, f\) or \(n, C, H, W\)"),
     "fewer labels": (*table(y=Y[:30]), r"found x 40, y 30"),
-    "fewer sites": (*table(site=Y[:3]), r"found x 40, y 40, site 3"),
     "negative labels": (*table(y=Y - 1), r"a\.npz: y holds the label -1 in row 0; 0, 1, 2, \.\.\. are allowed"),
-    "labels that are ids": (*table(y=Y + 10**12), r"y holds the label 1000000000001, but there are 40 samples"),
     "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as whole numbers, .*survival"),
-    "float labels, classes": (*table(", classes: 2", y=Y * 1.0), r"y holds float64 .*data\.classes=2 whole ones"),
     "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
-    "a label beyond classes": (*table(", classes: 2", y=Y * 3), r"label 3; with data\.classes=2 0\.\.1 is allowed"),
     "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows store y\.argmax\(1\)"),
-    "nan targets": (*table(y=_with(Y, 0, np.nan)), r"a\.npz: y holds nan in row 0"),
-    "other test rows": (*table(test_x=X[:, :2], test_y=Y), r"a row of x is \(3,\) .*test_x \(2,\)"),
-    "other test labels": (*table(test_x=X, test_y=Y * 1.0), r"y int64, .*test_y float64; they must agree"),
+    "other test rows": (
+        *table(test_x=X[:, :2], test_y=Y),
+        r"rows of x, y are \(3,\) .*, of test_x, test_y \(2,\)",
+    ),
     "no test_x": (*table(test_y=Y), r"has no array 'test_x'; it holds x, y, test_y"),
     "a fraction beside a test part": (
         *table(", test_fraction: 0.2", test_x=X, test_y=Y),
-        r"data\.test_fraction: 0\.2 changes nothing, for .*a\.npz has test_x, which says the test part; leave it out",
+        r"data\.test_fraction: 0\.2 changes nothing, for .*a\.npz says the test part; leave it out",
     ),
-    "no validation part to leave out": (*table(", val: leave"), r"a\.npz has no val_x, which data\.val: leave would"),
     "one path for all silos": (
         table(", silos: [a.npz, b.npz], share_ranks: true")[0],
         None,
@@ -92,28 +64,15 @@ TABLES = {
     ),
     "sites from 1": (
         *table(", partition: {scheme: site}", site=Y + 1),
-        r"belong to sites \[1, 2\], but the numbers of sites begin at 0; number them 0, 1, 2",
+        r"belong to sites \[1, 2\]; .*number sites without a gap",
     ),
     "x twice": (*table(x_train=X), r"each once, under one of its names"),
-    "half a site": (*table(site=Y / 2), r"site holds float64 numbers that are not whole"),
     "a mean too few": (*table(", mean: [1.0]"), r"data\.mean has 1 numbers; x has 3 channels"),
-    "deviation 0": (*table(", std: [0, 1, 1]"), r"data\.std: \[0, 1, 1\] .*> 0"),
     "no such file": (NPZ, None, r"there is no file .*a\.npz \(data\.root = .*correct data\.root, or data\.path"),
     "no path": ("source: npz", None, r"npz: data\.path is missing"),
     "a directory": (NPZ, lambda folder: (folder / "a.npz").mkdir(), r"a\.npz is a directory, not a file"),
-    "a pipe": (NPZ, lambda folder: os.mkfifo(folder / "a.npz"), r"a\.npz is a broken link, pipe or device"),
-    "an empty file": (NPZ, _put("a.npz", b""), UNREAD + "No data left"),
     "a .csv": (NPZ, _put("a.npz", b"x,y\n1,2\n"), UNREAD),
     "a damaged file": (NPZ, _put("a.npz", _flipped()), UNREAD),
-    "more than there is memory": (NPZ, _put("a.npz", _zip(x=_npy(HUGE), y=b"")), UNREAD + "Unable to allocate"),
-    "a wrong header": (
-        NPZ,
-        _put(
-            "a.npz",
-            _zip(x=_npy("{'descr': (((")),
-        ),
-        UNREAD,
-    ),
 }
 
 
@@ -144,26 +103,20 @@ def _mnist(**files):
 
 
 PACKED = gzip.compress(_idx(8, (8, 4, 4), bytes(128)))
-ANEW = r"delete .* and set data\.download=true"
+ANEW = r"delete it, and .*set data\.download=true"
 IDX = {
-    "idx: no such file": (
-        "source: mnist",
-        None,
-        r"there is no file .*train-images-idx3-ubyte.*set data\.download=true",
+    "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read: .*{ANEW}"),
+    "idx: shortened": (
+        *_mnist(train_images=_idx(8, (8, 4, 4), bytes(100))),
+        r"cannot be read: its header says 8 x 4 x 4",
     ),
-    "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read .*{ANEW}"),
-    "idx: shortened": (*_mnist(train_images=_idx(8, (8, 4, 4), bytes(100))), r"damaged: its header says 8 x 4 x 4"),
-    "idx: no picture": (*_mnist(train_images=_idx(8, (0, 4, 4), b"")), r"is empty: its header says 0 x 4 x 4"),
-    "idx: a folder": (*_mnist(train_images=None), r"train-images-idx3-ubyte is a directory, not a file"),
     "idx: a label of 200": (*_mnist(train_labels=_idx(8, (8,), bytes([0] * 7 + [200]))), r"label 200 in row 7; 0\.\.9"),
-    "idx: fewer labels": (*_mnist(train_labels=_idx(8, (7,), bytes(7))), r"holds 8 images, .*7 labels"),
-    "idx: other test pictures": (*_mnist(t10k_images=_idx(8, (8, 5, 5), bytes(200))), r"are 4 x 4 and 5 x 5"),
+    "idx: fewer labels": (*_mnist(train_labels=_idx(8, (7,), bytes(7))), r"holds 7 labels of 8 images"),
     "idx: root is a file": (
         "source: mnist, download: true, root: run.yaml",
         None,
         r"data\.download: .*cannot be written",
     ),
-    "cifar: missing": ("source: cifar10", None, r"cifar-10-batches-py is missing or its checksums differ"),
     "cifar: another pickle": (
         "source: cifar10",
         lambda folder: (
@@ -202,12 +155,7 @@ HEART = {
         *_patients(PATIENT.replace("120", "1e300").format(1)),
         AT + "'1e300' is not allowed; a number of at most",
     ),
-    "csv: nothing": (*_patients(PATIENT.replace("120", "").format(1)), AT + "'' is not allowed"),
     "csv: another diagnosis": (*_patients(PATIENT.format(5)), AT + r"13 features and a diagnosis 0\.\.4 are needed"),
-    "csv: a column less": (*_patients("1,2,3\n"), AT + "13 features .*found '1,2,3'"),
-    "csv: empty": (*_patients(b""), r"processed\.va\.data is empty; fetch the file anew"),
-    "csv: bytes": (*_patients(b"\xff\xfe\0"), r"processed\.va\.data cannot be read"),
-    "csv: a folder": (*_patients(None), r"processed\.va\.data is a directory, not a file"),
 }
 
 
@@ -249,24 +197,12 @@ def _csv(text, change=lambda folder: None):
 
 CSV = "source: csv_images, path: a.csv, site_column: hospital"
 TABLE_OF_FILES = {
-    "csv of files: none": (CSV, None, r"there is no file .*a\.csv .*correct data\.root or data\.path"),
     "csv of files: no column": (
         f"{CSV}, label_column: class",
         _csv("TABLE"),
-        r"a\.csv has no column 'class' \(data\.label_column\); it has path, label, hospital",
+        r"a\.csv has no column 'class' \(data\.label_column\); allowed: hospital, label, path",
     ),
-    "csv of files: semicolons": (
-        CSV,
-        _csv("path;label;hospital\n0.png;a;n\n"),
-        r"no column 'path' .*; is the delimiter ';'\? data\.delimiter",
-    ),
-    "csv of files: a column twice": (CSV, _csv("path,label,label,hospital\n0.png,a,a,n\n"), r"column 'label' twice"),
     "csv of files: a short row": (CSV, _csv("TABLE12.png,a\n"), r"a\.csv, line 14: 2 cells, the header has 3"),
-    "csv of files: no label": (CSV, _csv("TABLE0.png,,n\n"), r"a\.csv, line 14: the column 'label' is empty"),
-    "csv of files: a header alone": (CSV, _csv("path,label,hospital\n"), r"a\.csv holds no row below its header"),
-    "csv of files: empty": (CSV, _csv(""), r"a\.csv is empty; the names of the columns are needed"),
-    "csv of files: bytes": (CSV, _csv("TABLE\udcff\udcfe"), r"a\.csv cannot be read as CSV in UTF-8: .*save it anew"),
-    "csv of files: a quotation that does not end": (CSV, _csv('TABLE0.png,"a,n\n'), r"cannot be read as CSV"),
     "csv of files: no picture": (
         CSV,
         _csv("TABLEz.png,a,n\n"),
@@ -276,11 +212,6 @@ TABLE_OF_FILES = {
         CSV,
         _csv("TABLE", _put("7.png", b"hello")),
         r"a\.csv, line 9: .*7\.png cannot be read as a picture",
-    ),
-    "csv of files: several sizes": (
-        CSV,
-        _csv("TABLE", _put("7.png", _png(10, 9))),
-        r"a\.csv, line 9: .*7\.png is 10x9, .* is 9x9: give data\.size",
     ),
     "csv of files: a class that is none": (
         f"{CSV}, class_names: [a, c]",
@@ -297,51 +228,21 @@ TABLE_OF_FILES = {
         _csv("Path,label,hospital\n0.png,a,n\n"),
         r"no column 'path' \(data\.picture_column\); .*did you mean 'Path'",
     ),
-    "csv of files: a class in two spellings": (
-        CSV,
-        _csv("path,label,hospital\n0.png,a,n\n1.png,b,n\n2.png,A,n\n"),
-        r"a\.csv, line 4: the class is 'A', and in .*a\.csv, line 2 'a'; are they one",
-    ),
     "csv of files: one class": (
         CSV,
         _csv("path,label,hospital\n0.png,a,n\n1.png,a,n\n"),
-        r"a\.csv: the column 'label' holds one class alone, 'a'",
-    ),
-    "csv of files: a site of one sample": (
-        CSV.replace("site_column", "partition: {scheme: site}, site_column"),
-        _csv("path,label,hospital\n0.png,a,n\n1.png,b,n\n2.png,a,m\n"),
-        r"a\.csv, line 4: site 'm', which begins there, has 1 training picture; say data\.small_sites: keep",
-    ),
-    "csv of files: a site of one class": (
-        CSV.replace("site_column", "partition: {scheme: site}, site_column"),
-        _csv("path,label,hospital\n0.png,a,n\n1.png,b,n\n2.png,a,m\n3.png,a,m\n"),
-        r"a\.csv, line 4: site 'm', .* has 2 training pictures of one class, 'a'",
-    ),
-    "csv of files: a part that is none": (
-        f"{CSV}, split_column: label",
-        _csv("TABLE"),
-        r"a\.csv, line 2: label is 'a'; allowed: train, training, val",
+        r"a\.csv, line 2: the column 'label' holds one class alone, 'a'",
     ),
     "csv of files: a fraction beside parts": (
         f"{CSV}, split_column: label, test_fraction: 0.3",
         _csv("TABLE"),
         r"data\.test_fraction: 0\.3 changes nothing, for data\.split_column: label says the test part; leave it out",
     ),
-    "csv of files: silos without classes": (
-        f"{CSV}, partition: null, silos: [n, m]",
-        _csv("TABLE"),
-        r"data\.class_names is missing; silos need it",
-    ),
 }
 
 
 FOLDER = "source: image_folder, size: 8"
 PICTURES = {
-    "pictures: no folder": (
-        f"{FOLDER}, path: none",
-        None,
-        r"there is no folder .*none .*correct data\.root or data\.path",
-    ),
     "pictures: no train": (
         FOLDER,
         lambda folder: (folder / "test").mkdir(),
@@ -352,7 +253,6 @@ PICTURES = {
         _pictures(_put("train/b/5.png", _png(9, 10))),
         r"b/5\.png is 9x10, .*a/0\.png is 9x9: give data\.size",
     ),
-    "pictures: text": (FOLDER, _pictures(_put("train/a/0.png", b"hello")), r"0\.png cannot be read as a picture"),
     "pictures: 16 bits": (FOLDER, _pictures(_sixteen_bits), r"its pixels are of mode I;16, not of 8 bits"),
     "pictures: another test class": (
         FOLDER,
@@ -364,6 +264,5 @@ PICTURES = {
         _pictures(lambda folder: shutil.copytree(folder / "train", folder / "test")),
         r"data\.test_fraction: 0\.2 changes nothing, for .*test says the test part; leave it out",
     ),
-    "pictures: a class twice": (f"{FOLDER}, class_names: [a, b, a]", _pictures(), r"class_names holds 'a'; .*once"),
     "pictures: too few names": (f"{FOLDER}, class_names: [a]", _pictures(), r"holds the class 'b'; the classes are a"),
 }

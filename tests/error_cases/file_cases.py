@@ -34,7 +34,7 @@ FILES = {
     "bell in a key": ('"a\\ab": 1\n', None, r"the key 'a\\x07b' holds the control character"),
     "NUL": ("x: a\0b\n", None, r"not valid YAML: unacceptable character"),
     "half a pair": ('name: "\\ud800"\n', None, r"holds the control character"),
-    "dots in a file": ("train.epochs: 3\n", None, r"in a file a key stands in its section: train: \{epochs: \.\.\.\}"),
+    "dots in a file": ("train.epochs: 3\n", None, "in a file write the section, then the key within it"),
     "two documents": ("---\nx: 1\n", None, r"not valid YAML: expected a single document"),
     "base is a text": ("base: a.yaml\n", None, r"base: 'a\.yaml' is not allowed; must be a list of files"),
     "base has a number": ("base: [3]\n", None, r"base: \[3\] is not allowed; must be a list of files"),

@@ -13,8 +13,7 @@ from fedmpi import config, method
 from fedmpi.cli.commands import load_app
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
 from fedmpi.config.field_types import flat
-from fedmpi.data.fetching.getting import SETS
-from fedmpi.data.fetching.medmnist import TABLE
+from fedmpi.data.fetching.catalogue import MEDMNIST, SETS
 from fedmpi.data.sources import registry
 from fedmpi.data.sources.tables.files import GAPS
 from fedmpi.method import Client, Server, Uploads
@@ -163,12 +162,12 @@ def test_every_key_has_type_default_and_meaning_on_the_page():
 
 def test_what_the_data_page_says_of_each_set_is_what_is_listed():
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", DATA_PAGE, flags=re.MULTILINE | re.DOTALL))
-    alone = {name for name in SETS if name.partition("_")[0] not in TABLE and name != "svhn_extra"}
+    alone = {name for name in SETS if name.partition("_")[0] not in MEDMNIST and name != "svhn_extra"}
     assert alone | {"medmnist"} <= set(sections) <= set(registry)
     for name in alone:
-        for part in ("samples", "config", "home", "licence", "reference", "by_hand"):
+        for part in ("config", "home", "licence", "by_hand"):
             assert getattr(SETS[name], part) in sections[name], (name, part)
-    for name, (classes, _, (training, validation, test), _) in TABLE.items():
+    for name, (classes, _, (training, validation, test), _) in MEDMNIST.items():
         assert f"| {name} | {training:,} + {validation:,} + {test:,} | {classes} |" in sections["medmnist"]
 
 

@@ -44,7 +44,7 @@ def test_a_partition_cannot_write_to_the_labels():
     ("changes", "message"),
     [
         ({"model": {"name": f"{__file__}:wide_net"}}, "has 6 outputs, but the data have 4 classes"),
-        ({"model": {"name": f"{__file__}:tall_buffers"}}, r"buffer far \(torch.float64\) holds numbers beyond"),
+        ({"model": {"name": f"{__file__}:tall_buffers"}}, "its initial weights hold values that are not finite"),
         ({"train": {"drop_last": True, "batch_size": 500}}, "drop_last: true leaves out every batch.*500"),
         (
             {"method": "fedlc", "task": {"name": "classification", "label_smoothing": 0.1}},

@@ -1,4 +1,4 @@
-"""Which files a data set is made of, where they come from and where they go: `fedmpi data list | check | fetch`.
+"""The public data sets: their files, addresses and checksums, and the commands `fedmpi data list | check | fetch`.
 
 Nothing here imports torch: a login node, which alone reaches the internet, answers at once.
 """

@@ -1,212 +1,140 @@
-"""What is known of each data set: its files, their checksums and addresses, home, licence, reference.
+"""What is known of each data set: its files, their addresses and checksums, home and licence. docs/data.md has more.
 
-MD5s are those that torchvision checks, where it has the set; CINIC-10's and Tiny-ImageNet's are those that several
-public loaders check.
+MD5s are those that torchvision and MedMNIST check; CINIC-10's and Tiny-ImageNet's are those that several public loaders
+check.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A file, or a folder with so many files below it, relative to data.root; any of `paths` will do."""
 
     paths: tuple[str, ...]
-    md5: str = ""  # of the first path, where it is known
-    files: int = 0  # of a folder: how many files lie below it; 0: any number
+    files: int = 0  # of a folder; 0: any number
 
 
-@dataclass(frozen=True)
-class Download:
+class Download(NamedTuple):
     """One file to fetch. `into`: it is an archive, whose content goes to that folder; it is deleted afterwards."""
 
     urls: tuple[str, ...]  # the first that answers is taken
     path: str  # relative to data.root
-    md5: str = ""  # "" where nobody has published one
+    md5: str
     into: str = ""
 
-    @property
-    def gives(self) -> str:
-        """The file or folder under data.root that it provides."""
-        return self.into or self.path
 
-
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """A data set of `fedmpi data`."""
 
-    samples: str  # "60,000 + 10,000"
     what: str  # "grey 28x28 digits, 10 classes"
-    megabytes: int  # of what is fetched, about; 0 where it is not known
     config: str  # under `data:` in a config
     home: str
     licence: str
-    reference: str
     parts: tuple[Part, ...]
     downloads: tuple[Download, ...] = ()
     by_hand: str = ""  # what to do where there is no download: sites that ask for an account or a click
 
 
-def one(path: str, md5: str = "", *also: str) -> Part:
-    return Part((path, *also), md5)
-
-
-def _idx_parts(folder: str, sums: dict[str, str]) -> tuple[Part, ...]:
+def _idx(folder: str, mirrors: tuple[str, ...], md5s: tuple[str, ...]) -> tuple[tuple[Part, ...], tuple[Download, ...]]:
     """MNIST's four files: gzipped as they come, or unpacked."""
-    raw = f"{folder}/raw"
-    return tuple(one(f"{raw}/{name}", md5, f"{raw}/{name.removesuffix('.gz')}") for name, md5 in sums.items())
+    parts, downloads = [], []
+    names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    for name, md5 in zip(names, md5s, strict=True):
+        path = f"{folder}/raw/{name}"
+        parts.append(Part((f"{path}.gz", path)))
+        downloads.append(Download(tuple(f"{mirror}{name}.gz" for mirror in mirrors), f"{path}.gz", md5))
+    return tuple(parts), tuple(downloads)
 
 
-def _idx_downloads(folder: str, mirrors: tuple[str, ...], sums: dict[str, str]) -> tuple[Download, ...]:
-    return tuple(
-        Download(tuple(f"{mirror}{name}" for mirror in mirrors), f"{folder}/raw/{name}", md5)
-        for name, md5 in sums.items()
-    )
+def _files(folder: str, names: str) -> tuple[Part, ...]:
+    return tuple(Part((f"{folder}/{name}",)) for name in names.split())
 
 
-def _files(folder: str, sums: dict[str, str]) -> tuple[Part, ...]:
-    return tuple(one(f"{folder}/{name}", md5) for name, md5 in sums.items())
+def _archive(url: str, md5: str, into: str) -> tuple[Download, ...]:
+    return (Download((url,), url.rpartition("/")[2], md5, into),)
 
 
-def _archive(url: str, md5: str, into: str, folder: str = "", more: tuple[str, ...] = ()) -> tuple[Download, ...]:
-    """One archive, which is unpacked to the folder `into`. folder: where it is put; more: other addresses of it."""
-    return (Download((url, *more), f"{folder}{url.rpartition('/')[2]}", md5, into),)
-
-
-def _svhn(samples: str, more: str, megabytes: int, config: str, sums: dict[str, str]) -> Listing:
+def _svhn(what: str, config: str, md5s: dict[str, str]) -> Listing:
     home = "http://ufldl.stanford.edu/housenumbers/"
-    return Listing(
-        samples,
-        f"colour 32x32 house numbers, 10 classes{more}",
-        megabytes,
-        config,
-        home,
-        "for non-commercial use",
-        "Netzer, Wang, Coates, Bissacco, Wu, Ng: Reading digits in natural images. 2011",
-        parts=tuple(one(f"SVHN/{file}", md5, file) for file, md5 in sums.items()),
-        downloads=tuple(Download((f"{home}{file}",), f"SVHN/{file}", md5) for file, md5 in sums.items()),
-    )
+    parts = tuple(Part((f"SVHN/{file}", file)) for file in md5s)
+    downloads = tuple(Download((f"{home}{file}",), f"SVHN/{file}", md5) for file, md5 in md5s.items())
+    return Listing(what, config, home, "for non-commercial use", parts, downloads)
 
 
-MNIST = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "http://yann.lecun.com/exdb/mnist/",
-)
-FASHION = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
-MNIST_SUMS = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-}
-FASHION_SUMS = {
-    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-}
+CIFAR_HOME = "https://www.cs.toronto.edu/~kriz"
 EMNIST_SPLITS = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
-CINIC_FILES = 90_000  # of each of its three parts
 
 PUBLIC: dict[str, Listing] = {
     "mnist": Listing(
-        "60,000 + 10,000",
         "grey 28x28 handwritten digits, 10 classes",
-        12,
         "source: mnist",
         "http://yann.lecun.com/exdb/mnist/",
         "none stated at its home; usually given as CC BY-SA 3.0",
-        "LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition. Proc. IEEE 1998",
-        parts=_idx_parts("MNIST", MNIST_SUMS),
-        downloads=_idx_downloads("MNIST", MNIST, MNIST_SUMS),
+        *_idx(
+            "MNIST",
+            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+            (
+                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "d53e105ee54ea40749a09fcbcd1e9432",
+                "9fb629c4189551a2d022fa330f9573f3",
+                "ec29112dd5afa0611ce80d1b7f02629c",
+            ),
+        ),
     ),
     "fashion_mnist": Listing(
-        "60,000 + 10,000",
         "grey 28x28 pictures of clothing, 10 classes",
-        31,
         "source: fashion_mnist",
         "https://github.com/zalandoresearch/fashion-mnist",
         "MIT",
-        "Xiao, Rasul, Vollgraf: Fashion-MNIST. 2017, arXiv 1708.07747",
-        parts=_idx_parts("FashionMNIST", FASHION_SUMS),
-        downloads=_idx_downloads("FashionMNIST", FASHION, FASHION_SUMS),
+        *_idx(
+            "FashionMNIST",
+            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            (
+                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "25c81989df183df01b3e8a0aad5dffbe",
+                "bef4ecab320f06d8554ea6380940ec79",
+                "bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+        ),
     ),
     "emnist": Listing(
-        "697,932 + 116,323 (byclass, bymerge); 112,800 + 18,800 (balanced); 124,800 + 20,800 (letters); "
-        "240,000 + 40,000 (digits); 60,000 + 10,000 (mnist)",
         "grey 28x28 letters and digits; 62, 47, 47, 26, 10, 10 classes",
-        562,
         "source: emnist, split: balanced",
         "https://www.nist.gov/itl/products-and-services/emnist-dataset",
         "none stated; published by NIST",
-        "Cohen, Afshar, Tapson, van Schaik: EMNIST. 2017, arXiv 1702.05373",
-        parts=tuple(
+        tuple(
             Part(tuple(f"EMNIST/raw/emnist-{split}-{part}-{kind}-ubyte{end}" for end in (".gz", "")))
             for split in EMNIST_SPLITS
             for part in ("train", "test")
             for kind in ("images-idx3", "labels-idx1")
         ),
-        downloads=_archive(
-            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "58c8d27c78d21e728a6bc7b3cc06412e",
-            "EMNIST/raw",
-            "EMNIST/",
+        _archive(
+            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", "EMNIST/raw"
         ),
     ),
     "cifar10": Listing(
-        "50,000 + 10,000",
         "colour 32x32 pictures, 10 classes",
-        170,
         "source: cifar10",
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        f"{CIFAR_HOME}/cifar.html",
         "none stated; cite the report",
-        "Krizhevsky: Learning multiple layers of features from tiny images. 2009",
-        parts=_files(
+        _files(
             "cifar-10-batches-py",
-            {
-                "data_batch_1": "c99cafc152244af753f735de768cd75f",
-                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-                "data_batch_4": "634d18415352ddfa80567beed471001a",
-                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-                "test_batch": "40351d587109b95175f43aff81a1287e",
-                "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
-            },
+            "data_batch_1 data_batch_2 data_batch_3 data_batch_4 data_batch_5 test_batch batches.meta",
         ),
-        downloads=_archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-            "cifar-10-batches-py",
-        ),
+        _archive(f"{CIFAR_HOME}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py"),
     ),
     "cifar100": Listing(
-        "50,000 + 10,000",
         "colour 32x32 pictures, 100 classes",
-        169,
         "source: cifar100",
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        f"{CIFAR_HOME}/cifar.html",
         "none stated; cite the report",
-        "Krizhevsky: Learning multiple layers of features from tiny images. 2009",
-        parts=_files(
-            "cifar-100-python",
-            {
-                "train": "16019d7e3df5f24257cddd939b257f8d",
-                "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-                "meta": "7973b15100ade9c7d40fb424638fde48",
-            },
-        ),
-        downloads=_archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-            "cifar-100-python",
-        ),
+        _files("cifar-100-python", "train test meta"),
+        _archive(f"{CIFAR_HOME}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"),
     ),
     "svhn": _svhn(
-        "73,257 + 26,032",
-        "",
-        246,
+        "colour 32x32 house numbers, 10 classes",
         "source: svhn",
         {
             "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
@@ -214,69 +142,127 @@ PUBLIC: dict[str, Listing] = {
         },
     ),
     "svhn_extra": _svhn(
-        "531,131 more for training",
-        " (the easier ones)",
-        1329,
+        "colour 32x32 house numbers, 10 classes (the easier ones)",
         "source: svhn, extra: true",
         {"extra_32x32.mat": "a93ce644f1a588dc4d68dda5feec44a7"},
     ),
     "stl10": Listing(
-        "5,000 + 8,000",
         "colour 96x96 pictures, 10 classes (its 100,000 without labels are not read)",
-        2640,
         "source: stl10",
         "https://cs.stanford.edu/~acoates/stl10/",
         "none stated; the pictures are ImageNet's",
-        "Coates, Lee, Ng: An analysis of single-layer networks in unsupervised feature learning. AISTATS 2011",
-        parts=_files(
-            "stl10_binary",
-            {
-                "train_X.bin": "918c2871b30a85fa023e0c44e0bee87f",
-                "train_y.bin": "5a34089d4802c674881badbb80307741",
-                "test_X.bin": "7f263ba9f9e0b06b93213547f721ac82",
-                "test_y.bin": "36f9794fa4beb8a2c72628de14fa638e",
-            },
-        ),
-        downloads=_archive(
+        _files("stl10_binary", "train_X.bin train_y.bin test_X.bin test_y.bin"),
+        _archive(
             "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
             "91f7769df0f17e558f3565bffb0c7dfb",
             "stl10_binary",
         ),
     ),
     "cinic10": Listing(
-        "90,000 + 90,000 (valid) + 90,000",
         "colour 32x32 pictures of CIFAR-10's 10 classes, from CIFAR-10 and ImageNet",
-        688,
         "source: cinic10",
         "https://datashare.ed.ac.uk/handle/10283/3192",
         "CC BY 4.0",
-        "Darlow, Crowley, Antoniou, Storkey: CINIC-10 is not ImageNet or CIFAR-10. 2018, arXiv 1810.03505",
-        parts=tuple(Part((f"CINIC-10/{part}",), files=CINIC_FILES) for part in ("train", "valid", "test")),
-        downloads=_archive(
+        tuple(Part((f"CINIC-10/{part}",), 90_000) for part in ("train", "valid", "test")),
+        _archive(
             "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
             "6ee4d0c996905fe93221de577967a372",
             "CINIC-10",
-            more=("https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",),
         ),
     ),
     "tiny_imagenet": Listing(
-        "100,000 + 10,000",
         "colour 64x64 pictures, 200 classes (its val part is the test part; test has no labels)",
-        248,
         "source: tiny_imagenet",
         "http://cs231n.stanford.edu/",
         "none stated; ImageNet's terms of access: research, not commercial",
-        "Le, Yang: Tiny ImageNet visual recognition challenge. CS 231N, Stanford 2015",
-        parts=(
-            one("tiny-imagenet-200/wnids.txt"),
-            one("tiny-imagenet-200/val/val_annotations.txt"),
-            Part(("tiny-imagenet-200/train",), files=100_200),  # each class has a file of boxes, too
-            Part(("tiny-imagenet-200/val/images",), files=10_000),
+        (
+            *_files("tiny-imagenet-200", "wnids.txt val/val_annotations.txt"),
+            Part(("tiny-imagenet-200/train",), 100_200),  # each class has a file of boxes, too
+            Part(("tiny-imagenet-200/val/images",), 10_000),
         ),
-        downloads=_archive(
+        _archive(
             "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", "tiny-imagenet-200"
         ),
     ),
+}
+
+
+# ---- MedMNIST v2 and MedMNIST+, as in medmnist/info.py, version 3.0.2 ----
+class MedMNIST(NamedTuple):
+    """One set of MedMNIST. md5: by the sizes of SIZES."""
+
+    classes: int
+    channels: int
+    samples: tuple[int, int, int]  # training, validation, test
+    md5: tuple[str, ...]
+
+
+SIZES = (28, 64, 128, 224)
+# name, classes, channels, samples (training, validation, test), MD5 of the files for 28, 64, 128, 224 pixels
+_ROWS = """
+pathmnist       9 3   89996  10004   7180  a8b06965200029087d5bd730944a56c1 55aa9c1e0525abe5a6b9d8343a507616
+                                         ac42d08fb904d92c244187169d1fd1d9 2c51a510bcdc9cf8ddb2af93af1eadec
+chestmnist     14 1   78468  11219  22433  02c8a6516a18b556561a56cbdd36c4a8 9de6cd0b934ebb5b7426cfba5efbae16
+                                         db107e5590b27930b62dbaf558aebee3 45bd33e6f06c3e8cdb481c74a89152aa
+dermamnist      7 3    7007   1003   2005  0744692d530f8e62ec473284d019b0c7 b70a2f5635c6199aeaa28c31d7202e1f
+                                         2defd784463fa5243564e855ed717de1 8974907d8e169bef5f5b96bc506ae45d
+octmnist        4 1   97477  10832   1000  c68d92d5b585d8d81f7112f81e2d0842 e229e9440236b774d9f0dfef9d07bdaf
+                                         0a97e76651ace45c5d943ee3f65b63ae abc493b6d529d5de7569faaef2773ba3
+pneumoniamnist  2 1    4708    524    624  28209eda62fecd6e6a2d98b1501bb15f 8f4eceb4ccffa70c672198ea285246c6
+                                         05b46931834c231683c68f40c47b2971 d6a3c71de1b945ea11211b03746c1fe1
+retinamnist     5 3    1080    120    400  bd4c0672f1bba3e3a89f0e4e876791e4 afda852cc34dcda56f86ad2b2457dbcc
+                                         e48e916a24454daf90583d4e6efb1a18 eae7e3b6f3fcbda4ae613ebdcbe35348
+breastmnist     2 1     546     78    156  750601b1f35ba3300ea97c75c52ff8f6 742edef2a1fd1524b2efff4bd7ba9364
+                                         363e4b3f8d712e9b5de15470a2aaadf1 b56378a6eefa9fed602bb16d192d4c8b
+bloodmnist      8 3   11959   1712   3421  7053d0359d879ad8a5505303e11de1dc 2b94928a2ae4916078ca51e05b6b800b
+                                         adace1e0ed228fccda1f39692059dd4c b718ff6835fcbdb22ba9eacccd7b2601
+tissuemnist     8 1  165466  23640  47280  ebe78ee8b05294063de985d821c1c34b 123ece2eba09d0aa5d698fda57103344
+                                         61b955355d7425a89687b06cca3ce0c2 b077128c4a949f0a4eb01517f9037b9c
+organamnist    11 1   34561   6491  17778  68e3f8846a6bd62f0c9bf841c0d9eacc 2dcccc29b88e6da5a01161ef20cda288
+                                         eeae80d0a227a8d099027e1b3cfd3b60 50747347e05c87dd3aaf92c49f9f3170
+organcmnist    11 1   12975   2392   8216  b9ceb9546e10131b32923c5bbeaea2b1 3ce34a8724ea6f548e6db4744d03b6a9
+                                         773c1f009daa3fe5d9a2a201b2a7ed94 050f5e875dc056f6768abf94ec9995d1
+organsmnist    11 1   13932   2452   8827  9ab87b696fb54e2a387ebe992d6ed5f1 53a6d115339d874c25e309a994ff46d3
+                                         ded0c5fa01a95dc4978b956f613e9b8e b354719e553fbbb2513d5533f52a4cb1
+"""
+
+
+def _medmnist_table() -> dict[str, MedMNIST]:
+    cells, table = _ROWS.split(), {}
+    for start in range(0, len(cells), 10):
+        name, classes, channels, *samples = cells[start : start + 6]
+        training, validation, test = map(int, samples)
+        md5 = tuple(cells[start + 6 : start + 10])
+        table[name] = MedMNIST(int(classes), int(channels), (training, validation, test), md5)
+    return table
+
+
+MEDMNIST = _medmnist_table()
+
+
+def medmnist_file(name: str, size: int) -> str:
+    """`pathmnist` and 28 -> pathmnist; other sizes: pathmnist_64."""
+    return name if size == SIZES[0] else f"{name}_{size}"
+
+
+def _medmnist(name: str, size: int, md5: str) -> Listing:
+    row, file = MEDMNIST[name], f"{medmnist_file(name, size)}.npz"
+    labels = "labels a picture" if name == "chestmnist" else "classes"
+    url = f"https://zenodo.org/records/10519652/files/{file}?download=1"
+    return Listing(
+        f"{'colour' if row.channels == 3 else 'grey'} {size}x{size} medical pictures, {row.classes} {labels}",
+        f"source: medmnist, set: {name}" + ("" if size == SIZES[0] else f", size: {size}"),
+        "https://medmnist.com/",
+        "CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
+        (Part((f"medmnist/{file}", file)),),
+        (Download((url,), f"medmnist/{file}", md5),),
+    )
+
+
+MEDMNIST_SETS = {
+    medmnist_file(name, size): _medmnist(name, size, md5)
+    for name, row in MEDMNIST.items()
+    for size, md5 in zip(SIZES, row.md5, strict=True)
 }
 
 
@@ -295,77 +281,52 @@ HAM_TABLES = ("HAM10000_metadata.csv", "HAM10000_metadata", "HAM10000_metadata.t
 
 BY_HAND: dict[str, Listing] = {
     "pacs": Listing(
-        "9,991: " + ", ".join(f"{name} {n:,}" for name, n in PACS.items()),
         "colour 227x227 pictures of four styles, which are the sites; 7 classes",
-        0,
         "source: pacs, partition: {scheme: site}",
         "https://dali-dl.github.io/project_iccv2017.html",
         "none stated",
-        "Li, Yang, Song, Hospedales: Deeper, broader and artier domain generalization. ICCV 2017",
-        parts=tuple(Part(tuple(f"{at}/{name}" for at in PACS_FOLDERS), files=n) for name, n in PACS.items()),
+        tuple(Part(tuple(f"{at}/{name}" for at in PACS_FOLDERS), n) for name, n in PACS.items()),
         by_hand="Google Drive asks for a click: take PACS.zip from its home (or where DomainBed and Dassl.pytorch "
         "link to) and unpack it, so that PACS/art_painting, PACS/cartoon, PACS/photo and PACS/sketch hold a folder for "
-        "each class. For `split: files` put the authors' *_kfold.txt beside the four folders, or into splits/ beside "
-        "images/.",
+        "each class.",
     ),
     "office_home": Listing(
-        "15,588: " + ", ".join(f"{name} {n:,}" for name, n in HOME.items()),
         "colour pictures of four styles, which are the sites; 65 classes",
-        0,
         "source: office_home, partition: {scheme: site}",
         "https://www.hemanthdv.org/officeHomeDataset.html",
         "for research, not commercial",
-        "Venkateswara, Eusebio, Chakraborty, Panchanathan: Deep hashing network for unsupervised domain adaptation. "
-        "CVPR 2017",
-        parts=tuple(Part(tuple(f"{at}/{name}" for at in HOME_FOLDERS), files=n) for name, n in HOME.items()),
+        tuple(Part(tuple(f"{at}/{name}" for at in HOME_FOLDERS), n) for name, n in HOME.items()),
         by_hand="Google Drive asks for a click: take OfficeHomeDataset_10072016.zip from its home and unpack "
         "it, so that OfficeHomeDataset_10072016/ holds Art, Clipart, Product and Real World.",
     ),
     "ham10000": Listing(
-        "10,015",
         "colour 600x450 pictures of skin lesions, 7 classes, of four sources, which are the sites",
-        0,
         "source: ham10000, partition: {scheme: site}",
         "https://doi.org/10.7910/DVN/DBW86T",
         "CC BY-NC 4.0; terms to be accepted at its home",
-        "Tschandl, Rosendahl, Kittler: The HAM10000 dataset. Scientific Data 2018",
-        parts=(
-            Part(
-                tuple(f"{at}/{file}" for at in HAM_FOLDERS for file in ("HAM10000_metadata.csv", "HAM10000_metadata"))
-            ),
-            Part(tuple(HAM_FOLDERS)),
-        ),
+        (Part(tuple(f"{at}/{file}" for at in HAM_FOLDERS for file in HAM_TABLES)), Part(HAM_FOLDERS)),
         by_hand="Harvard Dataverse asks to accept its terms: take HAM10000_metadata (a CSV with the column `dataset`, "
         "which Kaggle's copy lacks), HAM10000_images_part_1.zip and _part_2.zip, and unpack them to HAM10000/.",
     ),
     "retina": Listing(
-        "what its train.csv and test.csv name",
         "colour 256x256 fundus pictures, 2 classes, divided among 5 clients in three ways",
-        0,
         "source: retina, split: split_1, partition: {scheme: site}",
         SSL_FL,
         "that of Kaggle's Diabetic Retinopathy Detection",
-        "Yan, Qu, Wei, Huang, Shen, Rubin, Xing, Zhou: Label-efficient self-supervised federated learning for tackling "
-        "data heterogeneity in medical imaging. IEEE TMI 2023",
-        parts=(
-            *(one(f"Retina/{file}") for file in ("labels.csv", "test.csv", "train", "test")),
-            *(one(f"Retina/5_clients/{split}") for split in ("split_1", "split_2", "split_3")),
-        ),
+        _files("Retina", "labels.csv test.csv train test 5_clients/split_1 5_clients/split_2 5_clients/split_3"),
         by_hand="Google Drive asks for a click: take Retina from the table at its home and unpack it to Retina/.",
     ),
     "covid_fl": Listing(
-        "what its train.csv and test.csv name",
         "chest X-ray pictures, 3 classes, of twelve sites",
-        0,
         "source: covid_fl, partition: {scheme: site}",
         SSL_FL,
         "those of its sources: BIMCV, Cohen, Eurorad, GZ, ml-workgroup, RICORD, RSNA, SIRM",
-        "Yan, Qu, Wei, Huang, Shen, Rubin, Xing, Zhou: Label-efficient self-supervised federated learning for tackling "
-        "data heterogeneity in medical imaging. IEEE TMI 2023",
-        parts=(
-            *(one(f"COVID-FL/{file}") for file in ("labels.csv", "test.csv", "train", "test")),
-            *(one(f"COVID-FL/12_clients/split_real/{site}.csv") for site in COVID_SITES),
+        (
+            *_files("COVID-FL", "labels.csv test.csv train test"),
+            *(Part((f"COVID-FL/12_clients/split_real/{site}.csv",)) for site in COVID_SITES),
         ),
         by_hand="Google Drive asks for a click: take COVID-FL from the table at its home and unpack it to COVID-FL/.",
     ),
 }
+
+SETS: dict[str, Listing] = PUBLIC | MEDMNIST_SETS | BY_HAND

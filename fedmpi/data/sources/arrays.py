@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,22 +15,10 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import describe_axes
 from fedmpi.data.pictures import Pictures, of_bytes
-from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
 from fedmpi.data.sources.common import finite, gaps_allowed
 from fedmpi.data.sources.pictures.decode import PixelRange, check_range, scale
 from fedmpi.data.streaming import Mapped, StoredArrays, Stream
 
-KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
-    "x": ("x_train", "train_images"),
-    "y": ("y_train", "train_labels"),
-    "site": (),
-    "val_x": ("x_val", "val_images"),
-    "val_y": ("y_val", "val_labels"),
-    "val_site": (),
-    "test_x": ("x_test", "test_images"),
-    "test_y": ("y_test", "test_labels"),
-    "test_site": (),
-}
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
@@ -53,47 +41,6 @@ class ArrayOptions:
 
     def __post_init__(self) -> None:
         check_range(self.pixel_range)
-
-
-@dataclass(frozen=True)
-class ArrayPreparation(Preparation):
-    """The array of an .npz file whose rows are samples.
-
-    row: the shape of one in the array; uint8: whether it held bytes, which other numbers are not to stand in for.
-    """
-
-    row: tuple[int, ...]
-    uint8: bool
-    options: ArrayOptions
-
-    kind: ClassVar[str] = "arrays"
-
-    def read(self, request: Request) -> NewRows:
-        named, where = array_rows(request, "an .npz file")
-        arrays = own_names(named)
-        part = "" if "x" in arrays else "test_"
-        if f"{part}x" not in arrays:
-            raise UserError(f"{where} has no array 'x'; it holds {', '.join(named) or 'none'}")
-        array = arrays[f"{part}x"]
-        if (array.dtype == np.uint8) != self.uint8:
-            wanted = "uint8" if self.uint8 else "of other numbers"
-            raise UserError(f"{where}: {part}x is {array.dtype}; that of the training was {wanted}")
-        if array.shape[1:] != self.row or not len(array):
-            said = f"{part}x has the shape {array.shape}"
-            raise UserError(f"{where}: {said}; rows of the shape {self.row} are needed, as in training")
-        x = samples(array, self.options, f"{part}x", Path(where))
-        ids, y = {"row": np.arange(len(x))}, arrays.get(f"{part}y")
-        if y is None:
-            return NewRows(ids, x)
-        if len(y) != len(x):
-            return NewRows(ids, x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(x)}")
-        return NewRows(ids, x, targets_of(y, f"{part}y", Path(where)))
-
-
-def own_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The known arrays under our names."""
-    names = {other: key for key, others in KEYS.items() for other in (key, *others)}
-    return {names[key]: array for key, array in arrays.items() if key in names}
 
 
 def samples(

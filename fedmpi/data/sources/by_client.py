@@ -16,10 +16,9 @@ NOBODY = -1  # the site of test rows whose client has no training rows
 
 
 def image_bytes(x: np.ndarray) -> np.ndarray | None:
-    """The uint8 array of which `x` is v / 255 to the last bit of float32; None if there is none.
+    """Return the uint8 array of which `x` is v / 255 to the last bit of float32, in a quarter of the memory; else None.
 
-    Images are kept as bytes and divided by 255 when a batch is read, which gives the same numbers from a quarter of the
-    memory.
+    Images that are kept as bytes are divided by 255 when a batch is read.
     """
     if x.dtype == np.uint8:
         return x
@@ -27,8 +26,8 @@ def image_bytes(x: np.ndarray) -> np.ndarray | None:
         values = np.rint(x * 255)
     if not ((values >= 0) & (values <= 255)).all():
         return None
-    found = values.astype(np.uint8)
-    return found if np.array_equal(as_floats(found), x.astype(np.float32)) else None
+    stored = values.astype(np.uint8)
+    return stored if np.array_equal(as_floats(stored), x.astype(np.float32)) else None
 
 
 def as_floats(x: np.ndarray) -> np.ndarray:
@@ -39,7 +38,7 @@ def as_floats(x: np.ndarray) -> np.ndarray:
 def with_sites(
     data: Dataset, names: Sequence[str], owner: np.ndarray, test_owner: np.ndarray, shared_test: bool = False
 ) -> Dataset:
-    """The data set with its clients as sites.
+    """Return the data set with its clients as sites.
 
     A client without training rows is no site: its test rows are part of the global test set alone.
 
@@ -51,18 +50,18 @@ def with_sites(
     trained, tested = np.unique(owner), np.unique(test_owner)
     number = np.full(len(names), NOBODY)
     number[trained] = np.arange(len(trained))
-    own = np.intersect1d(trained, tested)
-    if len(own) and not shared_test:
-        for some, what in (
-            (np.setdiff1d(tested, trained), "with test rows alone, which are part of the global test set only"),
-            (np.setdiff1d(trained, tested), "without a test row"),
-        ):
-            if len(some):
-                who = shorten(", ".join(names[k] for k in some))
-                warnings.warn(f"data: {count(len(some), 'client')} {what}: {who}", stacklevel=4)
+    has_own_tests = len(np.intersect1d(trained, tested)) > 0 and not shared_test
+    unusual = {
+        "with test rows alone, which are part of the global test set only": np.setdiff1d(tested, trained),
+        "without a test row": np.setdiff1d(trained, tested),
+    }
+    for what, clients in unusual.items() if has_own_tests else ():
+        if len(clients):
+            who = shorten(", ".join(names[k] for k in clients))
+            warnings.warn(f"data: {count(len(clients), 'client')} {what}: {who}", stacklevel=4)
     return replace(
         data,
         site=torch.from_numpy(number[owner]),
-        test_site=torch.from_numpy(number[test_owner]) if len(own) and not shared_test else None,
+        test_site=torch.from_numpy(number[test_owner]) if has_own_tests else None,
         site_names=tuple(names[k] for k in trained),
     )

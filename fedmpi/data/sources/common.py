@@ -67,6 +67,20 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {named} (data.root = {root}){other}; {remedy}")
 
 
+def file_name(source: str, site: str | None, path: str | None, key: str = "path") -> str:
+    """Return the file that `data.path` names, relative to data.root.
+
+    Of a silo, `site`, the path may hold {site}, which becomes the silo's name; without path its name is the file's.
+    """
+    if site is None and not path:
+        raise UserError(f"{source}: data.{key} is missing; it names the file, relative to data.root")
+    if site is not None and path and "{site}" not in path:
+        raise UserError(
+            f"{source}: data.{key}: {path!r} would be one file for all silos; write {{site}} where they differ"
+        )
+    return (path or "{site}").replace("{site}", site or "{site}")
+
+
 def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
     """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
     good = ~torch.isinf(x) if nan else torch.isfinite(x)

@@ -13,8 +13,9 @@ from pydantic import Field
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.arrays import ArrayOptions, ArrayPreparation
+from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.common import holdout
+from fedmpi.data.sources.named_arrays import ArrayPreparation
 
 
 def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2) -> Dataset:

@@ -16,10 +16,10 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.arrays import ArrayOptions, ArrayPreparation
+from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
-from fedmpi.data.sources.common import find
-from fedmpi.data.sources.npz import from_arrays
+from fedmpi.data.sources.common import file_name, find
+from fedmpi.data.sources.named_arrays import ArrayPreparation, from_arrays
 from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import StoredArrays, wanted
 
@@ -35,125 +35,10 @@ USUAL = {  # what is looked for where the config names nothing
 }
 OPTION = {"x": "inputs", "y": "labels", "site": "sites"}
 CLIENTS = "examples"  # the group of TensorFlow Federated's files, with a group for each client
-
-
-@dataclass
-class Found:
-    """The data sets of one file.
-
-    Attributes:
-        at: the file.
-        clients: the names of the groups that are clients, in ascending order, numbers by size; None if there are none.
-        arrays: for "x", "y", "site", "val_x", ..., "test_site" the data sets by client, "" without clients.
-        names: the paths of all data sets, those of the first client alone.
-    """
-
-    at: Path
-    clients: list[str] | None = None
-    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-
-
-def open_file(path: Path) -> Any:
-    """The h5py.File at `path`. HDF5's locks, which many file systems of clusters refuse, are not needed to read."""
-    if find_spec("h5py") is None:
-        raise UserError(f"{path} is read by h5py, which is not installed; pip install h5py")
-    import h5py
-
-    try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        raise UserError(f"{path} cannot be opened as HDF5: {error}; write it anew with h5py") from error
-
-
-def find_arrays(file: Any, at: Path, given: Mapping[str, str | None], part: str | None = None) -> Found:
-    """The data sets of samples, labels and sites, for each part and each client.
-
-    Args:
-        given: for "x", "y" and "site" the name in the config; None: one of the usual names.
-        part: "" or "test_", if all data sets of the file are of that part, whatever they are called.
-
-    Raises:
-        UserError: two data sets could be the same array.
-    """
-    found = Found(at)
-    top = file[CLIENTS] if CLIENTS in file and _is_group(file[CLIENTS]) else file
-    groups = [name for name in top if _is_group(top.get(name))]
-    named_as_parts = any(word in PARTS for name in groups for word in _words(name))
-    by_client = bool(groups) and len(groups) == len(top) and (top is not file or not named_as_parts)
-    if by_client:
-        found.clients = natural_order(groups)
-    unread: list[str] = []
-    for client in found.clients or [""]:
-        for name, array in _data_sets(top[client] if client else top):
-            if client in (found.clients or [""])[:1]:
-                found.names.append(name)
-            key = _key(name, given, part)
-            if key is None:
-                unread.append(name)
-                continue
-            other = found.arrays.setdefault(key, {}).setdefault(client, array)
-            if other is not array:
-                option = OPTION[key.rpartition("_")[2]]
-                where = f"{at}{', ' + client if client else ''}"
-                both = f"{other.name} and {array.name} could both be {key}"
-                raise UserError(f"{where}: {both}; say which in data.{option}")
-    _report_unread(at, unread)
-    return found
-
-
-def _is_group(entry: Any) -> bool:
-    import h5py
-
-    return isinstance(entry, h5py.Group)
-
-
-def _data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """The data sets below a group, each with its path; links that lead nowhere are left out."""
-    import h5py
-
-    for name in group:
-        entry = group.get(name)
-        if isinstance(entry, h5py.Dataset):
-            yield f"{above}{name}", entry
-        elif isinstance(entry, h5py.Group):
-            yield from _data_sets(entry, f"{above}{name}/")
-
-
-def _words(name: str) -> list[str]:
-    return [word.casefold() for word in re.split(r"[^0-9A-Za-z]+", name) if word]
-
-
-def _without_part(name: str) -> tuple[str | None, str]:
-    """The part that a name says, and the rest: ("test_", "x") of "test_set_x", "x_test" and "test/x"."""
-    words = _words(name)
-    part = next((PARTS[word] for word in words if word in PARTS), None)
-    dropped = {*PARTS, "set"} if part is not None else set()
-    return part, "_".join(word for word in words if word not in dropped)
-
-
-def _key(name: str, given: Mapping[str, str | None], part: str | None) -> str | None:
-    """Which of our arrays a data set is: "test_x"; None if none."""
-    said, rest = _without_part(name)
-    if part is not None and said not in (None, part):
-        return None
-    for key, own in given.items():
-        known = USUAL[key] if own is None else (_without_part(own)[1],)
-        if rest in known:
-            return f"{said or part or ''}{key}"
-    return None
-
-
-def _report_unread(at: Path, names: list[str]) -> None:
-    names = [name for name in dict.fromkeys(names) if name not in ("coarse_label", "snippets")]  # of TFF
-    if names:
-        said = f"data: {at}: not read: {shorten(', '.join(names))}"
-        warnings.warn(f"{said}; data.inputs, data.labels and data.sites name what is read", stacklevel=4)
-
+TEXTS = "snippets"  # TFF's Shakespeare
+SHARED_TEST = "coarse_label"  # TFF's CIFAR-100 has it, whose test clients are others with the names of training clients
 
 Name = Annotated[str, Field(min_length=1)]
-KNOWN = "known: " + "; ".join(f"{key}: {', '.join(names)}" for key, names in USUAL.items())
-SHARED_TEST = "coarse_label"  # TFF's CIFAR-100 has it, whose test clients are others with the names of training clients
 
 
 def hdf5(
@@ -194,123 +79,192 @@ def hdf5(
     pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each row.
     val: the validation part joins the training part, or is left out.
     """
-    if site is None and not path:
-        raise UserError("hdf5: data.path is missing; it names the HDF5 file, relative to data.root")
-    for key, name in (("path", path), ("test_path", test_path)):
-        if site is not None and name and "{site}" not in name:
-            raise UserError(f"hdf5: data.{key}: {name!r} would be one file for all silos; write {{site}}")
-    given = {"x": inputs, "y": labels, "site": sites}
-    found = []
-    for key, name in (("path", path or "{site}"), ("test_path", test_path)):
-        if name is not None:
-            file = name.replace("{site}", site or "{site}")
-            at = find(root, (file,), "hdf5", f"correct data.root, or data.{key}")
-            found.append(find_arrays(open_file(at), at, given, "test_" if key == "test_path" else None))
+    names = {"x": inputs, "y": labels, "site": sites}
+    at = find(root, (file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
+    found = find_arrays(open_file(at), at, names)
+    if test_path is not None:
+        test_at = find(root, (file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path")
+        found = found.joined(find_arrays(open_file(test_at), test_at, names, "test_"))
+    if TEXTS in found.unread:
+        raise UserError(f"{at} holds texts by author, which data.source: text reads")
+    for key, name in names.items():
+        if not any(each.endswith(key) for each in found.arrays) and (name or key != "site"):
+            known = f"{name!r} (data.{OPTION[key]})" if name else f"for {key}: {', '.join(USUAL[key])}"
+            raise UserError(f"{at} has no data set {known}; others are {shorten(', '.join(found.unread)) or 'none'}")
     options = ArrayOptions(axes, pixel_range, mean, std)
-    return _dataset(found, given, options, classes, test_fraction, val, silo=site is not None)
+    return _dataset(found, options, classes, test_fraction, val, silo=site is not None)
+
+
+@dataclass
+class Found:
+    """The data sets of one file.
+
+    Attributes:
+        at: the file.
+        clients: the names of the groups that are clients, in ascending order, numbers by size; none: ().
+        arrays: for "x", "y", "site", "val_x", ..., "test_site" the data sets by client, "" without clients.
+        unread: the paths of all other data sets.
+    """
+
+    at: Path
+    clients: list[str] = field(default_factory=list)
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+
+    def joined(self, test: Found) -> Found:
+        """The data sets of both files."""
+        twice = {*self.arrays} & {*test.arrays}
+        if twice or bool(self.clients) != bool(test.clients):
+            problem = f"both hold {min(twice)}" if twice else "do not both have a group for each client"
+            raise UserError(f"{self.at} and {test.at} {problem}; leave data.test_path out, or mend the files")
+        clients = natural_order([*self.clients, *test.clients])
+        return Found(self.at, clients, self.arrays | test.arrays, [*self.unread, *test.unread])
+
+
+def open_file(path: Path) -> Any:
+    """The h5py.File at `path`. HDF5's locks, which many file systems of clusters refuse, are not needed to read."""
+    if find_spec("h5py") is None:
+        raise UserError(f"{path} is read by h5py, which is not installed; pip install h5py")
+    import h5py
+
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise UserError(f"{path} cannot be opened as HDF5: {error}; write it anew with h5py") from error
+
+
+def find_arrays(file: Any, at: Path, names: Mapping[str, str | None], part: str | None = None) -> Found:
+    """Return the data sets of samples, labels and sites, for each part and each client.
+
+    Args:
+        names: for "x", "y" and "site" the name in the config; None: one of the usual names.
+        part: "test_" if all data sets of the file are of that part, whatever they are called.
+
+    Raises:
+        UserError: two data sets could be the same array.
+    """
+    import h5py
+
+    top = file.get(CLIENTS, file)
+    entries = {name: top.get(name) for name in top}  # None: a link that leads nowhere
+    named_as_parts = any(word in PARTS for name in entries for word in _words(name))
+    by_client = all(isinstance(entry, h5py.Group) for entry in entries.values())
+    found = Found(at)
+    if entries and by_client and (top is not file or not named_as_parts):
+        found.clients = natural_order(entries)
+    unread: dict[str, None] = {}
+    for client in found.clients or [""]:
+        for name, array in _data_sets(top[client] if client else top):
+            key = _key(name, names, part)
+            if key is None:
+                unread[name] = None
+                continue
+            other = found.arrays.setdefault(key, {}).setdefault(client, array)
+            if other is not array:
+                both = f"{other.name} and {array.name} could both be {key}"
+                raise UserError(f"{at}: {both}; say which in data.{OPTION[key.rpartition('_')[2]]}")
+    found.unread = list(unread)
+    told = [name for name in unread if name not in (SHARED_TEST, TEXTS)]
+    if told:
+        remedy = "data.inputs, data.labels and data.sites name what is read"
+        warnings.warn(f"data: {at}: not read: {shorten(', '.join(told))}; {remedy}", stacklevel=3)
+    return found
+
+
+def _data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the data sets below a group, each with its path."""
+    import h5py
+
+    for name in group:
+        entry = group.get(name)
+        if isinstance(entry, h5py.Dataset):
+            yield f"{above}{name}", entry
+        elif isinstance(entry, h5py.Group):
+            yield from _data_sets(entry, f"{above}{name}/")
+
+
+def _words(name: str) -> list[str]:
+    return [word.casefold() for word in re.split(r"[^0-9A-Za-z]+", name) if word]
+
+
+def _without_part(name: str) -> tuple[str | None, str]:
+    """The part in a name, and the rest: ("test_", "x") of "test_set_x", "x_test" and "test/x"."""
+    words = _words(name)
+    part = next((PARTS[word] for word in words if word in PARTS), None)
+    dropped = {*PARTS, "set"} if part is not None else set()
+    return part, "_".join(word for word in words if word not in dropped)
+
+
+def _key(name: str, names: Mapping[str, str | None], part: str | None) -> str | None:
+    """Which of our arrays a data set is: "test_x"; None if none."""
+    own_part, rest = _without_part(name)
+    if part is not None and own_part not in (None, part):
+        return None
+    for key, given in names.items():
+        if rest in (USUAL[key] if given is None else (_without_part(given)[1],)):
+            return f"{own_part or part or ''}{key}"
+    return None
 
 
 def _dataset(
-    found: Sequence[Found],
-    given: Mapping[str, str | None],
+    found: Found,
     options: ArrayOptions,
     classes: int | None,
     test_fraction: float | None,
     val: Literal["join", "leave"],
     silo: bool,
 ) -> Dataset:
-    at, names = found[0].at, [name for file in found for name in file.names]
-    if "snippets" in names:  # of TFF's Shakespeare
-        raise UserError(f"{at} holds texts by author, which data.source: text reads")
-    clients, stored = _clients(found), _stored(found)
-    for key, name in given.items():
-        if name is not None and not any(each.endswith(key) for each in stored):
-            raise UserError(f"{at} has no data set {name!r}; it holds {shorten(', '.join(names), 200) or 'none'}")
-    inputs = {key: list(parts.values()) for key, parts in stored.items() if key.endswith("x")}
-    arrays = _samples(inputs, to_bytes=bool(clients), may_stay_on_disk=options.pixel_range is None)
-    arrays |= {key: _rows(list(parts.values())) for key, parts in stored.items() if key not in inputs}
+    clients, stored = found.clients, {key: list(parts.values()) for key, parts in found.arrays.items()}
+    for parts in stored.values():
+        other = next((part for part in parts if part.ndim == 0 or part.shape[1:] != parts[0].shape[1:]), None)
+        if other is not None:
+            shapes = f"{other.name} has the shape {other.shape} and {parts[0].name} {parts[0].shape}"
+            raise UserError(f"{found.at}: {shapes}; rows of one shape are needed")
+    inputs = {key: parts for key, parts in stored.items() if key.endswith("x")}
+    arrays = _samples(inputs, bool(clients), may_stay_on_disk=options.pixel_range is None)
+    arrays |= {key: _rows(parts) for key, parts in stored.items() if key not in inputs}
     site_names = clients or _number_words(arrays)
     for key in inputs if clients else ():
-        rows = [len(stored[key].get(name, ())) for name in clients]
+        rows = [len(found.arrays[key].get(name, ())) for name in clients]
         arrays[f"{key[:-1]}site"] = np.repeat(np.arange(len(clients)), rows)
-    data = from_arrays(arrays, names, at, options, classes, test_fraction, val, KNOWN, silo=silo, by_site=True)
-    if clients and arrays["x"].dtype == np.uint8 and isinstance(data.preparation, ArrayPreparation):
-        given_bytes = all(part.dtype == np.uint8 for part in inputs["x"])  # else they are floats in the file
-        data = replace(data, preparation=replace(data.preparation, uint8=given_bytes))
+    data = from_arrays(arrays, found.at, options, classes, test_fraction, val, by_site=True)
+    if isinstance(data.preparation, ArrayPreparation):  # of floats in the file that are kept as bytes
+        is_uint8 = all(part.dtype == np.uint8 for part in inputs["x"])
+        data = replace(data, preparation=replace(data.preparation, uint8=is_uint8))
     if silo or data.site is None or not site_names:
         return data
-    shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in names)
+    shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in found.unread)
     test_owner = np.zeros(len(data.test_y), np.int64) if data.test_site is None else data.test_site.numpy()
     return with_sites(data, site_names, data.site.numpy(), test_owner, shared)
 
 
-def _clients(found: Sequence[Found]) -> list[str]:
-    """The clients of all files; none if rows have no groups of their clients."""
-    if len({file.clients is None for file in found}) > 1:
-        raise UserError(f"{found[0].at} and {found[1].at}: only one of them has a group for each client")
-    return natural_order([name for file in found for name in file.clients or ()])
+def _samples(inputs: Mapping[str, list[Any]], by_client: bool, may_stay_on_disk: bool) -> dict[str, Any]:
+    """Return the samples of each part, one client after the other. Images of clients are kept as bytes if they can be.
 
-
-def _stored(found: Sequence[Found]) -> dict[str, dict[str, Any]]:
-    """The data sets of all files by client: of each client as many samples as labels."""
-    stored: dict[str, dict[str, Any]] = {}
-    for file in found:
-        for key, parts in file.arrays.items():
-            if stored.setdefault(key, parts) is not parts:
-                raise UserError(f"{found[0].at} and {file.at} both hold {key}; leave data.test_path out, or the arrays")
-    for key, parts in stored.items():
-        _check(list(parts.values()), words=key.endswith("site"))
-    for key, other in [(f"{part}x", f"{part}y") for part in ("", "val_", "test_")]:
-        for name, x in stored.get(key, {}).items():
-            y = stored.get(other, {}).get(name)
-            if y is not None and x.shape[:1] != y.shape[:1]:
-                raise UserError(f"{_place(x)} has the shape {x.shape} and {y.name} {y.shape}; as many rows are needed")
-        odd = {*stored.get(key, ())} ^ {*stored.get(other, ())}
-        if found[0].clients is not None and odd:
-            raise UserError(f"{found[0].at}: client {min(odd)!r} has only one of {key} and {other}")
-    return stored
-
-
-def _samples(inputs: Mapping[str, list[Any]], to_bytes: bool, may_stay_on_disk: bool) -> dict[str, Any]:
-    """The samples of each part, one client after the other.
-
-    Args:
-        to_bytes: images of 256 shades are kept as bytes.
-        may_stay_on_disk: images of uint8 are read from the file when a batch needs them, if they are many.
+    may_stay_on_disk: images of uint8 are read from the file when a batch needs them, if they are many.
     """
     parts = [part for each in inputs.values() for part in each]
-    images = all(part.ndim in (3, 4, 5) for part in parts)
-    pixels = images and all(part.dtype == np.uint8 for part in parts)
-    if pixels and may_stay_on_disk and wanted(sum(part.size for part in parts)):
+    is_images = all(part.ndim in (3, 4, 5) for part in parts)
+    is_bytes = is_images and all(part.dtype == np.uint8 for part in parts)
+    if is_bytes and may_stay_on_disk and wanted(sum(part.size for part in parts)):
         return {key: StoredArrays(each) for key, each in inputs.items()}
-    if not (to_bytes and images):
-        return {key: _rows(each, flat=False) for key, each in inputs.items()}
-    held: dict[str, list[np.ndarray]] = {key: [] for key in inputs}
-    for key, each in inputs.items():
-        for part in each:
-            x = _read(part)
-            found = image_bytes(x)
-            held[key].append(x if found is None else found)
-    whole = all(x.dtype == np.uint8 for each in held.values() for x in each)
-    return {key: np.concatenate([x if whole else as_floats(x) for x in each]) for key, each in held.items()}
+    if not (by_client and is_images):
+        return {key: np.concatenate([_read(part) for part in each]) for key, each in inputs.items()}
+    arrays = {key: [_as_bytes(_read(part)) for part in each] for key, each in inputs.items()}
+    if any(x.dtype != np.uint8 for each in arrays.values() for x in each):
+        arrays = {key: [as_floats(x) for x in each] for key, each in arrays.items()}
+    return {key: np.concatenate(each) for key, each in arrays.items()}
 
 
-def _rows(parts: Sequence[Any], flat: bool = True) -> np.ndarray:
-    """The rows of all clients, one after the other. flat: (n,) of one number a row, whatever the shape."""
+def _as_bytes(x: np.ndarray) -> np.ndarray:
+    stored = image_bytes(x)
+    return x if stored is None else stored
+
+
+def _rows(parts: Sequence[Any]) -> np.ndarray:
+    """The rows of all clients, one after the other; (n,) of one number a row, whatever the shape."""
     array = np.concatenate([_read(part) for part in parts])
-    return array.reshape(len(array)) if flat and 0 < array.size == len(array) else array
-
-
-def _check(parts: Sequence[Any], words: bool) -> None:
-    """Raise UserError for a data set that is not rows of numbers like the first one. words: those are allowed, too."""
-    for part in parts:
-        if part.dtype.kind in "OSU" and not words:
-            raise UserError(f"{_place(part)} holds texts; numbers are needed, such as 0, 1, 2, ... for classes")
-        if part.ndim == 0 or part.dtype.kind not in "biufOSU":
-            raise UserError(f"{_place(part)} is {part.dtype} of shape {part.shape}, not rows of numbers")
-        if part.shape[1:] != parts[0].shape[1:]:
-            first = f"one of {parts[0].name} {parts[0].shape[1:]}"
-            raise UserError(f"{_place(part)}: a row has the shape {part.shape[1:]}, {first}; they must agree")
+    return array.reshape(len(array)) if 0 < array.size == len(array) else array
 
 
 def _read(part: Any) -> np.ndarray:
@@ -318,22 +272,16 @@ def _read(part: Any) -> np.ndarray:
     try:
         array = part.asstr()[()] if part.dtype.kind == "O" else part[()]
     except (OSError, UnicodeDecodeError, TypeError) as error:
-        raise UserError(f"{_place(part)} cannot be read: {error}") from error
+        raise UserError(f"{part.file.filename}: {part.name} cannot be read: {error}") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _place(part: Any) -> str:
-    return f"{part.file.filename}: {part.name}"
-
-
 def _number_words(arrays: dict[str, Any]) -> list[str]:
-    """The names of the sites in ascending order, if the arrays name them by words, which become their numbers."""
-    keys = [key for key in ("site", "val_site", "test_site") if key in arrays and arrays[key].dtype.kind in "OSU"]
-    if not keys:
-        return []
-    words = {key: [str(w.decode() if isinstance(w, bytes) else w) for w in arrays[key].reshape(-1)] for key in keys}
+    """Number the sites in ascending order of their names, if the arrays hold words; return the names."""
+    keys = [key for key, array in arrays.items() if key.endswith("site") and array.dtype.kind in "OSU"]
+    words = {key: [w.decode() if isinstance(w, bytes) else str(w) for w in arrays[key].reshape(-1)] for key in keys}
     names = natural_order([word for each in words.values() for word in each])
     number = {name: k for k, name in enumerate(names)}
     for key in keys:
-        arrays[key] = np.array([number[word] for word in words[key]], dtype=np.int64).reshape(arrays[key].shape)
+        arrays[key] = np.array([number[word] for word in words[key]], dtype=np.int64)
     return names

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +20,18 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order, show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes
-from fedmpi.data.sources import leaf_text
 from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.common import finite
-from fedmpi.data.sources.leaf_json import REMEDY, read_users
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.pictures.image_dataset import Files, dataset_of_parts
+from fedmpi.data.sources.text import (
+    SKIP,
+    TextPreparation,
+    check_characters,
+    code_points,
+    make_alphabet,
+    number_characters,
+)
 
 Kind = Literal["numbers", "characters", "texts", "image files"]
 
@@ -35,31 +44,40 @@ OPTIONS: dict[Kind | None, tuple[str, ...]] = {
 CELEBA = "raw/img_align_celeba"  # where LEAF's scripts expect the images, beside train/ and test/
 FEMNIST = 784, (1, 28, 28)  # the only image shape that can be told from the number of values
 TWEET = 4  # the field of a row of Sent140 that is the text
+WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF, models/utils/language_utils.py
+END, OTHER, FIRST = 0, 1, 2  # numbers of words in a sequence
+REMEDY = "LEAF's preprocess.sh writes {'users': [...], 'user_data': {USER: {'x': [...], 'y': [...]}}}"
 
 
 @dataclass
 class Part:
-    """The training or test part as the files hold it, by user."""
+    """The training or test part by user: samples of one kind, and numbers as y (n,)."""
 
     folder: Path
     kind: Kind | None = None
     x: dict[str, Any] = field(default_factory=dict)
-    y: dict[str, np.ndarray] = field(default_factory=dict)  # (n,) numbers; (n,) strings of characters
+    y: dict[str, np.ndarray] = field(default_factory=dict)
 
     def owner(self, users: Sequence[str]) -> np.ndarray:
         """(n,) the number of each sample's user."""
-        return np.repeat(np.arange(len(users)), [len(self.y[user]) if user in self.y else 0 for user in users])
+        return np.repeat(np.arange(len(users)), [len(self.y.get(user, ())) for user in users])
 
     def labels(self, users: Sequence[str]) -> np.ndarray:
-        found = [self.y[user] for user in users if user in self.y]
-        return np.concatenate(found)
+        """(n,) y of all samples."""
+        return np.concatenate([self.y[user] for user in users if user in self.y])
 
-    def inputs(self, users: Sequence[str]) -> list[Any]:
-        return [self.x[user] for user in users if user in self.x]
+    def arrays(self, users: Sequence[str]) -> list[np.ndarray]:
+        """The samples of each user, which are rows of one shape."""
+        arrays = [self.x[user] for user in users if user in self.x]
+        other = next((x.shape[1:] for x in arrays if x.shape[1:] != arrays[0].shape[1:]), None)
+        if other is not None:
+            shapes = f"of shape {arrays[0].shape[1:]} for one user and {other} for another"
+            raise UserError(f"{self.folder}: a sample is {shapes}; they must agree")
+        return arrays
 
     def values(self, users: Sequence[str]) -> list[str]:
-        """Texts, or names of files."""
-        return [value for mine in self.inputs(users) for value in mine]
+        """Texts, or names of files, of all samples."""
+        return [value for user in users for value in self.x.get(user, ())]
 
 
 def leaf(
@@ -97,56 +115,53 @@ def leaf(
     train, test = _read(folder / "train"), _read(folder / "test")
     if train.kind != test.kind:
         raise UserError(f"{folder}: x is {train.kind} in train/ and {test.kind} in test/; they must be alike")
-    given = {"shape": shape, "classes": classes, "alphabet": alphabet, "words": words, "vocabulary": vocabulary}
-    given |= {"length": length, "size": size}
-    useless = next((key for key, value in given.items() if value is not None and key not in OPTIONS[train.kind]), None)
-    if useless:
-        raise UserError(f"data.{useless} changes nothing, for x in {folder} is {train.kind}; leave it out")
-    if length and words != "sequence":
-        raise UserError("data.length changes nothing without data.words: sequence; leave it out")
+    options = {"shape": shape, "classes": classes, "alphabet": alphabet, "words": words, "vocabulary": vocabulary}
+    options |= {"length": length, "size": size}
+    for key, value in options.items():
+        if value is not None and (key not in OPTIONS[train.kind] or (key == "length" and words != "sequence")):
+            raise UserError(f"data.{key} changes nothing, for x in {folder} is {train.kind}; leave it out")
     users = natural_order([*train.y, *test.y])
     if train.kind == "characters":
-        data = leaf_text.next_characters(_strings(train, users), _strings(test, users), alphabet, folder)
+        data = _next_characters(train.arrays(users), test.arrays(users), alphabet, folder)
     else:
         y, test_y, outputs = _targets(train.labels(users), test.labels(users), classes, folder)
-        if train.kind == "numbers":
-            x, test_x = _arrays(train.inputs(users), test.inputs(users), shape, folder)
-            data = Dataset(x, y, test_x, test_y, outputs)
-        elif train.kind == "texts":
-            both = train.values(users), test.values(users)
-            x, test_x = leaf_text.encode(*both, words or "count", vocabulary or 1000, length or 25)
-            data = Dataset(x, y, test_x, test_y, outputs)
-        else:
+        if train.kind == "image files":
             files = _files(train, users, y, folder), _files(test, users, test_y, folder)
-            data = dataset_of_parts(
-                *files, [str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,))
-            )
+            decoding = DecodeOptions(size or 84, 3, (0.5,), (0.5,))
+            data = dataset_of_parts(*files, [str(k) for k in range(outputs)], decoding)
+        else:
+            if train.kind == "numbers":
+                x, test_x = _numbers(train.arrays(users), test.arrays(users), shape, folder)
+            else:
+                texts = train.values(users), test.values(users)
+                x, test_x = _encode(*texts, words == "sequence", vocabulary or 1000, length or 25)
+            data = Dataset(x, y, test_x, test_y, outputs)
     return with_sites(data, users, train.owner(users), test.owner(users))
 
 
 def _read(folder: Path) -> Part:
-    """All files of one part; each user is in one of them."""
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    """Read all files of one part; each user is in one of them."""
+    files = sorted(folder.glob("*.json"))
     if not files:
-        raise MissingDataError(
-            f"leaf: there is no file {folder}/*.json; correct data.root or data.path, or run LEAF's preprocess.sh with "
-            "`-t sample`, which writes train/ and test/"
-        )
+        remedy = "correct data.root or data.path, or run LEAF's preprocess.sh with `-t sample`"
+        raise MissingDataError(f"leaf: there is no file {folder}/*.json; {remedy}")
     part = Part(folder)
     for file in files:
-        for user, entry in read_users(file):
-            _add(part, user, entry, f"{file}, user {user!r}")
+        try:
+            users = json.loads(file.read_bytes())["user_data"].items()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file} cannot be read as LEAF's JSON: {error!r}; {REMEDY}") from error
+        for user, entry in users:
+            _add_user(part, user, entry, f"{file}, user {user!r}")
     if part.kind is None:
         raise UserError(f"{folder}: no user has a sample; {REMEDY}")
     return part
 
 
-def _add(part: Part, user: str, entry: Any, at: str) -> None:
+def _add_user(part: Part, user: str, entry: Any, at: str) -> None:
     x, y = (entry.get(key) if isinstance(entry, dict) else None for key in ("x", "y"))
-    if not isinstance(x, list) or not isinstance(y, list):
-        raise UserError(f"{at}: {show(entry)} has no lists x and y; {REMEDY}")
-    if len(x) != len(y):
-        raise UserError(f"{at}: x has {len(x)} samples and y has {len(y)}; they must have as many")
+    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+        raise UserError(f"{at}: {show(entry)} has no lists x and y of one length; {REMEDY}")
     if user in part.y:
         raise UserError(f"{at} occurs twice in {part.folder}; each user must be in one file")
     if not x:
@@ -159,6 +174,7 @@ def _add(part: Part, user: str, entry: Any, at: str) -> None:
 
 
 def _kind(x: Any, y: Any, at: str) -> Kind:
+    """What the first sample of a user is."""
     first = x
     while isinstance(first, list) and first:
         first = first[0]
@@ -171,22 +187,24 @@ def _kind(x: Any, y: Any, at: str) -> Kind:
     if isinstance(x, list) and len(x) > TWEET and all(isinstance(cell, str) for cell in x):
         return "texts"
     raise UserError(
-        f"{at}: a sample is x = {show(x)}, y = {show(y)}; numbers (FEMNIST, Synthetic), strings with the next "
-        "character (Shakespeare), texts (Sent140) and image files (CelebA) can be read; for others write a source of "
-        "your own"
+        f"{at}: a sample is x = {show(x)}, y = {show(y)}; numbers, strings with the next character, texts and names of "
+        "image files can be read; for others write a source of your own"
     )
 
 
 def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.ndarray]:
-    """x and y of a user without Python's numbers."""
+    """x and y of a user as arrays, and lists of texts; of characters x is (n, L + 1) code points with y behind."""
     if kind == "characters":
-        return leaf_text.code_points(x, y, at), np.zeros(len(y))
+        if any(not isinstance(c, str) or len(c) != 1 or not isinstance(s, str) for s, c in zip(x, y, strict=True)):
+            raise UserError(f"{at}: strings x, and as y the one character after each, are needed")
+        rows = [text + after for text, after in zip(x, y, strict=True)]
+        if len({*map(len, rows)}) > 1:
+            raise UserError(f"{at}: the strings in x have different lengths; they must have as many characters")
+        return code_points("".join(rows)).reshape(len(rows), -1), np.zeros(len(y))
     try:
-        labels = np.array(y, dtype=np.float64)
+        labels = np.array(y, dtype=np.float64).reshape(len(x))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{at}: y holds {show(y[0])}; a number for each sample is needed ({error})") from error
-    if labels.ndim != 1:
-        raise UserError(f"{at}: y[0] is {show(y[0])}; one number for each sample is needed")
+        raise UserError(f"{at}: y holds {show(y[0])}; one number for each sample is needed") from error
     if kind == "numbers":
         try:
             with np.errstate(over="ignore"):  # values beyond float32 are reported with their row
@@ -196,68 +214,86 @@ def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.n
         stored = image_bytes(numbers)
         return numbers if stored is None else stored, labels
     texts = [row[TWEET] if isinstance(row, list) and len(row) > TWEET else row for row in x]
-    odd = next((row for row in texts if not isinstance(row, str)), None)
-    if odd is not None:
-        raise UserError(f"{at}: x holds {show(odd)} among {kind}")
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{at}: x holds other things among {kind}")
     return texts, labels
 
 
 def _targets(y: np.ndarray, test_y: np.ndarray, classes: int | None, folder: Path) -> tuple[Tensor, Tensor, int]:
     """Labels int64 and the number of classes, or float32 targets and 1."""
     both = np.concatenate([y, test_y])
-    if classes == 1 or not (np.isfinite(both).all() and np.array_equal(both, np.rint(both))):
-        if classes not in (None, 1):
-            raise UserError(f"{folder}: y holds numbers that are not whole; with data.classes: {classes} they must be")
+    is_whole = bool(np.isfinite(both).all() and np.array_equal(both, np.rint(both)))
+    if classes == 1 or (classes is None and not is_whole):
         targets, test_targets = (torch.from_numpy(each.astype(np.float32)) for each in (y, test_y))
         return finite(targets, "y of train/", folder), finite(test_targets, "y of test/", folder), 1
-    low, high = int(both.min()), int(both.max())
-    if low < 0 or high >= (classes or max(1000, 10 * len(both))):
-        allowed = f"0 to {classes - 1} are allowed" if classes else "number them 0, 1, 2, ..."
+    low, high = both.min(), both.max()
+    if not is_whole or low < 0 or high >= (classes or max(1000, 10 * len(both))):
+        allowed = f"whole numbers from 0 to {classes - 1} are allowed" if classes else "number them 0, 1, 2, ..."
         raise UserError(
-            f"{folder}: y holds the labels {low} to {high}; {allowed}, or say data.classes: 1 (a regression)"
+            f"{folder}: y holds the labels {low:g} to {high:g}; {allowed}, or say data.classes: 1 (a regression)"
         )
-    return torch.from_numpy(y.astype(np.int64)), torch.from_numpy(test_y.astype(np.int64)), classes or high + 1
+    return torch.from_numpy(y.astype(np.int64)), torch.from_numpy(test_y.astype(np.int64)), classes or int(high) + 1
 
 
-def _arrays(
+def _numbers(
     train: list[np.ndarray], test: list[np.ndarray], shape: tuple[int, ...] | None, folder: Path
 ) -> tuple[Tensor | Pictures, Tensor | Pictures]:
     """The samples of both parts; as bytes where they are images of 256 shades."""
-    given = train[0].shape[1:]
-    odd = next((x.shape[1:] for x in (*train, *test) if x.shape[1:] != given), None)
-    if odd is not None:
-        raise UserError(f"{folder}: a sample is of shape {given} for one user and {odd} for another; they must agree")
-    wanted = shape or (FEMNIST[1] if given == FEMNIST[:1] else given or (1,))
-    if math.prod(wanted) != math.prod(given):
-        has = f"a sample in {folder} has {math.prod(given)} numbers"
-        raise UserError(f"data.shape: {list(wanted)} has {math.prod(wanted)}, but {has}")
-    images = len(wanted) == 3 and all(x.dtype == np.uint8 for x in (*train, *test))
-    found = []
-    for name, part in (("train", train), ("test", test)):
-        x = np.concatenate(part if images else [as_floats(x) for x in part])
-        found.append(finite(torch.from_numpy(x.reshape(-1, *wanted)), f"x of {name}/", folder))
-    first, last = found
-    return (of_bytes(first, None, None, wanted[0]), of_bytes(last, None, None, wanted[0])) if images else (first, last)
-
-
-def _strings(part: Part, users: Sequence[str]) -> np.ndarray:
-    """(n, L + 1) code points, of one length."""
-    found = part.inputs(users)
-    widths = {x.shape[1] for x in found}
-    if len(widths) > 1:
-        low, high = min(widths) - 1, max(widths) - 1
-        raise UserError(f"{part.folder}: the strings have {low} to {high} characters; they must have as many")
-    return np.concatenate(found)
+    stored = train[0].shape[1:]
+    wanted = shape or (FEMNIST[1] if stored == FEMNIST[:1] else stored or (1,))
+    if any(math.prod(wanted) != math.prod(x.shape[1:]) for x in (train[0], test[0])):
+        sizes = f"{math.prod(wanted)}, but a sample in {folder} has {math.prod(stored)} numbers"
+        raise UserError(f"data.shape: {list(wanted)} has {sizes}, and in test/ {math.prod(test[0].shape[1:])}")
+    is_images = len(wanted) == 3 and all(x.dtype == np.uint8 for x in (*train, *test))
+    parts: list[Tensor | Pictures] = []
+    for name, arrays in (("train", train), ("test", test)):
+        rows = np.concatenate(arrays if is_images else [as_floats(x) for x in arrays])
+        x = finite(torch.from_numpy(rows.reshape(-1, *wanted)), f"x of {name}/", folder)
+        parts.append(of_bytes(x, None, None, wanted[0]) if is_images else x)
+    return parts[0], parts[1]
 
 
 def _files(part: Part, users: Sequence[str], y: Tensor, folder: Path) -> Files:
-    if not y.dtype == torch.int64:
+    if y.dtype != torch.int64:
         raise UserError(f"{folder}: images need classes as y, whole numbers")
     names = part.values(users)
     images = folder / CELEBA
     if not images.is_dir():
-        raise MissingDataError(
-            f"leaf: there is no folder {images}, and the samples are image files such as {names[0]}; unpack CelebA's "
-            "img_align_celeba.zip there"
-        )
+        remedy = "unpack CelebA's img_align_celeba.zip there"
+        raise MissingDataError(f"leaf: there is no folder {images} of the image files, such as {names[0]}; {remedy}")
     return Files([images / name for name in names], y.tolist(), [f"{part.folder}"] * len(names))
+
+
+def _next_characters(
+    train: Sequence[np.ndarray], test: Sequence[np.ndarray], alphabet: str | None, folder: Path
+) -> Dataset:
+    """The data set of the last character of each row of code points (n, L + 1), for the task next_symbol."""
+    if train[0].shape[1] != test[0].shape[1]:
+        raise UserError(f"{folder}: the strings in train/ and test/ have different lengths; they must have one")
+    rows, test_rows = np.concatenate(train), np.concatenate(test)
+    characters, test_characters = ({chr(code) for code in np.unique(part)} for part in (rows, test_rows))
+    if alphabet is not None:
+        check_characters("".join(characters | test_characters), alphabet, str(folder))
+    symbols = tuple(alphabet or make_alphabet(characters, test_characters))
+    x, test_x = (number_characters(part, symbols) for part in (rows, test_rows))
+    y, test_y = x[:, 1:].clone(), test_x[:, 1:].clone()
+    y[:, :-1] = test_y[:, :-1] = SKIP
+    preparation = TextPreparation(symbols, x.shape[1] - 1, closed=alphabet is not None, last=True)
+    return Dataset(x[:, :-1], y, test_x[:, :-1], test_y, len(symbols), meaning=symbols, preparation=preparation)
+
+
+def _encode(train: Sequence[str], test: Sequence[str], sequence: bool, vocabulary: int, length: int) -> list[Tensor]:
+    """The texts of both parts as the most frequent words of the training part, counted or as a sequence; see `leaf`."""
+    counts = Counter(word for text in train for word in WORD.findall(text))
+    place = {word: k for k, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary])}
+    parts = []
+    for texts in (train, test):
+        out = np.full((len(texts), length), END) if sequence else np.zeros((len(texts), vocabulary), np.float32)
+        for row, text in zip(out, texts, strict=True):
+            words = WORD.findall(text)
+            if sequence:
+                row[: len(words)] = [place[word] + FIRST if word in place else OTHER for word in words[:length]]
+            else:
+                np.add.at(row, [place[word] for word in words if word in place], 1)
+        parts.append(torch.from_numpy(out))
+    return parts

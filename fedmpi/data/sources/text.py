@@ -1,19 +1,34 @@
-"""The next character of texts by author: any texts of one's own, and Tiny Shakespeare by role."""
+"""The next character of texts by author: any texts of one's own, and Tiny Shakespeare by role.
+
+Texts become windows of symbols: x (n, L), and y (n, L), the symbol after each of them.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import natural_order
+from fedmpi.common.text import count, natural_order, show
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import checked_fraction, find, with_columns
+from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
+from fedmpi.data.sources.by_client import with_sites
+from fedmpi.data.sources.common import checked_fraction, file_name, find
 from fedmpi.data.sources.text_files import Text, read_text, texts_of
-from fedmpi.data.sources.text_windows import windows
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
+SKIP = -100  # a target that does not count: the one of the task next_symbol
+FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
+
+Context = Annotated[int, Field(ge=1, le=100_000)]
 
 
 def text(
@@ -24,7 +39,7 @@ def text(
     test_path: Annotated[str, Field(min_length=1)] | None = None,
     author_column: str = "author",
     text_column: str = "text",
-    context: Annotated[int, Field(ge=1, le=100_000)] = 80,
+    context: Context = 80,
     alphabet: Annotated[str, Field(min_length=2)] | None = None,
     min_chars: Annotated[int, Field(ge=1)] | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
@@ -44,43 +59,32 @@ def text(
     path may hold {site}, which becomes the silo's name, and without path the silo's name is the file's.
     """
     share = checked_fraction(test_fraction, f"data.test_path: {test_path}" if test_path else "")
+    name = file_name("text", site, path)
     if site is not None:
         if test_path is not None:
             raise UserError("text: data.test_path goes with data.path of all authors, not with silos; leave it out")
-        return _silo(root, site, path, context, share, alphabet)
-    if path is None:
-        raise UserError("text: data.path is missing; it names a file, or a folder of *.txt, relative to data.root")
+        if alphabet is None:
+            raise UserError("text: data.alphabet is missing; silos need it, for none knows the others' characters")
+        at = find(root, (name,), "text", "correct data.root or data.path")
+        return windows({site: Text(read_text(at), str(at))}, context, share, alphabet=alphabet)
 
     def read(name: str, key: str) -> dict[str, Text]:
         at = root / name
         at = at if os.path.isdir(at) else find(root, (name,), "text", f"correct data.root or data.{key}")
-        if at.is_file() and at.suffix.lower() == ".txt":
-            said = f"{at} is one author's text; data.{key} names the folder, or a table with a row for each text"
-            raise UserError(said)
         texts = texts_of(at, author_column, text_column, delimiter)
         return {author: texts[author] for author in natural_order(texts)}
 
     tests = read(test_path, "test_path") if test_path else None
-    found = windows(read(path, "path"), context, share, min_chars, alphabet, tests)
-    return with_columns(found, author_column=author_column, text_column=text_column, delimiter=delimiter)
-
-
-def _silo(root: Path, site: str, path: str | None, context: int, test_fraction: float, alphabet: str | None) -> Dataset:
-    if alphabet is None:
-        raise UserError("text: data.alphabet is missing; silos need it, for none knows the others' characters")
-    if path is not None and "{site}" not in path:
-        raise UserError(f"text: data.path: {path!r} would be one file for all silos; write {{site}} where they differ")
-    at = find(root, ((path or "{site}").replace("{site}", site),), "text", "correct data.root or data.path")
-    return windows({site: Text(read_text(at), str(at))}, context, test_fraction, None, alphabet)
-
-
-FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
+    data = windows(read(name, "path"), context, share, min_chars, alphabet, tests)
+    columns = {"author_column": author_column, "text_column": text_column, "delimiter": delimiter}
+    preparation: Any = data.preparation
+    return replace(data, preparation=replace(preparation, **columns))
 
 
 def shakespeare(
     root: Path,
     *,
-    context: Annotated[int, Field(ge=1, le=100_000)] = 80,
+    context: Context = 80,
     min_chars: Annotated[int, Field(ge=1)] = 1000,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
 ) -> Dataset:
@@ -92,19 +96,137 @@ def shakespeare(
     other. Roles with fewer than min_chars characters are left out; 141 of 309 have 1,000.
     """
     at = find(root, ("tinyshakespeare/input.txt", "input.txt"), "shakespeare", f"correct data.root; the file is {FILE}")
-    try:
-        content = at.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{at} cannot be read: {error}; fetch {FILE}") from error
-    spoken: dict[str, list[str]] = {}
-    line = 1
-    for block in content.strip().split("\n\n"):
+    speeches: dict[str, list[str]] = {}
+    for block in read_text(at).strip().split("\n\n"):
         role, _, speech = block.strip("\n").partition("\n")
         if not role.endswith(":"):
-            raise UserError(
-                f"{at}, about line {line}: a speech begins with {role[:40]!r}, not with `Role:`; fetch {FILE}"
-            )
-        spoken.setdefault(role[:-1], []).append(speech)
-        line += block.count("\n") + 2
-    texts = {role: Text("\n".join(spoken[role]), f"{at}, role {role}") for role in sorted(spoken)}
-    return windows(texts, context, test_fraction, min_chars, None)
+            raise UserError(f"{at}: a speech begins with {role[:40]!r}, not with `Role:`; fetch {FILE}")
+        speeches.setdefault(role[:-1], []).append(speech)
+    texts = {role: Text("\n".join(speeches[role]), f"{at}, role {role}") for role in sorted(speeches)}
+    return windows(texts, context, test_fraction, min_chars)
+
+
+@dataclass(frozen=True)
+class TextPreparation(Preparation):
+    """The characters in the order of their numbers, and the length of a window.
+
+    closed: the config names the alphabet, and other characters are refused; else they are as those are that occurred in
+    test parts alone, if there were some. last: of the targets of a window the one behind its end alone counts.
+    """
+
+    alphabet: tuple[str, ...]
+    context: int
+    closed: bool = False
+    author_column: str = "author"
+    text_column: str = "text"
+    delimiter: str = ","
+    last: bool = False
+
+    kind: ClassVar[str] = "texts"
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.alphabet
+
+    def read(self, request: Request) -> NewRows:
+        """Cut each text into windows, as in training, and its last characters, behind which the next one is not known.
+        Targets are those of the windows: the last one of a text counts in no metric."""
+        if isinstance(request.rows, str) and "\n" in request.rows:
+            texts: Mapping[str, Text] = {"text": Text(request.rows, "rows")}
+        else:
+            texts = texts_of(file_of(request, folder=True), self.author_column, self.text_column, self.delimiter)
+        names, starts, parts, ends = [], [], [], []
+        for name, (characters, place) in texts.items():
+            if len(characters) < self.context:
+                few = f"text {name!r} has {len(characters)} characters"
+                raise UserError(f"{place}: {few}; the model was trained on windows of {self.context}")
+            if self.closed or UNKNOWN not in self.alphabet:
+                check_characters(characters, self.alphabet, f"{place}: {name!r}", "which the training did not have")
+            rows = cut(characters, self.alphabet, self.context)
+            last = number_characters(code_points(characters[-self.context :]), self.alphabet)
+            parts += [rows[:, :-1], last[None]]
+            targets = rows[:, 1:].clone()
+            targets[:, : -1 if self.last else 0] = SKIP
+            ends += [targets, torch.full((1, self.context), SKIP)]
+            names += [name] * (len(rows) + 1)
+            starts += [*(k * self.context + 1 for k in range(len(rows))), len(characters) - self.context + 1]
+        ids = {"text": np.array(names, dtype=object), "character": np.array(starts)}
+        return NewRows(ids, torch.cat(parts), torch.cat(ends))
+
+
+def code_points(text: str) -> np.ndarray:
+    """(n,) uint32: the Unicode numbers of a text's characters."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def number_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
+    """Return the places in the alphabet of characters, (...) code points, as int64; others are UNKNOWN, or 0."""
+    known = [ord(symbol) for symbol in alphabet]
+    largest = max(*known, int(codes.max(initial=0)))
+    table = np.full(largest + 1, alphabet.index(UNKNOWN) if UNKNOWN in alphabet else 0)
+    table[known] = np.arange(len(alphabet))
+    return torch.from_numpy(table[codes])
+
+
+def check_characters(text: str, alphabet: Sequence[str], where: str, reason: str = "") -> None:
+    """Raise UserError for a character that is not in the alphabet, or stands twice in it."""
+    if len({*alphabet}) < len(alphabet):
+        twice = next(symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k])
+        raise UserError(f"data.alphabet holds {show(twice)} twice; each character stands once")
+    strange = {*text} - {*alphabet}
+    if strange:
+        reason = reason or "which is not in data.alphabet"
+        raise UserError(f"{where} holds {show(min(strange))}, {reason}; add it there, or replace it")
+
+
+def make_alphabet(train: set[str], test: set[str]) -> tuple[str, ...]:
+    """Return the characters of the training part, sorted, and UNKNOWN if others occur in the test part."""
+    return (*sorted(train), *([UNKNOWN] if test - train and UNKNOWN not in train else []))
+
+
+def cut(text: str, alphabet: Sequence[str], context: int) -> Tensor:
+    """(windows, context + 1) int64: windows one after the other, each with the symbol behind it."""
+    numbers = number_characters(code_points(text), alphabet)
+    return numbers.unfold(0, context + 1, context) if len(text) > context else numbers.new_empty(0, context + 1)
+
+
+def windows(
+    texts: Mapping[str, Text],
+    context: int,
+    test_fraction: float,
+    min_chars: int | None = None,
+    alphabet: str | None = None,
+    tests: Mapping[str, Text] | None = None,
+) -> Dataset:
+    """The data set of several authors, who are its sites; only the first 1 - test_fraction of a text is trained on.
+
+    A part of n characters is cut into floor((n - 1) / context) windows, one after the other. min_chars: authors with
+    fewer characters are left out. tests: the test part of each author, of whose text all is trained on then. Raises
+    UserError for an author whose training part is shorter than a window and the character after it.
+    """
+    texts = {name: text for name, text in texts.items() if len(text.text) >= (min_chars or 0)}
+    if not texts:
+        raise UserError(f"data.min_chars: {min_chars}: no author has so many characters; lower it")
+    train, test = {}, {}
+    for name, (characters, place) in texts.items():
+        end = len(characters) - (int(test_fraction * len(characters)) if tests is None else 0)
+        train[name], test[name] = characters[:end], characters[end:]
+        if tests is not None and name in tests:
+            test[name] = tests[name].text
+        if end < context + 1:
+            few = f"author {name!r} has {count(end, 'character')} to train on, of {len(characters)}"
+            remedy = f"data.context = {context} needs {context + 1}: lower it, or leave short authors out"
+            raise UserError(f"{place}: {few}; {remedy} with data.min_chars")
+        if alphabet is not None:
+            check_characters(train[name] + test[name], alphabet, f"{place}: author {name!r}")
+    symbols = tuple(alphabet or make_alphabet({*"".join(train.values())}, {*"".join(test.values())}))
+    rows, test_rows = ([cut(part, symbols, context) for part in parts.values()] for parts in (train, test))
+    x, test_x = torch.cat(rows), torch.cat(test_rows)
+    data = Dataset(
+        *(x[:, :-1].contiguous(), x[:, 1:].contiguous(), test_x[:, :-1].contiguous(), test_x[:, 1:].contiguous()),
+        classes=len(symbols),
+        meaning=symbols,
+        preparation=TextPreparation(symbols, context, closed=alphabet is not None),
+    )
+    owner, test_owner = (np.repeat(np.arange(len(texts)), list(map(len, each))) for each in (rows, test_rows))
+    return with_sites(data, list(texts), owner, test_owner)

@@ -1,8 +1,7 @@
 """The models of a run directory as modules: the global one, and those with which clients were evaluated.
 
-The model of a client, that of protocol `personal`, is made of the global model, the server's state in the last
-checkpoint and what the client has kept (state/), by the same hooks of the method that the evaluation calls. Data are
-read only where these hooks may ask for them.
+The model of a client is made of the global model, the server's state in the last checkpoint and what the client has
+kept (state/), by the hooks of the method that protocol `personal` calls. Data are read only where these may need them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from fedmpi.runtime.record.saved_model import facts_of, input_of, read_model
 from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
-# What a single process needs that trains nobody, whatever the run was told.
+# What one process needs that trains nobody.
 RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
 
 
@@ -78,12 +77,9 @@ def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Mo
         UserError: the run has not ended yet, or the file is damaged or of another model.
     """
     weights = run_dir / name
-    if name == BEST and not weights.exists():
-        raise UserError(
-            f"{run_dir} holds no {BEST}: set evaluate.best and data.validation, and a run chooses its best model"
-        )
     if not weights.exists():
-        raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
+        why = "its model was not chosen (evaluate.best)" if name == BEST else "the run has not ended yet"
+        raise UserError(f"{run_dir} holds no {name}: {why}")
     tensors, (shape, dtype), classes = read_model(weights)
     module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
     try:
@@ -107,27 +103,23 @@ def client_model(
     Raises:
         UserError: there is no such client, its run has not ended, or the run directory does not have what it kept.
     """
-    run_dir = Path(run_dir)
-    settings = _settings(run_dir, trusted, overrides)
-    with trust.guard(trusted), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the run, which has told them
-        set_numerics(settings)
-        name = BEST if best else MODEL
-        module, facts = rebuild_model(run_dir, settings, name), facts_of(run_dir / name)
-        number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
-        experiment = _experiment(run_dir, settings, facts, number)
-        fed = build.federation(experiment, Solo(torch.device("cpu")), lambda: False)
-        t = int(facts["round"]) if best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
-        _restore(fed, experiment, run_dir, module, t)
-        return _evaluated(fed, experiment, run_dir, module, number, t)
-
-
-def _settings(run_dir: Path, trusted: bool, overrides: Sequence[str]) -> Settings:
+    run_dir, name = Path(run_dir), BEST if best else MODEL
     start = run_dir / initial.COPY
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     settings = trust.run_settings(run_dir, trusted, [*overrides, *start_from, *RESTORED])
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
-    return settings.model_copy(update={"evaluate": evaluate})
+    settings = settings.model_copy(update={"evaluate": evaluate})
+    with trust.guard(trusted), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run has shown them
+        set_numerics(settings)
+        module, facts = rebuild_model(run_dir, settings, name), facts_of(run_dir / name)
+        sizes = _sizes(run_dir)
+        number = _number(client, _site_names(run_dir, settings), len(sizes))
+        experiment = _experiment(run_dir, settings, facts, number, sizes)
+        fed = build.federation(experiment, Solo(torch.device("cpu")), lambda: False)
+        t = int(facts["round"]) if best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
+        _restore(fed, experiment, run_dir, t)
+        return _own_model(fed, experiment, module, number, t)
 
 
 def _site_names(run_dir: Path, settings: Settings) -> list[str]:
@@ -137,15 +129,13 @@ def _site_names(run_dir: Path, settings: Settings) -> list[str]:
     return list(read_preprocessing(run_dir / PREPROCESSING).client_sites)
 
 
-def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
+def _number(client: int | str, sites: Sequence[str], clients: int) -> int:
     """Return the client's number. Raises UserError if there is no such client."""
     if isinstance(client, str) and client in sites:
         return sites.index(client)
-    if isinstance(client, bool) or not str(client).isdecimal() or int(client) >= len(sizes):
-        allowed = f"the run has clients 0 to {len(sizes) - 1}"
-        allowed += f", at sites {', '.join(sites[:6])}{', ...' if len(sites) > 6 else ''}" if sites else ""
-        close = f"; {nearest(str(client), sites)}" if sites and isinstance(client, str) else ""
-        raise UserError(f"client: there is no client {client!r}; {allowed}{close}")
+    if isinstance(client, bool) or not str(client).isdecimal() or int(client) >= clients:
+        names = f", or by site: {nearest(str(client), sites)}" if sites else ""
+        raise UserError(f"client: there is no client {client!r}; the run has clients 0 to {clients - 1}{names}")
     return int(client)
 
 
@@ -154,39 +144,29 @@ def _sizes(run_dir: Path) -> np.ndarray:
     try:
         facts = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
         return np.array(by_client(run_dir, facts)[0], dtype=np.int64)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{run_dir / 'partition.json'} is damaged or missing ({error}): which clients are there?"
-        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / 'partition.json'} cannot be read: {error}") from error
 
 
 # ---- the experiment ----
-def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int) -> Experiment:
+def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray) -> Experiment:
     """Build the experiment of the run, with data only where the method's evaluation may use them."""
     method = build.make_method(settings)
-    users = any(where.startswith("method") for where in trust.foreign(settings.model_dump(mode="json")))
-    hooked = [hook for hook in OWN if overrides(method, hook)]
-    if "predict" in hooked or (users and hooked):
-        data = _data(run_dir, settings, client)
-        return build.experiment(settings, data, torch.device("cpu"))
-    return _without_data(settings, method, facts, _sizes(run_dir))
-
-
-def _data(run_dir: Path, settings: Settings, client: int) -> Federated:
-    """Return the run's data; with silos only those of the client's site, as others may not be here."""
-    if settings.data.silos:
-        return build_data.site_federation(settings, client)
+    is_foreign = any(where.startswith("method") for where in trust.foreign(settings.model_dump(mode="json")))
+    if not overrides(method, "predict") and not (is_foreign and any(overrides(method, hook) for hook in OWN)):
+        return _without_data(settings, method, facts, sizes)
+    if settings.data.silos:  # the data of other sites may not be here
+        return build.experiment(settings, build_data.site_federation(settings, client), torch.device("cpu"))
     data = build_data.partitioned(settings)
-    was = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
-    different = [
-        key[1:-1] for key, digest in rank_agreement.data_digests(data).items() if was.get(key, digest) != digest
-    ]
+    recorded = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
+    digests = rank_agreement.data_digests(data)
+    different = [key[1:-1] for key, digest in digests.items() if recorded.get(key, digest) != digest]
     if different:
         raise UserError(
             f"{' and '.join(different)} below {settings.data.root} are not those of the run, and method "
-            f"{settings.method.name} looks at the client's data when it predicts; data.root=DIR says where they are"
+            f"{settings.method.name} needs the client's data to predict; data.root=DIR says where they are"
         )
-    return data
+    return build.experiment(settings, data, torch.device("cpu"))
 
 
 def _without_data(settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray) -> Experiment:
@@ -222,92 +202,48 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
 
 
 # ---- its state ----
-def _restore(fed: Federation, experiment: Experiment, run_dir: Path, module: nn.Module, t: int) -> None:
-    """Bring server and clients to the end of round t, after which `module` is the global model.
+def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
+    """Bring server and clients to the end of round t.
 
     Raises UserError where the run directory does not hold what that takes.
     """
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
-    stateless = not (messages.client_state.size or messages.per_client.size or messages.method.receives)
     if t < 0:  # a run of 0 rounds: all are as they began
-        fed.transport.broadcast(0.0, fed.server)
-        return
-    if not path.is_file() and stateless:
-        flat = FlatModel(module, experiment.net.head_names(), channels_last=experiment.settings.compute.channels_last)
-        fed.server.w.copy_(flat.w), fed.server.b.copy_(flat.b)
         fed.transport.broadcast(0.0, fed.server)
         return
     try:
         tensors, facts = read_tensors(path)
     except CorruptFileError as error:
-        raise UserError(f"{error}: {_without_checkpoint(experiment.settings, t)}") from error
+        raise UserError(
+            f"{error}: the checkpoint of round {t} has what clients and server kept; run it again with "
+            "checkpoint.every=1 and a larger checkpoint.keep: `fedmpi replay` gives the same bits"
+        ) from error
     if messages.client_state.size:
-        fed.states.store, fed.states.max_in_memory = (
-            Rows(run_dir / "state", experiment.settings.data.silos),
-            experiment.data.clients,
-        )
+        fed.states.store = Rows(run_dir / "state", experiment.settings.data.silos)
+        fed.states.max_in_memory = experiment.data.clients
     lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.restore(t, {**facts["memory"], "pace": None}, tensors)
     fed.transport.broadcast(0.0, fed.server)
-    own = experiment.model.state_dict(fed.server.w, fed.server.b)
-    if not all(
-        torch.equal(own[name], value) for name, value in module.state_dict().items() if value.is_floating_point()
-    ):
-        raise UserError(f"{path} is not of the model beside it: one of the two was changed, or is another run's")
 
 
-def _without_checkpoint(settings: Settings, t: int) -> str:
-    """Say why there may be no checkpoint of round t, and how to get one."""
-    how = "run it again with checkpoint.every=1: `fedmpi replay` gives the same bits"
-    if not settings.checkpoint.every:
-        return f"the run kept nothing of its clients (checkpoint.every: 0); {how}"
-    if t < settings.rounds - 1:
-        return f"what clients had after round {t} is no longer there (checkpoint.keep: {settings.checkpoint.keep})"
-    return f"without the last checkpoint nothing is known of what the clients kept; {how}"
-
-
-def _evaluated(
-    fed: Federation, experiment: Experiment, run_dir: Path, module: nn.Module, client: int, t: int
-) -> nn.Module:
+def _own_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:
     """Make the client's model with the hooks of the method, as protocol `personal` evaluates it."""
-    t, method, trainer = max(t, 0), experiment.method, fed.trainer
+    t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
     try:
         downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
         view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
     except CorruptFileError as error:
-        raise UserError(_not_here(experiment, run_dir, client, error)) from error
-    with (
-        seeds.seeded(experiment.settings.seed, "evaluate", "personal", t, client),
-        attribute_errors(f"client {client}"),
-    ):
+        at = ", which stays with the site, in the run directory of the host that trained it" if sites else ""
+        who = f"site {sites[client]} (client {client})" if sites else f"client {client}"
+        raise UserError(f"{error}: it holds what {who} kept, without which its model is not known{at}") from error
+    seed = experiment.settings.seed
+    with seeds.seeded(seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
         predict = load_own_model(view)
     if predict is not None:
         return ClientPredictor(trainer.model.module, predict).eval()
     module.load_state_dict(experiment.model.state_dict(trainer.model.w, trainer.model.b))
     return module.eval()
-
-
-def _not_here(experiment: Experiment, run_dir: Path, client: int, error: CorruptFileError) -> str:
-    """Say that the state of this client is missing, and with silos where it is."""
-    sites = experiment.settings.data.silos
-    if not sites:
-        return f"{error}: it holds what client {client} kept, without which its model is not known"
-    folder, host = run_dir / "state" / sites[client], _host(experiment.settings, run_dir, client)
-    return (
-        f"the model of site {sites[client]} (client {client}) stays at the site: its part is in {folder} on the host "
-        f"that trained it{host}, and not here. There, copy the other files of this run directory beside state, and ask "
-        f"again ({error})"
-    )
-
-
-def _host(settings: Settings, run_dir: Path, client: int) -> str:
-    """Return `, node5` for the host of a site, if the run directory names it, else ""."""
-    try:
-        ranks = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))["ranks"]
-        return f", {ranks[build_data.site_ranks(settings, len(ranks))[client]]['host']}"
-    except (OSError, ValueError, KeyError, TypeError, IndexError, UserError):
-        return ""

@@ -77,10 +77,12 @@ def test_an_option_without_a_type_is_told():
 def test_what_has_no_options_says_so():
     def bare(root): ...
 
-    said = message(bare, {"width": 1, "lr": 2}, supplied=("root",), named="model bare", reserved_keys=("name",))
+    said = message(
+        bare, {"width": 1, "learning_rate": 2}, supplied=("root",), named="model bare", reserved_keys=("name",)
+    )
     assert said.splitlines() == [
         "method.width: unknown key; model bare has no options; allowed: name",
-        "method.lr: unknown key; model bare has no options; did you mean train.lr? allowed: name",
+        "method.learning_rate: unknown key; model bare has no options; did you mean train.lr? allowed: name",
     ]
 
 

@@ -7,7 +7,7 @@ from table_files import noise, warnings_of, write_table
 
 from fedmpi import config
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import warn_of_leaks
+from fedmpi.data.leaks import numbers_rows, warn_of_leaks
 from fedmpi.runtime import build_data
 
 RANDOM = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def test_a_feature_that_orders_the_times_is_named(leak, site):
 
 def test_a_feature_that_equals_the_event_is_named():
     (message,) = survival_leaks([NOISE, EVENT * 2.0 - 1], ["age", "status"])
-    assert "feature 'status' alone tells the event of all training rows" in message
+    assert "feature 'status' alone gives the event of all training rows" in message
 
 
 def test_features_that_tell_nothing_alone_are_not_named():
@@ -91,3 +91,22 @@ def test_features_that_tell_nothing_alone_are_not_named():
     almost[[3, 50]] = almost[[50, 3]]
     flipped = np.where(np.arange(80) == 7, 1 - EVENT, EVENT)
     assert survival_leaks([NOISE, almost, flipped, np.ones(80)], ["age", "a", "b", "c"]) == []
+
+
+@pytest.mark.parametrize(
+    ("x", "numbers"),
+    [
+        (np.arange(40.0), True),
+        (np.arange(40.0)[::-1] * 5 + 3, True),
+        (np.arange(40.0) / 4, True),
+        (RANDOM.permutation(40) + 1.0, True),
+        (np.flatnonzero(RANDOM.random(100) < 0.5).astype(float), True),  # the rest of an index after filtering
+        (np.sort(RANDOM.normal(size=40)), False),  # a file that is sorted by what was measured
+        (np.sort(RANDOM.integers(0, 30, 40)).astype(float), False),
+        (np.ones(40), False),
+        (np.arange(10.0), False),  # too few rows
+        (np.array([np.nan, *range(39)]), False),
+    ],
+)
+def test_which_columns_number_rows(x, numbers):
+    assert numbers_rows(x) is numbers

@@ -74,8 +74,8 @@ def test_splits_by_all_their_names_and_columns_side_by_side(tmp_path):
     names = ["train", "valid", "dev", "validation", "test", "unlabelled"]
     splits = {name: {"a": [k + 0.0, 7.0], "b": [4, 5], "label": ["b", "a"]} for k, name in enumerate(names)}
     save_splits(tmp_path / "d", **splits)
-    options = {"input_column": ["a", "b"]}
-    with pytest.warns(UserWarning, match=r"not read: the split unlabelled of .*; parts are named train, .*dev, test"):
+    options = {"input_column": ["a", "b"], "test_fraction": None}
+    with pytest.warns(UserWarning, match=r"not read: unlabelled of .*; parts are train, .*dev, test"):
         data = read(tmp_path, **options)
     assert data.train_x.tolist() == [pair for k in range(4) for pair in ([k, 4], [7, 5])]
     assert (data.test_x.tolist(), data.test_y.tolist()) == ([[4, 4], [7, 5]], [1, 0])
@@ -130,7 +130,6 @@ def test_missing_and_damaged_files(tmp_path):
         ("image", "symbols", True),
         ("x", "size", 4),
         ("x", "pages", "first"),
-        ("x", "background", "red"),
         ("x", "axes", "HWC"),
         ("x", "pixel_range", (0, 1)),
     ],
@@ -224,5 +223,5 @@ def test_guessed_axes_are_warned_of(tmp_path):
 def test_a_column_that_numbers_the_rows_of_several_splits_is_warned_of_once(tmp_path):
     columns = {"id": list(range(30)), "a": RNG.normal(size=30), "label": [0, 1] * 15}
     save_splits(tmp_path / "d", train=columns, test=columns)
-    messages = warnings_of(read, tmp_path, input_column=["id", "a"])
+    messages = warnings_of(read, tmp_path, input_column=["id", "a"], test_fraction=None)
     assert sum("column 'id' numbers the rows" in text for text in messages) == 1

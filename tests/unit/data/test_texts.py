@@ -9,8 +9,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.silos import describe, label_table, open_silos
-from fedmpi.data.sources.text import shakespeare, text
-from fedmpi.data.sources.text_windows import UNKNOWN
+from fedmpi.data.sources.text import UNKNOWN, shakespeare, text
 
 REAL = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
 ANN, BOB = "abcabcabca", "cbacbacbacbacbacb?"
@@ -96,16 +95,9 @@ def test_tiny_shakespeare():
     assert (data.train_x[:, 1:] == data.train_y[:, :-1]).all()
 
 
-def test_files_that_are_no_text_and_authors_that_may_be_one_are_named(folder):
-    """A byte order mark and .TXT are read."""
+def test_hidden_files_and_byte_order_marks_are_no_text(folder):
     before = text(folder, path="novels", context=3)
     (folder / "novels/ann.txt").rename(folder / "novels/ann.TXT")
     (folder / "novels/bob.txt").write_bytes(b"\xef\xbb\xbf" + BOB.encode())
-    (folder / "novels/.hidden").touch()
+    (folder / "novels/.hidden.txt").touch()
     assert torch.equal(text(folder, path="novels", context=3).train_x, before.train_x)
-    (folder / "novels/cleo.doc").touch()
-    with pytest.warns(UserWarning, match=r"novels: not read, being no \*\.txt: cleo\.doc"):
-        text(folder, path="novels", context=3)
-    (folder / "a.csv").write_text(f"author,text\nAnn,{ANN}\nann,{ANN}\n")
-    with pytest.warns(UserWarning, match=r"'Ann' \(.*line 2\) and 'ann' \(.*line 3\) are two authors; are they one"):
-        text(folder, path="a.csv", context=3)

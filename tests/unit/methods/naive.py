@@ -2,7 +2,6 @@
 
 import copy
 from contextlib import contextmanager
-from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -144,16 +143,3 @@ def assert_is_fedavg(method, net="mlp", options=None, **changes):
     assert mine.hashes == theirs.hashes
     assert torch.equal(mine.b, theirs.b)
     return mine, theirs
-
-
-def assert_own_parts(it, client_of, own):
-    """No two of the seven clients use the same `own` tensors, which never moved at the server; all use its others."""
-    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
-    for s in it.made.model.layout.segments:
-        values = [s.view(w) for w in used]
-        if s.name in own:
-            assert all((a - b).abs().max() > 1e-6 for a, b in combinations(values, 2)), s.name
-            assert torch.equal(s.view(it.w), s.view(it.w0)), s.name
-        else:
-            assert all(torch.equal(value, s.view(it.w)) for value in values), s.name
-            assert not torch.equal(s.view(it.w), s.view(it.w0)), s.name

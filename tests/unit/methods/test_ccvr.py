@@ -1,18 +1,15 @@
 """CCVR: pooled statistics and their draws by hand, and a calibration against the paper's steps."""
 
 import math
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import federated, images, play, prepare, settings
+from helpers import federated, images, play, settings
 from naive import NET, features, module_of, rows_of
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.flat.layout import HEAD, Segment
@@ -167,26 +164,6 @@ def test_without_calibration_it_is_fedavg(options):
     near(mine.b, theirs.b, 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"server": {"optim": "momentum"}}, "needs a plain server step"),  # would move the body on
-        ({"server": {"lr": 0.5}}, "needs a plain server step"),  # would stop halfway
-        ({"server": {"rule": "median"}}, "needs a plain server step"),  # would drop the calibration
-        ({"model": {"name": f"{__file__}:two_layers"}}, "a head that is one linear layer; this model's is Sequential"),
-    ],
-)
-def test_what_does_not_go_together_with_it(changes, message):
-    with pytest.raises(UserError, match=f"method ccvr.* {message}"):
-        prepare(settings("ccvr", "norm", **changes))
-
-
-def two_layers(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
-    net.head = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, classes))
-    return net
-
-
 # ---- what travels ----
 def test_statistics_go_up_in_the_last_round():
     """c = 4 classes, z = 96 features: counts, means, covariances. Nobody trains, so there are no weights to send."""
@@ -196,9 +173,3 @@ def test_statistics_go_up_in_the_last_round():
     assert early == [(m * each, 4 * m * (each + 3))] * 2  # and loss, seconds, stop flag, of four bytes each
     each = 4 * (1 + 96 + 96**2)
     assert last == (m * each, 4 * m * (each + 3))
-
-
-def test_no_warning_of_parts_that_stay_with_the_client():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepare(settings("ccvr"))

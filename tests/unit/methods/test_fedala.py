@@ -160,20 +160,6 @@ def test_runs_against_the_loops(options, train):
     assert it.rows[-1]["up_parameters"] == 4 * (len(it.w) + len(it.b))  # as FedAvg's
 
 
-@pytest.mark.parametrize("batch_size", [10, "full"])
-def test_the_share_is_drawn_anew_each_round(client_of, batch_size):
-    """One pass over half of the rows gives other W in each of ten rounds; batch statistics stay."""
-    it, Ws = prepare(settings("fedala", model=NET, options={"share": 0.5}, train={"batch_size": batch_size})), set()
-    for t in range(10):
-        client = client_of(it, 2, t)
-        client.state.last.copy_(0.9 * it.w0)
-        client.state.learned.fill_(1)
-        _, state = it.made.method.receive(client)
-        assert torch.equal(client.b, it.b)
-        Ws.add(tuple(state.W.tolist()))
-    assert len(Ws) == 10
-
-
 def normed(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
 

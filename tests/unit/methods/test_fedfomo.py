@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from helpers import federated, play, prepare, settings
+from helpers import play, prepare, settings
 from naive import NET, loss_of, module_of, rows_of
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
 from fedmpi.methods.fedfomo import usefulness
 from fedmpi.runtime import build_data
 
@@ -78,12 +77,6 @@ def test_the_base(mixed, base, w, u):
     assert found[1] == pytest.approx([u], abs=1e-7)
 
 
-def test_a_server_rule_has_nothing_to_act_on():
-    changes = {"data": {"validation": 0.2}, "server": {"rule": "median"}}
-    with pytest.raises(UserError, match=r"server\.rule: method fedfomo sends no updates .*; leave median out"):
-        prepare(settings("fedfomo", **changes))
-
-
 def test_losses_are_those_of_evaluation(client_of):
     """On validation rows with running statistics; looking moves neither weights, nor statistics, nor the mode."""
     it = prepare(settings("fedfomo", model=NET, options={"models": 2, "explore": 0.0}))
@@ -139,14 +132,6 @@ def test_runs_against_the_loops(bowls, base, models, explore, fraction):
     assert it.fed.server.state.P.numpy() == pytest.approx(P, abs=1e-10)
     found = [[line["x0"], line["x1"]] for line in it.lines if line["round"] == 5]
     assert np.array(found) == pytest.approx(np.array(trained), abs=1e-12)
-
-
-@pytest.mark.parametrize("base", ["trained", "mixed"])
-def test_asking_for_more_models_than_there_are_does_not_change_a_bit(base):
-    options = {"base": base, "explore": 0.0}
-    four, twenty = (play(settings("fedfomo", "norm", options={**options, "models": n}), federated(5)) for n in (4, 20))
-    assert torch.equal(four.fed.server.state.P, twenty.fed.server.state.P)
-    assert torch.equal(four.fed.server.state.last, twenty.fed.server.state.last)
 
 
 def test_who_makes_no_step_sends_its_mixture(bowls):

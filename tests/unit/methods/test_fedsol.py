@@ -21,15 +21,12 @@ from naive import (
 )
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
-from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import CLASSES, FEATURES, SGD_STEPS
 from fedmpi.methods.fedprox import FedProx
 from fedmpi.methods.fedsol import FedSOL
 
 PAPERS = ROOT / "configs" / "papers"
-
-
 TABLE_10 = f"{PAPERS}/fedsol_table10.py:Objective"
 
 
@@ -154,8 +151,6 @@ def test_strengths_by_hand(norm, strengths):
     g_p = torch.tensor([0.1, 0.2, 0.2, 0.4], dtype=torch.float64)
     eps = FedSOL(rho=2.0, norm=norm).perturbation(client, g_p)
     assert eps.tolist() == pytest.approx([4 * s * g for s, g in zip(strengths, g_p.tolist(), strict=True)], abs=2e-6)
-    if norm == "layer":
-        assert eps.tolist() == pytest.approx([0, 0.213809, 0.427618, 1.282854], abs=1e-6)
 
 
 # ---- Table 10 ----
@@ -252,21 +247,14 @@ def test_along_other_terms(play_quadratic, prox):
             assert [getattr(row, slots[1]).item() for row in rows] == pytest.approx(own, abs=1e-11)
 
 
-@pytest.mark.parametrize("prox", ["scaffold", "feddyn"])
-def test_client_states_are_gradients_however_long_it_runs(play_quadratic, prox):
-    """Clients whose optima differ drift in every round; what they keep is their steps' mean gradient all the same.
-    At rest the two are opposite. The method's own update, meant for its own steps, would grow by a drift a round."""
-    options = {"rho": 0.3, "layers": "all", "prox": PROX[prox]}
-    slot = {"scaffold": "c_i", "feddyn": "g_k"}[prox]
-    for rounds in (20, 50):
-        it = play_quadratic("fedsol", rounds=rounds, options=options)
-        one, other = (getattr(it.kept(k), slot).item() for k in range(2))
-        x = it.w.item()
-        for k, (a, b) in enumerate(((1.0, 0.0), (3.0, 4.0))):
-            ends = [a * (y + e - b) for y in (x, x + it.uploads.dw[k].item()) for e in (-0.3, 0.3)]
-            assert min(ends) <= (one, other)[k] <= max(ends)  # of gradients between where it starts and where it ends
-        assert one == pytest.approx(-other, abs=1e-3)
-        assert abs(one) == pytest.approx(1.8391, abs=1e-3)  # FedDyn's own update: 4.598 after 50 rounds
+@pytest.mark.parametrize(("prox", "slot"), [("scaffold", "c_i"), ("feddyn", "g_k")])
+def test_client_states_are_gradients_however_long_it_runs(play_quadratic, prox, slot):
+    """Clients whose optima differ drift in every round; what they keep is their steps' mean gradient all the same. At
+    rest the two are opposite. FedDyn's own update, meant for its own steps, would reach 4.598 after 50 rounds."""
+    it = play_quadratic("fedsol", rounds=50, options={"rho": 0.3, "layers": "all", "prox": PROX[prox]})
+    one, other = (getattr(it.kept(k), slot).item() for k in range(2))
+    assert one == pytest.approx(-other, abs=1e-3)
+    assert abs(one) == pytest.approx(1.8391, abs=1e-3)
 
 
 @pytest.mark.parametrize("layers", TARGETS)
@@ -298,20 +286,6 @@ def test_it_sends_and_keeps_what_the_other_method_does(prox):
     assert mine.upload(0).packing.shapes == theirs.upload(0).packing.shapes
     for name in ("client_state", "server_state", "scratch", "per_client"):
         assert getattr(mine, name).shapes == getattr(theirs, name).shapes
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"prox": "fedavg"}, "not FedAvg"),
-        ({"prox": "scaffold"}, "not Scaffold.*fedsol_table4.py"),  # a correction, and no regularizer
-        ({"prox": "feddyn"}, "not FedDyn.*fedsol_table4.py"),  # whose g_k presumes its own steps
-        ({"objective": "A3"}, "method.objective: is an option of configs/papers/fedsol_table10.py:Objective"),
-    ],
-)
-def test_what_does_not_go_together(options, said):
-    with pytest.raises(UserError, match=said):
-        prepare(settings("fedsol", options=options))
 
 
 def test_it_needs_what_the_term_needs():

@@ -9,7 +9,6 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
 from fedmpi.models.gaussian import REFERENCE, Gaussian
 
 
@@ -79,17 +78,8 @@ def test_one_round_of_a_client_by_hand(client_of, options):
     torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("share", [False, True])
-def test_references_stay_with_the_client(client_of, share):
-    it = play(settings("fedsr", options={"share_reference": share}, cohort={"fraction": 1.0}))
-    segments = [s for s in it.made.model.layout.segments if s.group == REFERENCE]
-    assert {s.name for s in segments} == {"r_mu", "r_sigma", "C"}
-    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
-    for s in segments:
-        assert torch.equal(s.view(it.w), s.view(it.w0)) != share
-        assert torch.equal(s.view(used[0]), s.view(used[1])) == share
-
-
-def test_what_it_cannot_do():
-    with pytest.raises(UserError, match=r"method\.cmi: 0\.1 needs Gaussian"):
-        prepare(settings("fedsr", options={"probabilistic": False, "cmi": 0.1}))
+def test_references_may_be_shared():
+    """Else they stay with the client (test_own_parts.py)."""
+    it = play(settings("fedsr", options={"share_reference": True}, cohort={"fraction": 1.0}))
+    for s in (s for s in it.made.model.layout.segments if s.group == REFERENCE):
+        assert not torch.equal(s.view(it.w), s.view(it.w0))

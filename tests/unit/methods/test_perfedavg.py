@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
 
 VARIANTS = ("first_order", "hessian_free", "exact")
 
@@ -99,11 +98,6 @@ def test_fine_tuning_by_more_of_the_same_steps(client_of):
     client.fit(2)
     assert torch.equal(found, client.w)
     assert not torch.equal(client.w, client.w0)
-
-
-def test_bounds():
-    with pytest.raises(UserError, match=r"method\.variant"):
-        prepare(settings("perfedavg", options={"variant": "second_order"}))
 
 
 def partly(input_shape, classes):

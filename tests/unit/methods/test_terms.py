@@ -1,47 +1,244 @@
-"""What several methods share: prototypes and their loss, distillation, the least point of the simplex."""
+"""Terms of the losses and steps by hand: distillation, contrast, uniformity, correlations, margins, perturbations."""
+
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from fedmpi.methods import _prototypes, _terms
+from fedmpi.flat.layout import Segment
+from fedmpi.methods import _prototypes
+from fedmpi.methods._terms import distillation, perturbation, retention
+from fedmpi.methods.fedasam import FedASAM
+from fedmpi.methods.feddecorr import correlations
+from fedmpi.methods.fedlc import FedLC
+from fedmpi.methods.fedld import margin
+from fedmpi.methods.fedntd import not_true
+from fedmpi.methods.feduv import uniformity, variance
+from fedmpi.methods.moon import contrastive
 
 
-def rows(m, n, seed=0, dtype=torch.float32):
-    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
-def test_class_means():
-    sums, counts = torch.tensor([[4.0, 2], [0, 0], [9, 3]]), torch.tensor([2.0, 0, 3])
-    means, held = _prototypes.class_means(sums, counts)
-    assert means.tolist() == [[2, 1], [0, 0], [3, 1]]
-    assert held.tolist() == [1, 0, 1]
+STUDENT, TEACHER, Y = tensor((2, 0, 0), (0, 1, 0)), tensor((1, 1, 0), (0, 0, 2)), torch.tensor([0, 1])
+LOGITS = tensor((1, 2, 2), (0, 0, 0))  # of norms 9 and 0
+Z = tensor((0, 0), (1, 0), (0, 2))  # squared distances 1, 4, 5; sigma 4
+TWICE = torch.cat([Z, Z[:1]])  # squared distances 1, 4, 0, 5, 1, 4
+F = tensor((2, 0, 0), (0, 1, 0), (0, 0, 3))
+ONE_HOT = torch.eye(4, dtype=torch.float64)
+P, C0 = tensor((2, 0.5), (0, 0.5)), 0.5**0.5  # more spread than c0 = 1 / sqrt 2: deviations sqrt 2 and 0
+MOON = tensor((1, 0), (1, 1)), tensor((1, 1), (1, 0)), tensor((0, 1), (1, 1))
+W, G = tensor(1, -2, 0.5), tensor(0.3, 0.4, 0)
 
 
-STUDENT = torch.tensor([[2.0, 0, 0], [0, 1, 0]], dtype=torch.float64)
-TEACHER = torch.tensor([[1.0, 1, 0], [0, 0, 2]], dtype=torch.float64)
+def not_true_term(f, tau):
+    """FedNTD's (1)."""
+    return tau**2 * distillation(not_true(f, Y), not_true(TEACHER, Y), tau)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "tolerance"),
+    [
+        # FedLD: the mean of log 10 and log 1; over the whole batch log(1 + 9)
+        (margin(LOGITS), 1.151293, 5e-7),
+        (margin(LOGITS, "batch"), 2.302585, 5e-7),
+        (margin(LOGITS.softmax(1), "batch"), 0.538933, 5e-7),
+        # FedNTD and MOON: computed in numpy
+        (not_true_term(STUDENT, 1.0), 0.2193787, 5e-8),
+        (not_true_term(STUDENT, 3.0), 0.2984086, 5e-8),
+        (contrastive(*MOON, 0.5), 0.6229779, 5e-8),
+        (contrastive(*MOON, 1.0), 0.6255563, 5e-8),
+        # FedUV's U: (e^-1/4 + e^-1 + e^-5/4) / 3; distances of 0 count 1 each and do not enter sigma, 4 as before
+        (uniformity(Z), 0.4777283, 5e-8),
+        (uniformity(TWICE), (2 * math.exp(-1 / 4) + 2 * math.exp(-1) + math.exp(-5 / 4) + 1) / 6, 1e-12),
+        (uniformity(Z[:1].expand(4, 2)), 1, 0),
+        (uniformity(Z[:1]), 0, 0),
+        # FedUV's V, and the variants of Table 6: the hinge stops at 0, the others count what is beyond c0
+        (variance(F.softmax(1)), 0.2053841, 5e-8),
+        (variance(F[:1].softmax(1)), 0, 0),
+        (variance(ONE_HOT), 0, 1e-12),
+        (variance(ONE_HOT.repeat(2, 1), "none"), 0.5 - (1.5 / 7) ** 0.5, 1e-12),
+        (variance(P), (0 + C0) / 2, 1e-12),
+        (variance(P, "none"), (C0 - 2**0.5 + C0) / 2, 1e-12),
+        (variance(P, "squared"), ((C0 - 2**0.5) ** 2 + C0**2) / 2, 1e-12),
+        (distillation(TEACHER, TEACHER, 3.0), 0, 1e-15),
+    ],
+)
+def test_values_by_hand(value, expected, tolerance):
+    assert value.item() == pytest.approx(expected, abs=tolerance)
+
+
+# ---- gradients ----
+def gradient(term, at):
+    x = at.clone().requires_grad_()
+    return torch.autograd.grad(term(x) + 0 * x.sum(), x)[0]
 
 
 def test_gradient_of_distillation():
     """d/df = (softmax(f / tau) - softmax(t / tau)) / (tau B)."""
-    f = STUDENT.clone().requires_grad_()
-    _terms.distillation(f, TEACHER, 3.0).backward()
-    expected = (torch.softmax(STUDENT / 3, 1) - torch.softmax(TEACHER / 3, 1)) / 6
-    torch.testing.assert_close(f.grad, expected, rtol=0, atol=1e-14)
-    assert _terms.distillation(TEACHER, TEACHER, 3.0).item() == pytest.approx(0, abs=1e-15)
+    g = gradient(lambda f: distillation(f, TEACHER, 3.0), STUDENT)
+    torch.testing.assert_close(g, (torch.softmax(STUDENT / 3, 1) - torch.softmax(TEACHER / 3, 1)) / 6)
 
 
-# ---- the simplex ----
-def test_simplex_minimum_of_two():
-    """a' P a with a = (t, 1 - t) is 2 t^2 + t (1 - t) + (1 - t)^2, least where 4 t - 1 = 0."""
-    found = _prototypes.simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
-    assert found.tolist() == pytest.approx([0.25, 0.75], abs=1e-9)
+def test_the_true_logit_has_no_gradient():
+    g = gradient(lambda f: not_true_term(f, 2.0), STUDENT)
+    assert g[[0, 1], Y].tolist() == [0, 0]
+    assert g.abs().sum() > 0.01
+    f = torch.tensor([[5.0, 6, 7, 8]]).repeat(4, 1)
+    assert not_true(f, torch.arange(4)).tolist() == [[6, 7, 8], [5, 7, 8], [5, 6, 8], [5, 6, 7]]
+
+
+def test_gradient_of_the_margin():
+    """(lambda / B) 2 f / (1 + ||f||^2): one row (1, 2, 2), lambda = .1, gives (.02, .04, .04)."""
+    assert gradient(lambda f: 0.1 * margin(f), LOGITS[:1])[0].tolist() == pytest.approx([0.02, 0.04, 0.04], abs=1e-15)
+
+
+def test_the_gradient_goes_through_sigma():
+    """U does not change with scale, so its gradient has no part along z; with sigma held it has."""
+    along = [(gradient(lambda z, d=detach: uniformity(z, d), Z) * Z).sum().item() for detach in (False, True)]
+    assert along[0] == pytest.approx(0, abs=1e-12)
+    assert along[1] < -0.1
+    assert gradient(uniformity, TWICE).isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_retention_is_exactly_zero_up_to_rounding_and_not_beyond(dtype, scale):
+    teacher = scale * torch.randn(20, 10, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    ulp = torch.finfo(dtype).eps * teacher.abs().max()
+    for ulps, moves in ((0, False), (2, False), (100, True)):
+        f = teacher + ulps * ulp * torch.eye(20, 10, dtype=dtype)
+        assert bool(gradient(lambda f: retention(f, teacher, 3.0), f).any()) == moves, ulps
+
+
+# ---- perturbations ----
+def test_perturbation_of_fedsam():
+    assert perturbation(G, 0.1).tolist() == pytest.approx([0.06, 0.08, 0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "eta", "scaled", "expected"),
+    [
+        ("layer.bias", 0.0, "all", [0.0351123, 0.1872658, 0]),
+        ("layer.bias", 0.2, "all", [0.0454359, 0.2036203, 0]),
+        ("layer.weight", 0.2, "weights", [0.0454359, 0.2036203, 0]),
+        ("layer.bias", 0.2, "weights", [0.06, 0.08, 0]),  # T = 1: SAM
+    ],
+)
+def test_perturbation_of_fedasam(name, eta, scaled, expected):
+    client = SimpleNamespace(w=W, segments=lambda: [Segment(name, (3,), 0, "body")])
+    eps = FedASAM(rho=0.1, eta=eta, scaled=scaled).perturbation(client, G)
+    assert eps.tolist() == pytest.approx(expected, abs=5e-8)
+
+
+# ---- FedDecorr ----
+TWO, THREE = tensor((0, 0), (1, 2), (2, 1)), tensor((1, 0, 2), (2, 1, 0), (4, 1, 1), (1, 3, 0))
+# The gradients of the authors' term there, column by column, by the chain rule, mean and variance included.
+SLOPE_OF_TWO = tensor((-1 / 3, 2 / 3, -1 / 3), (-1 / 3, -1 / 3, 2 / 3)).T
+SLOPE_OF_THREE = tensor(
+    (17 / 228, 1 / 76, -1 / 228, -1 / 12), (-36 / 361, 103 / 361, -49 / 361, -18 / 361), (0, 6 / 19, 0, -6 / 19)
+).T
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "paper", "slope"),
+    [
+        # columns (-1, 0, 1), (-1, 1, 0) about their means, variances 2/2, sum of products G_12 = 1, K_12 = 1/2:
+        # code (1 + 1) / 2 / 3; paper (2 + 2/4) / 4
+        (TWO, 1 / 3, 0.625, SLOPE_OF_TWO),
+        # products about the means [[6, -1, 0], [-1, 4.75, -2.75], [0, -2.75, 2.75]]: K_12^2 = 2/57, K_13 = 0,
+        # K_23^2 = 11/19; code 9/4 * 2 (2/57 + 11/19) / 6; paper (3 + 70/57) / 9
+        (THREE, 35 / 76, 241 / 513, SLOPE_OF_THREE),
+    ],
+)
+@pytest.mark.parametrize("unit", [1, 1000.0, -1000.0])
+def test_correlations_by_hand(rows, code, paper, slope, unit):
+    """The gradients differ by (B - 1)^2 / B * d / (d - 1). In a larger unit the 1e-8 in the variances is less."""
+    (B, d), z = rows.shape, unit * rows + 7
+    for scale, value, factor in (("code", code, 1), ("paper", paper, (B - 1) ** 2 / B * d / (d - 1))):
+        assert correlations(z, scale).item() == pytest.approx(value, abs=3e-8 / unit**2 + 1e-13)
+        g = gradient(lambda z, s=scale: correlations(z, s), z)
+        torch.testing.assert_close(unit * g, slope / factor, rtol=0, atol=3e-8 / unit**2 + 1e-12)
+
+
+@pytest.mark.parametrize("scale", ["code", "paper"])
+def test_batches_without_a_slope(scale):
+    """A batch of one, a single feature; two samples, as |K_ij| is 1 for any; one feature that varies."""
+    for rows in (tensor((1, 2)), tensor((1,), (2,))):
+        assert correlations(rows, scale) == 0
+        assert not gradient(lambda z: correlations(z, scale), rows).any()
+    for rows in (tensor((0, 5), (3, 7)), tensor((0, 5), (1, 5), (2, 5))):
+        assert gradient(lambda z: correlations(z, scale), rows).abs().max() < 1e-7
+
+
+# ---- FedLC ----
+ROW = [2.0, 1.0, 0.0]
+
+
+def calibrated(rows, y, counts, tau):
+    """FedLC's loss of logits `rows`, and its gradient there."""
+    f = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    task = {"logits": lambda x: f, "task_loss": lambda f, x, y: cross_entropy(f, y)}
+    loss = FedLC(tau=tau).loss(SimpleNamespace(label_counts=torch.tensor(counts), **task), None, torch.tensor(y))
+    return loss.item(), torch.autograd.grad(loss, f)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("y", "loss", "slope"),
+    [
+        (0, 0.41652585003592574, [-0.34066653121870921, 0.28654514434110656, 0.054121386877602672]),
+        (1, 1.2498591833692592, [0.65933346878129073, -0.71345485565889344, 0.054121386877602672]),
+        (2, 2.9165258500359257, [0.65933346878129073, 0.28654514434110656, -0.94587861312239729]),
+    ],
+)
+def test_margins_of_label_counts_by_hand(y, loss, slope):
+    """Counts 16, 81, 1 take 1/2, 1/3, 1 off: (3/2, 2/3, -1), whose log-sum-exp is 1.9165258500359258.
+
+    The slopes are softmax - onehot. By pairs: log(1 + sum over c != y of exp(f_c - f_y + n_y^(-1/4) - n_c^(-1/4))).
+    """
+    taken = [1 / 2, 1 / 3, 1]
+    pairs = math.log1p(sum(math.exp(ROW[c] - ROW[y] + taken[y] - taken[c]) for c in range(3) if c != y))
+    assert pairs == pytest.approx(loss, abs=1e-14)
+    value, g = calibrated([ROW], [y], [16, 81, 1], 1.0)
+    assert value == pytest.approx(loss, abs=1e-13)
+    assert g[0] == pytest.approx(slope, abs=1e-13)
+
+
+@pytest.mark.parametrize(("counts", "tau"), [([16, 81, 1], 0.0), ([0, 0, 5], 0.0), ([7, 7, 7], 3.0)])
+def test_where_fedlc_is_cross_entropy(counts, tau):
+    """Without margins, and with one margin for all classes, which cancels."""
+    for y, plain in enumerate([0.4076059644443803, 1.4076059644443804, 2.4076059644443801]):
+        assert calibrated([ROW], [y], counts, tau)[0] == pytest.approx(plain, abs=1e-13)
+
+
+def test_a_class_that_the_client_lacks():
+    """Class 1 has 100 tau taken off and leaves: log(1 + exp(-2 + 1/2 - 1/3)). With one class nothing is learned."""
+    loss, ((_, gone, _),) = calibrated([ROW], [0], [16, 0, 81], 1.0)
+    assert loss == pytest.approx(0.14831633257178287, abs=1e-13)
+    assert gone == pytest.approx(1.9453224729057437e-44, rel=1e-6)
+    loss, (slope,) = calibrated([ROW], [0], [5, 0, 0], 1.0)
+    assert [loss, *slope] == pytest.approx([0, 0, 0, 0], abs=1e-40)
+    # with a small tau it stays: .01 * 100 is no more than 1. (2 - .005, 1 - 1, 0 - .01 / 3) at class 0
+    loss, _ = calibrated([ROW], [0], [16, 0, 81], 0.01)
+    assert loss == pytest.approx(math.log(math.exp(1.995) + 1 + math.exp(-0.01 / 3)) - 1.995, abs=1e-13)
+
+
+# ---- prototypes, and the least point of the simplex ----
+def test_class_means():
+    sums, counts = torch.tensor([[4.0, 2], [0, 0], [9, 3]]), torch.tensor([2.0, 0, 3])
+    means, present = _prototypes.class_means(sums, counts)
+    assert means.tolist() == [[2, 1], [0, 0], [3, 1]]
+    assert present.tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("m", [1, 3, 8, 20])
 @pytest.mark.parametrize("rank", [2, 30])
 def test_simplex_minimum_is_optimal(m, rank):
     """Convex, so these suffice: on the simplex, and the slope 2 P a is least, and equal, where a > 0."""
-    R = rows(rank, m, m, torch.float64)
+    R = torch.randn(rank, m, generator=torch.Generator().manual_seed(m), dtype=torch.float64)
     P = R.T @ R + (0 if rank > m else 1e-3) * torch.eye(m, dtype=torch.float64)
     a = _prototypes.simplex_minimum(P)
     assert a.sum().item() == pytest.approx(1, abs=1e-12)
@@ -52,11 +249,11 @@ def test_simplex_minimum_is_optimal(m, rank):
     assert slope.min() >= level * (1 - 1e-6)
 
 
-def test_simplex_minimum_without_preference_is_uniform():
+def test_simplex_minimum_by_hand():
+    """a' P a with a = (t, 1 - t) is 2 t^2 + t (1 - t) + (1 - t)^2, least where 4 t - 1 = 0. Without a preference it is
+    uniform; what is not finite gives nan, which the engine reports with the client's name."""
+    found = _prototypes.simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
+    assert found.tolist() == pytest.approx([0.25, 0.75], abs=1e-9)
     for P in (torch.eye(4), torch.zeros(4, 4), 1e-20 * torch.eye(4)):
         assert _prototypes.simplex_minimum(P).tolist() == pytest.approx([0.25] * 4)
-
-
-def test_what_is_not_finite_stays_visible():
-    """Not an exception from an eigenproblem: what comes out is nan, which the engine reports with the client's name."""
     assert _prototypes.simplex_minimum(torch.full((2, 2), torch.inf)).isnan().any()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers import prepare, settings
 
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.models.resnet import resnet8, resnet18, resnet50
@@ -49,9 +48,3 @@ def test_a_projection_is_normalised_as_the_rest(norm):
     for model in (small, large):
         assert bool([*model.buffers()]) == (norm == "bn")
         assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 10)
-
-
-def test_metrics_that_depend_on_the_batch_are_warned_of():
-    config = settings("fedavg", model={"name": "resnet8", "norm": "bn_nostats"})
-    with pytest.warns(UserWarning, match=r"bn_nostats.*: figures depend on evaluate\.batch_size and on the order"):
-        prepare(config)

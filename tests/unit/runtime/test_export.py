@@ -1,7 +1,6 @@
 """Models as files for elsewhere: they give the model's outputs on real samples, or there is an error and no file."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,12 @@ import fedmpi as package
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, call
+from fedmpi.common.target_scale import TargetScale
 from fedmpi.runtime.finished import export
 from fedmpi.runtime.run import execute
 
 ONNX = all(find_spec(name) for name in export.NEEDS)
-FORMATS = ["torchscript", "safetensors", *(["onnx"] if ONNX else [])]
+FORMATS = ["safetensors", *(["onnx"] if ONNX else [])]
 OWN = """
 import torch
 from torch import nn
@@ -102,10 +102,10 @@ def run_of(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     """On batches of sizes that it has not seen, by what reads such files, without fedmpi; and nothing is warned of."""
-    run, out, said = run_of(*CASES[case]), tmp_path / f"model{export.SUFFIX[to]}", []
+    run, out, said = run_of(*CASES[case]), tmp_path / f"model.{to}", []
     assert export.export(run, to, said.append, out=out, trusted=True) == out
     assert [str(w.message) for w in recwarn] == []
-    assert "20 test samples, together and one by one" in said[-1]
+    assert ("20 test samples, together and one by one" in said[0]) == (to == "onnx")
     prepared = tmp_path / "model.preprocessing.json"
     assert sorted(tmp_path.iterdir()) == sorted([out, prepared])
     assert prepared.read_bytes() == (run / "preprocessing.json").read_bytes()
@@ -121,47 +121,48 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
         assert found.keys() == module.state_dict().keys()
         assert all(torch.equal(found[name], value) for name, value in module.state_dict().items())
         return
-    if to == "torchscript":
-        found = torch.jit.load(str(out))(*given)
-    else:
-        import onnxruntime
+    import onnxruntime
 
-        session = onnxruntime.InferenceSession(str(out))
-        names = [each.name for each in session.get_inputs()]
-        assert sorted(names) == (["x"] if len(given) == 1 else ["ids", "mask"])
-        by_name = {"x": given[0]} if len(given) == 1 else {"ids": given[0], "mask": given[1]}
-        found = torch.from_numpy(session.run(None, {name: by_name[name].numpy() for name in names})[0])
+    session = onnxruntime.InferenceSession(str(out))
+    names = [each.name for each in session.get_inputs()]
+    assert sorted(names) == (["x"] if len(given) == 1 else ["ids", "mask"])
+    by_name = {"x": given[0]} if len(given) == 1 else {"ids": given[0], "mask": given[1]}
+    found = torch.from_numpy(session.run(None, {name: by_name[name].numpy() for name in names})[0])
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("to", [each for each in FORMATS if each != "safetensors"])
-@pytest.mark.parametrize(("model", "text"), [("Drawing", "outputs differ by"), ("Branching", "outputs differ by")])
-def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model, text, to):
-    (out := tmp_path / f"model{export.SUFFIX[to]}").write_text("an earlier one")
-    with pytest.raises(UserError, match=f"--to {to}: .*{text}.*nothing was written"):
-        export.export(run_of(model), to, print, out=out, trusted=True)
+@pytest.mark.skipif(not ONNX, reason="needs fedmpi[export]")
+@pytest.mark.parametrize("model", ["Drawing", "Branching"])
+def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model):
+    (out := tmp_path / "model.onnx").write_text("an earlier one")
+    with pytest.raises(UserError, match=r"--to onnx: .*nothing was written"):
+        export.export(run_of(model), "onnx", print, out=out, trusted=True)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
-def test_mistakes(run_of, tmp_path, monkeypatch):
-    run = run_of("norm")
+def test_targets_that_were_standardised_are_in_their_unit_in_onnx():
+    scale = TargetScale((2.0,), (3.0,))
+    assert export._Exported(torch.nn.Identity(), [""], scale)(torch.ones(4, 1)).tolist() == [[5.0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("to", "out", "message"),
+    [
+        ("onnx", None, r"^--to onnx needs onnxruntime, not .*: pip install 'fedmpi\[export\]'"),
+        ("pickle", None, "--to: pickle; allowed: safetensors, onnx"),
+        ("safetensors", "file/model.safetensors", r"cannot write .*/file/model\.safetensors: "),
+        ("safetensors", "config.yaml", r"--out: .*config\.yaml: a file whose name ends in \.safetensors is needed"),
+    ],
+)
+def test_mistakes(run_of, tmp_path, monkeypatch, to, out, message):
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else 1)
-    with pytest.raises(UserError, match=r"^--to onnx needs onnxruntime, not .*: pip install 'fedmpi\[export\]'"):
-        export.export(run, "onnx", print, trusted=True)
-    with pytest.raises(UserError, match="--to: pickle; allowed: torchscript, onnx, safetensors"):
-        export.export(run, "pickle", print, trusted=True)
-    with pytest.raises(UserError, match="would run code that is not fedmpi's own"):
-        export.export(run, "torchscript", print)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--out: cannot write .*/file/model\.pt: "):
-        export.export(run, "torchscript", print, out=tmp_path / "file" / "model.pt", trusted=True)
-    with pytest.raises(UserError, match=r"--out: cannot write /proc/model\.pt: "):
-        export.export(run, "torchscript", print, out=Path("/proc/model.pt"), trusted=True)
-    with pytest.raises(UserError, match=r"--out: .*config\.yaml: a file whose name ends in \.pt is needed"):
-        export.export(run, "torchscript", print, out=run / "config.yaml", trusted=True)
+    with pytest.raises(UserError, match=message):
+        export.export(run_of("norm"), to, print, out=out and tmp_path / out, trusted=True)
 
 
 def test_the_command(run_of):
-    done = fedmpi("export", run_of("norm"), "--to", "torchscript", "--trust")
+    done = fedmpi("export", run_of("norm"), "--trust")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "largest difference 0" in done.stdout
+    assert "export/model.safetensors: " in done.stdout
+    assert "would run code that is not fedmpi's own" in fedmpi("export", run_of("norm")).stderr

@@ -1,4 +1,4 @@
-"""How much memory there is for the ranks of this host."""
+"""How much memory there is for the ranks of this host, and what a run needs of it."""
 
 import json
 from types import SimpleNamespace
@@ -7,10 +7,9 @@ import pytest
 import torch
 from helpers import prepare, settings
 
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, control_groups
-from fedmpi.engine.transport.gather import pinned
 from fedmpi.flat import linear
 from fedmpi.runtime import memory
 from fedmpi.runtime.run import exchange_facts
@@ -58,14 +57,14 @@ def test_of_control_groups(tmp_path, row, top, limit, used, unbounded, cached):
 NEEDS = {"rank 0": 100, "a training rank": 10, "of which client state": 1, "of which on the host": 0}
 
 
-def ranks(places, free):
+def ranks(places, free, needs=NEEDS):
     """Facts about ranks, each at one of these places, a host or a host/GPU. free: place -> bytes."""
-    found = {}
+    facts = {}
     for rank, place in enumerate(places):
         host, _, gpu = place.partition("/")
         left = {"host": free.get(host), "gpu": free.get(place) if gpu else None}
-        found[rank] = {"host": host, "gpu": gpu, "needs": NEEDS, "free": left}
-    return found
+        facts[rank] = {"host": host, "gpu": gpu, "needs": needs, "free": left}
+    return facts
 
 
 @pytest.mark.parametrize(
@@ -73,14 +72,11 @@ def ranks(places, free):
     [
         (["a"], [0], False, {"a": 110}),  # one process
         (["a", "a", "a"], [1, 2], False, {"a": 100 + 2 * 10}),
-        (["a", "a", "a"], [0, 1, 2], False, {"a": 100 + 3 * 10}),
         (["a", "b", "b", "c"], [1, 2, 3], False, {"a": 100, "b": 2 * 10, "c": 10}),
         (["a/x"], [0], True, {"a/x": 110}),  # the server of one process is on its GPU
         (["a/x", "a/y", "b/z"], [1, 2], False, {"a": 100, "a/y": 10, "b/z": 10}),  # with gloo it is on the host
-        (["a/x", "a/y", "b/z"], [1, 2], True, {"a/x": 100, "a/y": 10, "b/z": 10}),  # with NCCL it is on its GPU
-        (["a/x", "a/y", "b/z"], [0, 1, 2], True, {"a/x": 110, "a/y": 10, "b/z": 10}),
-        (["a", "a/x", "a/x"], [1, 2], False, {"a": 100, "a/x": 2 * 10}),  # ranks that share a GPU
-        (["a/x", "a/x", "a/y"], [1, 2], True, {"a/x": 100 + 10, "a/y": 10}),
+        (["a/x", "a/y", "b/z"], [0, 1, 2], True, {"a/x": 110, "a/y": 10, "b/z": 10}),  # with NCCL it is on its GPU
+        (["a/x", "a/x", "a/y"], [1, 2], True, {"a/x": 100 + 10, "a/y": 10}),  # ranks that share a GPU
     ],
 )
 def test_each_host_and_each_gpu_is_asked_for_what_lies_there(places, trains, on_gpu, asked):
@@ -102,46 +98,14 @@ def test_the_least_that_one_of_several_has_seen_counts():
 
 
 def test_uploads_that_gloo_carries_are_on_the_host_of_a_gpu():
-    facts = ranks(["a", "a/x", "a/x"], {"a": 106, "a/x": 14})
-    for each in facts.values():
-        each["needs"] = NEEDS | {"of which on the host": 3 * bool(each["gpu"])}
-    memory.check(facts, [1, 2], False)
-    facts[1]["free"]["gpu"] = 13
-    with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about 14 B, but 13 B are free"):
-        memory.check(facts, [1, 2], False)
-    facts[1]["free"] = {"host": 105, "gpu": 14}
-    with pytest.raises(UserError, match="rank 0 and 2 training ranks on host a need about 106 B, but 105 B are free"):
-        memory.check(facts, [1, 2], False)
-
-
-@pytest.mark.parametrize(("trains", "pack"), [(False, 1), (True, 3)])
-def test_pinned_memory_is_counted_in_powers_of_two(trains, pack):
-    """Clients train on a GPU, where their uploads lie one or a pack at a time, and gloo carries these."""
-    made = prepare(settings("fedavg", compute={"pack": pack}, server={"trains": trains})).made
-    whole, apart = (memory.memory_needs(made, 3, False, trains_on_gpu) for trains_on_gpu in (False, True))
-    row, news = (4 * n for n in (made.messages.largest_upload(), made.messages.announcement().packing.size))
-    root, mine = (int(row * many) for many in memory.upload_rows(made, 3))
-    assert whole["of which on the host"] == 0
-    assert apart["of which on the host"] == pinned(mine) + pinned(news)
-    assert apart["a training rank"] - apart["of which on the host"] == whole["a training rank"] - mine + pack * row
-    assert apart["rank 0"] - whole["rank 0"] == pinned(news) - news + trains * (pinned(root) - root)
-    assert [pinned(n) for n in (0, 1, 5, 1 << 20, (1 << 29) + 1, 1 << 30)] == [0, 1, 8, 1 << 20, 1 << 30, 1 << 30]
-    assert pinned((1 << 30) + 1) == (1 << 30) + 1  # which are not pinned
-
-
-def test_who_gathers_on_a_gpu_is_told_of_the_host():
-    with pytest.raises(UserError, match=r"^memory: rank 0 on GPU x of host a needs .*comm.backend=gloo gathers"):
-        memory.check(ranks(["a/x", "a/y"], {"a/x": 99, "a/y": 99}), [1], True)
-    with pytest.raises(UserError, match="rank 0 and 1 training rank on GPU x") as alone:
-        memory.check(ranks(["a/x"], {"a/x": 99}), [0], True)
-    assert "gloo" not in str(alone.value)
-
-
-def test_what_is_free(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: 7)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 1000))
-    assert memory.free(torch.device("cpu")) == {"host": 7, "gpu": None}
-    assert memory.free(torch.device("cuda", 3)) == {"host": 7, "gpu": 3}
+    needs = NEEDS | {"of which on the host": 3}
+    for free, refused in (({"a": 106, "a/x": 14}, ""), ({"a": 106, "a/x": 13}, "GPU x"), ({"a": 105, "a/x": 14}, "0")):
+        facts = ranks(["a", "a/x", "a/x"], free, needs)
+        if not refused:
+            memory.check(facts, [1, 2], False)
+            continue
+        with pytest.raises(UserError, match=f"{refused}.*but {13 if 'x' in refused else 105} B are free"):
+            memory.check(facts, [1, 2], False)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +114,11 @@ def test_what_is_free(monkeypatch):
         (0, 0, 3, False, ["rank 0", *["a training rank"] * 2]),
         (3, 0, 2, False, ["a training rank"] * 2),  # no server is here
         (0, 0, 3, True, ["rank 0", *["a training rank"] * 3]),
-        (0, 0, 1, False, ["rank 0"]),
     ],
 )
 def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_rank, here, trains, asked):
     """As `fedmpi validate`, `doctor` and `plan` ask, in one process."""
-    made = prepare(settings(server={"trains": trains})).made
+    made = prepare(settings(server={"trains": trains}, compute={"device": "cpu"})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
     total = sum(memory.memory_needs(made, 5, False)[part] for part in asked)
     monkeypatch.setattr(memory, "available_bytes", lambda: total)
@@ -166,14 +129,14 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_every_rank_finds_the_same(monkeypatch, on_gpu):
+def test_every_rank_refuses_alike(monkeypatch, on_gpu):
     """Two ranks share a GPU with memory for one of them; rank 0's uploads are there, too, if NCCL carries them."""
     made = prepare(settings(compute={"device": "cpu"})).made
     needs = memory.memory_needs(made, 3, on_gpu)
     left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
     device = SimpleNamespace(type="cuda" if on_gpu else "cpu")
 
-    def said(rank, left):
+    def facts_of(rank, left):
         def allgather(payload, timeout_s):
             mine = json.loads(payload)
             assert mine["needs"] == needs
@@ -183,13 +146,13 @@ def test_every_rank_finds_the_same(monkeypatch, on_gpu):
         job = Job("slurm", rank, 3, rank, 3, "a")
         return exchange_facts(SimpleNamespace(experiment=made, job=job, comm=comm, device=torch.device("cpu")))
 
-    told = set()
+    messages = set()
     for rank in range(3):
-        assert [each["gpu"] for each in said(rank, left)] == ["x"] * 3
+        assert [each["gpu"] for each in facts_of(rank, left)] == ["x"] * 3
         with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about") as refused:
-            said(rank, left - 1)
-        told.add(str(refused.value))
-    assert len(told) == 1
+            facts_of(rank, left - 1)
+        messages.add(str(refused.value))
+    assert len(messages) == 1
 
 
 def test_copies_in_float64_are_counted(monkeypatch):

@@ -49,7 +49,7 @@ def test_tables_are_found_where_a_wheel_puts_them(tmp_path, monkeypatch):
 
 def test_missing_data_are_fetched_or_told(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(getting, "fetch", lambda name, root, tell: asked.append((name, root)))
+    monkeypatch.setattr(getting, "fetch", lambda name, root: asked.append((name, root)))
     reproduce.fetch_data(expand.load(reproduce.find_table("fedsol_table1"), [f"data.root={tmp_path}"]), print)
     assert asked == [("cifar10", tmp_path)]
     with pytest.raises(UserError, match=r"needs heart_disease, which is not below .*data\.root=DIR where it is"):
@@ -77,7 +77,7 @@ def test_the_command_from_nothing_to_a_verdict(tmp_path):
 def test_a_verdict_is_no_place_for_a_secret():
     asked = expand.load(reproduce.find_table("flamby_heart"), ["model.token=HUSH123"])
     axes = tuple(axis for axis in asked.axes if axis.name != "seed")
-    tables = [Cells(asked, "accuracy", "last", axes, {}, {}, 5, published=asked.published[0])]
+    tables = [Cells(asked, "accuracy", "last", axes, {}, {}, published=asked.published[0])]
     text = json.dumps(reproduce.verdicts(tables))
     assert "HUSH123" not in text
     assert "model.token=<redacted>" in text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,16 +11,13 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, natural_order, shorten
+from fedmpi.common.text import natural_order, nearest
 from fedmpi.data.csv_file import csv_table
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources import common
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
-from fedmpi.data.streaming import Stream
-
-Part = tuple[np.ndarray | Stream, torch.Tensor]  # images and labels
 
 
 @dataclass(frozen=True)
@@ -42,21 +37,8 @@ def dataset_of_parts(
     train: Files, test: Files, classes: Sequence[str], options: DecodeOptions, groups: Sequence[str] = ()
 ) -> Dataset:
     """A data set whose test part is given. classes: their names, in order; groups: of the training files."""
-    both = train + test
-    images = reading.read(both.paths, options, both.rows)
-    y, n = torch.tensor(both.labels), len(train.paths)
-    found = _dataset((images[:n], y[:n]), (images[n:], y[n:]), classes, options)
-    return replace(found, group=common.number_groups(groups))
-
-
-def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small: str) -> Dataset:
-    """The data of a site; with `refuse`, UserError for one training picture, or pictures of one class alone."""
-    seen = data.train_y.unique()
-    if small == "keep" or (len(data.train_y) > 1 and len(seen) > 1):
-        return data
-    many = count(len(data.train_y), "training picture")
-    has = f"{many} of one class, {classes[int(seen[0])]!r}" if len(data.train_y) > 1 else many
-    raise UserError(f"{at}: site {name!r}, which begins there, has {has}; say data.small_sites: keep, or leave it out")
+    in_test = np.arange(len(train.paths) + len(test.paths)) >= len(train.paths)
+    return _dataset(train + test, in_test, classes, options, groups)
 
 
 def dataset_with_test_part(
@@ -67,20 +49,33 @@ def dataset_with_test_part(
     classes: their names, in order; groups: what must not be parted, such as the lesion of each picture.
     """
     labels = np.array(files.labels)
-    held = np.zeros(len(labels), dtype=bool)
-    held[common.holdout(labels, fraction, groups)[1]] = True
-    images = reading.read(files.paths, options, files.rows)
-    y = torch.from_numpy(labels)
-    parts = [(images[rows], y[torch.from_numpy(rows)]) for rows in (~held, held)]
-    found = _dataset(parts[0], parts[1], classes, options)
-    return replace(found, group=common.number_groups([g for g, out in zip(groups, held, strict=False) if not out]))
+    in_test = np.zeros(len(labels), dtype=bool)
+    in_test[common.holdout(labels, fraction, groups)[1]] = True
+    training_groups = [group for group, out in zip(groups, in_test, strict=False) if not out]
+    return _dataset(files, in_test, classes, options, training_groups)
 
 
-def _dataset(train: Part, test: Part, classes: Sequence[str], options: DecodeOptions) -> Dataset:
-    (x, y), (test_x, test_y) = train, test
-    channels, height, width = (int(size) for size in x.shape[1:])
-    made = ImagePreparation(options, (channels, height, width), channels, tuple(classes))
-    return Dataset(made.normalised(x), y, made.normalised(test_x), test_y, len(classes), preparation=made)
+def _dataset(
+    files: Files, in_test: np.ndarray, classes: Sequence[str], options: DecodeOptions, groups: Sequence[str]
+) -> Dataset:
+    """in_test: (n,) bool; groups: of the training files, in order."""
+    images, y = reading.read(files.paths, options, files.rows), torch.tensor(files.labels)
+    channels, height, width = (int(size) for size in images.shape[1:])
+    preparation = ImagePreparation(options, (channels, height, width), channels, tuple(classes))
+    (x, y_train), (test_x, y_test) = (
+        (preparation.normalised(images[rows]), y[torch.from_numpy(rows)]) for rows in (~in_test, in_test)
+    )
+    data = Dataset(x, y_train, test_x, y_test, len(classes), preparation=preparation)
+    return replace(data, group=common.number_groups(groups))
+
+
+def check_class_names(source: str, names: Sequence[str] | None, site: str | None) -> None:
+    """Raise UserError for a name that stands twice in data.class_names, and where a silo has no such list."""
+    if names is None and site is not None:
+        raise UserError(f"{source}: data.class_names is missing; silos need it, for a site may not have every class")
+    twice = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
+    if twice is not None:
+        raise UserError(f"{source}: data.class_names holds {twice!r} twice; each stands once")
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -95,31 +90,22 @@ def class_folders(folder: Path) -> list[str]:
 def pictures_by_class(folder: Path, names: Sequence[str], below: str = "", allowed: str = "data.class_names") -> Files:
     """Pictures of folder/CLASS, or folder/CLASS/below, class by class, in the order of their paths.
 
-    Raises UserError for a folder that is no class, and where there is no picture; a class's folder without one is told.
+    Raises UserError for a folder that is no class, and where there is no picture.
     """
     unknown = [name for name in class_folders(folder) if name not in names]
     if unknown:
         raise UserError(f"{folder} holds the class {unknown[0]!r}; the classes are {', '.join(names)} ({allowed})")
     paths: list[Path] = []
     labels: list[int] = []
-    bare: list[Path] = []
     for label, name in enumerate(names):
-        there = sorted(file for file in (folder / name / below).rglob("*") if is_picture(file))
-        lost = next((file for file in there if file.is_symlink() and not file.exists()), None)
-        if lost is not None:
-            raise UserError(f"{lost} is a link to {os.readlink(lost)}, which is not there; fetch it, or remove it")
-        found = [file for file in there if file.is_file()]
-        paths += found
-        labels += [label] * len(found)
-        if not found and (folder / name).is_dir():
-            bare.append(folder / name)
+        files = sorted(file for file in (folder / name / below).rglob("*") if is_picture(file) and not file.is_dir())
+        paths += files
+        labels += [label] * len(files)
     if not paths:
         raise UserError(
             f"{folder} holds no picture in a folder of its class ({', '.join(names) or 'there is no folder'}); correct "
             "data.root or data.path, or put pictures there"
         )
-    for place in bare:
-        warnings.warn(f"{place} holds no picture; put some there, or remove the folder", stacklevel=2)
     return Files(paths, labels)
 
 
@@ -134,31 +120,26 @@ def read_rows(path: Path, columns: Sequence[str], delimiter: str = ",", options:
     options: the keys of the config that name the columns, for messages.
     Raises UserError, with the line, for a file that cannot be read, a column that is not there, a gap in one.
     """
-    header, lines = csv_table(path, delimiter, lambda names: _check_header(path, names, columns, delimiter, options))
+
+    def check_header(header: Sequence[str]) -> None:
+        for k, name in enumerate(columns):
+            if name not in header:
+                key = f" (data.{options[k]})" if options else ""
+                one_cell = "; is data.delimiter another one?" if len(header) == 1 else ""
+                raise UserError(f"{path} has no column {name!r}{key}{one_cell}; {nearest(name, header)}")
+            if header.count(name) > 1:
+                raise UserError(f"{path} has the column {name!r} twice; rename one")
+
+    header, lines = csv_table(path, delimiter, check_header)
     places = {name: header.index(name) for name in columns}
-    found = []
+    rows = []
     for number, line in lines:
         at = f"{path}, line {number}"
         values = {name: line[place].strip() for name, place in places.items()}
         gap = next((name for name, value in values.items() if not value), None)
         if gap is not None:
             raise UserError(f"{at}: the column {gap!r} is empty; fill it, or leave the row out")
-        found.append(Row(at, values))
-    if not found:
+        rows.append(Row(at, values))
+    if not rows:
         raise UserError(f"{path} holds no row below its header")
-    return found
-
-
-def _check_header(
-    path: Path, header: Sequence[str], columns: Sequence[str], delimiter: str, options: Sequence[str]
-) -> None:
-    for k, name in enumerate(columns):
-        if name not in header:
-            other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
-            hint = f"; is the delimiter {other!r}? data.delimiter" if len(header) == 1 and other else ""
-            key = f" (data.{options[k]})" if options else ""
-            there = shorten(", ".join(header), 200)
-            meant = next((f"; did you mean {other!r}?" for other in header if other.casefold() == name.casefold()), "")
-            raise UserError(f"{path} has no column {name!r}{key}; it has {there}{hint}{meant}")
-        if header.count(name) > 1:
-            raise UserError(f"{path} has the column {name!r} twice; rename one")
+    return rows

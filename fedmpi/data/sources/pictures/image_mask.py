@@ -13,12 +13,11 @@ from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
-from fedmpi.common.errors import UserError
 from fedmpi.common.text import other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, probe
+from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size, probe
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
 
 Name = Annotated[str, Field(min_length=1)]
@@ -46,8 +45,6 @@ def image_mask(
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
     pixel_range: PixelRange | None = None,
     pages: Pages = "refuse",
-    background: str = "white",
-    axes: Axes | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
@@ -64,13 +61,11 @@ def image_mask(
     size: each picture is scaled and cut at its centre to size x size, and so is its mask, to the nearest pixel; without
     it all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels in 0..1, one number or one
     a channel. pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each file;
-    images of more than 8 bits need it. pages: of files with several pages or frames; refuse; first; or channels.
-    background: the colour over which transparent pixels are blended. axes: HWC or CHW, of .npy files whose shape allows
-    both.
+    images of more than 8 bits need it. pages: of files with several pages or frames; refused, or the first is read.
     """
-    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages, background, axes)
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages)
     numbers = MaskValues("image_mask", classes, mask_values)
-    naming = Naming(image_pattern, mask_pattern, _endings())
+    naming = Naming(image_pattern, mask_pattern, (*Image.registered_extensions(), ".npy"))
     columns = Columns(image_column, mask_column, site_column, split_column, group_column)
     pairs = Pairs("image_mask", root, path, naming, columns, delimiter, sites, site)
 
@@ -82,26 +77,18 @@ def image_mask(
         x, test_x = (made.normalised(images[np.array(k, dtype=np.int64)]) for k in (train, test))
         return Dataset(x, masks[list(train)], test_x, masks[list(test)], numbers.many, preparation=made)
 
-    found = pairs.found()
-    everyone = [pair for its in found.values() for pair in its]
-    reading.warn_of_depths([pair.image for pair in everyone], decoding, [pair.at for pair in everyone])
-    return dataset(pairs, found, read, val, test_fraction)
+    return dataset(pairs, pairs.found(), read, val, test_fraction)
 
 
 def _masks(pairs: Sequence[Pair], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
     """(n, H, W) int64, scaled and cut as the pictures are. Raises UserError for one that its picture does not fit."""
-    found: list[Tensor] = []
+    masks: list[Tensor] = []
     for pair in pairs:
         mask = _read_mask(pair)
-        (_, *shape), _ = probe(pair.image, replace(decoding, size=None))
+        _, *shape = probe(pair.image, replace(decoding, size=None))
         check_shapes(pair, shape, mask.shape)
-        found.append(numbers.numbers(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
-    return torch.stack(found)  # of one size, as their pictures are
-
-
-def _endings() -> tuple[str, ...]:
-    """Endings of the files that are read as pictures and masks."""
-    return (*Image.registered_extensions(), ".npy")
+        masks.append(numbers.numbers(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
+    return torch.stack(masks)  # of one size, as their pictures are
 
 
 def _read_mask(pair: Pair) -> np.ndarray:
@@ -112,11 +99,8 @@ def _read_mask(pair: Pair) -> np.ndarray:
             array = np.load(pair.mask, allow_pickle=False)
         else:
             with Image.open(pair.mask) as image:
-                pages = getattr(image, "n_frames", 1)
-                if pages > 1:
-                    raise ValueError(f"it has {pages} pages or frames")
                 array = np.asarray(image)
-                array = _opaque(array) if image.mode in ("LA", "RGBA") else array
+                array = array[..., :-1] if image.mode in ("LA", "RGBA") else array
     except FileNotFoundError as error:
         raise pair.error(f"there is no mask {pair.mask}{other_spelling(pair.mask)}") from error
     except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
@@ -124,7 +108,8 @@ def _read_mask(pair: Pair) -> np.ndarray:
     if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():
         array = array[..., 0]
     if array.ndim != 2 or array.dtype.kind not in "buif":
-        raise _no_mask(pair, f"{array.dtype} of shape {array.shape}")
+        what = f"{array.dtype} of shape {array.shape}; a mask holds one number a pixel, that of its class"
+        raise pair.error(f"{pair.mask} is {what}: save its colours as such numbers")
     return array
 
 
@@ -132,16 +117,3 @@ def _fit_mask(mask: np.ndarray, size: int) -> np.ndarray:
     """A mask (H, W) scaled and cut at its centre to size x size, as pictures are, without new numbers."""
     image = Image.fromarray(mask.astype(np.int32))
     return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.NEAREST))
-
-
-def _opaque(array: np.ndarray) -> np.ndarray:
-    """The channels without alpha. Raises ValueError where some of it is transparent."""
-    if (array[..., -1] != 255).any():
-        raise ValueError("some of its pixels are transparent")
-    return array[..., :-1]
-
-
-def _no_mask(pair: Pair, found: str) -> UserError:
-    return pair.error(
-        f"{pair.mask} is {found}; a mask holds one number a pixel, that of its class: save its colours as such numbers"
-    )

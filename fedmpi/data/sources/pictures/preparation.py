@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count
+from fedmpi.common.text import count, other_spelling
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
@@ -23,6 +23,15 @@ from fedmpi.data.streaming import Stream
 
 TABLES = (".csv", ".tsv", ".tab", ".parquet")
 TAKES = "a picture, a folder of them, a CSV file that names them, or a list of files"
+
+
+class NewFiles(NamedTuple):
+    """Picture files to predict: the columns that say which each is, labels if known, and where each is named."""
+
+    ids: dict[str, Any]
+    paths: list[Path]
+    labels: list[str]
+    rows: list[str]
 
 
 @dataclass(frozen=True)
@@ -49,76 +58,74 @@ class ImagePreparation(Preparation):
         return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: Request) -> NewRows:
-        ids, files, labels, where = self._files(request)
-        reading.warn_of_depths(files, self.decoding, where)
-        images = reading.read(files, self.decoding, where)
+        new = self._files(request)
+        images = reading.read(new.paths, self.decoding, new.rows)
         if tuple(images.shape[1:]) != self.stored:
             channels, height, width = images.shape[1:]
             c, h, w = self.stored
             raise UserError(
-                f"{files[0]}: images of {width}x{height} pixels and {channels} channels; those of the training were "
-                f"{w}x{h} with {c}, and without data.size none is scaled"
+                f"{new.paths[0]}: images of {width}x{height} pixels and {channels} channels; those of the training "
+                f"were {w}x{h} with {c}, and without data.size none is scaled"
             )
         x = self.normalised(images)
-        if not labels:
-            return NewRows(ids, x)
+        if not new.labels:
+            return NewRows(new.ids, x)
         number = {name: k for k, name in enumerate(self.class_names)}
-        odd = [k for k, label in enumerate(labels) if label not in number]
-        if not odd:
-            return NewRows(ids, x, torch.tensor([number[label] for label in labels]))
-        at = f"{where[odd[0]]}: " if where else f"{files[odd[0]]}: "
-        said = f"{at}{labels[odd[0]]!r} is no class of the training"
-        if len(odd) == len(labels):
-            return NewRows(ids, x, no_targets=said)
-        y = torch.tensor([number.get(label, 0) for label in labels])
-        known = torch.tensor([label in number for label in labels])
-        said = f"{said}; {count(len(odd), 'row')} of {len(labels)} left out"
-        return NewRows(ids, x, y, no_targets=said, known=known)
+        unknown = [k for k, label in enumerate(new.labels) if label not in number]
+        if not unknown:
+            return NewRows(new.ids, x, torch.tensor([number[label] for label in new.labels]))
+        first = unknown[0]
+        reason = (
+            f"{new.rows[first] if new.rows else new.paths[first]}: {new.labels[first]!r} is no class of the training"
+        )
+        if len(unknown) == len(new.labels):
+            return NewRows(new.ids, x, no_targets=reason)
+        y = torch.tensor([number.get(label, 0) for label in new.labels])
+        known = torch.tensor([label in number for label in new.labels])
+        reason = f"{reason}; {count(len(unknown), 'row')} of {len(new.labels)} left out"
+        return NewRows(new.ids, x, y, no_targets=reason, known=known)
 
-    def _files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """(columns that say which file, the files, their labels if they are known, where each is named)."""
+    def _files(self, request: Request) -> NewFiles:
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = files_of(request.rows, TAKES)
-            return {"file": np.array([str(file) for file in files], dtype=object)}, files, [], []
+            return NewFiles(_file_column(files), files, [], [])
         path = file_of(request, folder=True, takes=TAKES)
         if path.is_file() and path.suffix.lower() in TABLES:
-            return self._named_in(read_table(path, self.delimiter), request.ids)
+            return self._files_in_table(read_table(path, self.delimiter), request.ids)
         if request.ids:
             raise UserError(f"{path} has no columns to copy; a CSV file that names pictures has")
         if path.is_file():
-            return {"file": np.array([path.name], dtype=object)}, [path], [], []
+            return NewFiles(_file_column([path.name]), [path], [], [])
         files = sorted(file for file in path.rglob("*") if is_picture(file) and file.is_file())
         if not files:
             raise UserError(f"{path} holds no picture")
         names = [file.relative_to(path) for file in files]
-        known = all(len(name.parts) > 1 and name.parts[0] in self.class_names for name in names)
-        return {"file": np.array(list(map(str, names)), dtype=object)}, files, [n.parts[0] for n in names] * known, []
+        in_class_folders = all(len(name.parts) > 1 and name.parts[0] in self.class_names for name in names)
+        labels = [name.parts[0] for name in names] if in_class_folders else []
+        return NewFiles(_file_column(names), files, labels, [])
 
-    def _named_in(self, table: Table, ids: Sequence[str]) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+    def _files_in_table(self, table: Table, ids: Sequence[str]) -> NewFiles:
         names = text_of(table.column(self.picture_column, "picture_column"))
-        where = [table.at(row) for row in range(len(table))]
-        gap = next((row for row, name in enumerate(names) if not str(name).strip()), None)
-        if gap is not None:
-            raise UserError(f"{where[gap]}: column {self.picture_column!r} is empty")
-        home = table.path.parent
-        files = [self._place(home, str(name).strip().replace("\\", "/")) for name in names]
-        lost = next((row for row, file in enumerate(files) if not file.exists()), None)
-        if lost is not None:
-            places = dict.fromkeys(str(folder) for folder in (home / self.folder, home))
-            raise UserError(
-                f"{where[lost]}: there is no picture {str(names[lost]).strip()}{reading.with_ending(files[lost])} in "
-                f"{' or '.join(places)}: names are relative to the folder of {table.path.name}, not to the run's "
-                "data.root; write them so, or whole (/.../a.png), or put the file there"
-            )
-        found = {table.unit: table.places, "file": names} | {name: text_of(table.column(name, "--id")) for name in ids}
-        has_labels = self.label_column in table.columns
-        labels = text_of(table.columns[self.label_column]) if has_labels else ()
-        return found, files, [str(label).strip() for label in labels], where
+        rows = [table.at(row) for row in range(len(table))]
+        home, files = table.path.parent, []
+        for row, name in zip(rows, map(str.strip, map(str, names)), strict=True):
+            if not name:
+                raise UserError(f"{row}: column {self.picture_column!r} is empty")
+            places = [home / self.folder / name.replace("\\", "/"), home / name.replace("\\", "/")]
+            file = next((place for place in places if place.exists()), None)
+            if file is None:
+                where = f"in {home}{other_spelling(places[1])}: names are relative to the folder of {table.path.name}"
+                raise UserError(f"{row}: there is no picture {name} {where}, not to the run's data.root")
+            files.append(file)
+        columns = {table.unit: table.places, "file": names} | {
+            name: text_of(table.column(name, "--id")) for name in ids
+        }
+        labels = text_of(table.columns[self.label_column]) if self.label_column in table.columns else ()
+        return NewFiles(columns, files, [str(label).strip() for label in labels], rows)
 
-    def _place(self, home: Path, name: str) -> Path:
-        """Where a file of that name is: beside the table, or in `folder` there."""
-        inside = home / self.folder / name
-        return inside if inside.exists() else home / name
+
+def _file_column(names: Sequence[Any]) -> dict[str, Any]:
+    return {"file": np.array([str(name) for name in names], dtype=object)}
 
 
 def of_arrays(

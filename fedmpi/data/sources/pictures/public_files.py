@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +20,6 @@ from fedmpi.data.sources.common import by_site, find
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
 from fedmpi.data.sources.pictures.image_dataset import (
     Files,
-    Row,
     dataset_of_parts,
     dataset_with_test_part,
     pictures_by_class,
@@ -30,8 +28,7 @@ from fedmpi.data.sources.pictures.image_dataset import (
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in 0..1, per channel
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")  # 1..7 in the authors' lists
-DAMAGED = "sketch/dog/n02103406_4068-1.png"  # in the authors' lists, and no picture
+PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")  # as the authors number them
 HOME = {  # site: how copies of the set call its folder
     "art": ("Art", "art"),
     "clipart": ("Clipart", "clipart"),
@@ -52,23 +49,28 @@ HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
+def _folder(root: Path, what: str, paths: Sequence[str]) -> Path:
+    """The first of the folders that is there. Raises MissingDataError if none is."""
+    folder = next((root / path for path in paths if (root / path).is_dir()), None)
+    if folder is None:
+        places = " or ".join(str(root / path) for path in paths)
+        raise MissingDataError(f"{what}: there is no folder {places} (data.root = {root}); {advice(what, root)}")
+    return folder
+
+
 def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"] = "leave") -> Dataset:
     """CINIC-10 (Darlow 2018): 90,000 + 90,000 colour 32x32 images, 10 classes, in root/CINIC-10/{train,test}.
 
     val: its 90,000 of `valid` join the training part, or are left out (FedSOL).
     """
     ready("cinic10", root, download)
-    files = {}
-    for part in ("train", "valid", "test") if val == "join" else ("train", "test"):
-        folder = root / "CINIC-10" / part
-        if not os.path.isdir(folder):
-            raise MissingDataError(
-                f"cinic10: there is no folder {folder} (data.root = {root}); {advice('cinic10', root)}"
-            )
-        files[part] = pictures_by_class(folder, CINIC_CLASSES, allowed="CINIC-10's")
-    train = files["train"] + files["valid"] if val == "join" else files["train"]
+
+    def files(part: str) -> Files:
+        return pictures_by_class(_folder(root, "cinic10", [f"CINIC-10/{part}"]), CINIC_CLASSES, allowed="CINIC-10's")
+
+    train = files("train") + files("valid") if val == "join" else files("train")
     decoding = DecodeOptions(32, 3, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # of the training pictures
-    return dataset_of_parts(train, files["test"], CINIC_CLASSES, decoding)
+    return dataset_of_parts(train, files("test"), CINIC_CLASSES, decoding)
 
 
 def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
@@ -81,48 +83,30 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     home, remedy = "tiny-imagenet-200", advice("tiny_imagenet", root)
     names = sorted(find(root, (f"{home}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split())
     notes = find(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
-    train = pictures_by_class(root / home / "train", names, "images", "wnids.txt")
-    return dataset_of_parts(train, _annotated(notes, names, remedy), names, DecodeOptions(64, 3, MEAN, STD))
-
-
-def _annotated(notes: Path, names: list[str], remedy: str) -> Files:
-    """The pictures of val_annotations.txt: file, class and box of each, between tabs."""
     paths, labels, rows = [], [], []
     for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
-        fields = line.split("\t")
-        if len(fields) < 2 or fields[1] not in names:
-            raise UserError(
-                f"{notes}, line {k}: a file and a class of wnids.txt are needed, found {show(line)}; {remedy}"
-            )
-        paths.append(notes.parent / "images" / fields[0])
-        labels.append(names.index(fields[1]))
+        file, label, *_ = [*line.split("\t"), ""]  # behind them the box of the object
+        if label not in names:
+            needed = f"a file and a class of wnids.txt are needed, found {show(line)}"
+            raise UserError(f"{notes}, line {k}: {needed}; {remedy}")
+        paths.append(notes.parent / "images" / file)
+        labels.append(names.index(label))
         rows.append(f"{notes}, line {k}")
-    return Files(paths, labels, rows)
+    train = pictures_by_class(root / home / "train", names, "images", "wnids.txt")
+    return dataset_of_parts(train, Files(paths, labels, rows), names, DecodeOptions(64, 3, MEAN, STD))
 
 
-def pacs(
-    root: Path,
-    *,
-    site: str | None = None,
-    size: Size = 224,
-    split: Literal["draw", "files"] = "draw",
-    test_fraction: Fraction = 0.2,
-) -> Dataset:
+def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
     """PACS (Li 2017): 9,991 colour pictures, 7 classes; art_painting, cartoon, photo and sketch are the sites.
 
-    Folders SITE/CLASS in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold. split: draw: test_fraction of each
-    class of each site is its test part, the same for every seed; files: the authors' SITE_train_kfold.txt and
-    SITE_crossval_kfold.txt (SITE_test_kfold.txt holds both). size: each picture is scaled and cut to size x size.
+    Folders SITE/CLASS in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold. test_fraction of each class of
+    each site is its test part, the same for every seed. size: each picture is scaled and cut to size x size.
     """
-    decoding = DecodeOptions(size, 3, MEAN, STD)
 
     def read_site(name: str) -> Dataset:
-        folder = _domain(root, "pacs", PACS_FOLDERS, (name,))
-        if split == "files":
-            train, test = (_listed(folder, f"{name}_{part}_kfold.txt") for part in ("train", "crossval"))
-            return dataset_of_parts(train, test, PACS_CLASSES, decoding)
+        folder = _folder(root, "pacs", [f"{home}/{name}" for home in PACS_FOLDERS])
         files = pictures_by_class(folder, PACS_CLASSES, allowed="PACS's")
-        return dataset_with_test_part(files, test_fraction, PACS_CLASSES, decoding)
+        return dataset_with_test_part(files, test_fraction, PACS_CLASSES, DecodeOptions(size, 3, MEAN, STD))
 
     return by_site("pacs", list(PACS), site, read_site)
 
@@ -137,93 +121,43 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
     """
 
     def read_site(name: str) -> Dataset:
-        folder = _domain(root, "office_home", HOME_FOLDERS, HOME[name])
+        folder = _folder(root, "office_home", [f"{home}/{folder}" for home in HOME_FOLDERS for folder in HOME[name]])
         files = pictures_by_class(folder, HOME_CLASSES, allowed="Office-Home's")
         return dataset_with_test_part(files, test_fraction, HOME_CLASSES, DecodeOptions(size, 3, MEAN, STD))
 
     return by_site("office_home", list(HOME), site, read_site)
 
 
-def _domain(root: Path, what: str, homes: Sequence[str], names: Sequence[str]) -> Path:
-    """The folder of a site, which copies of the set call by any of `names`, in any of `homes`."""
-    places = [root / home / name for home in homes for name in names]
-    found = next((place for place in places if os.path.isdir(place)), None)
-    if found is None:
-        raise MissingDataError(
-            f"{what}: there is no folder {names[0]} in {' or '.join(str(root / home) for home in homes)} "
-            f"(data.root = {root}); {advice(what, root)}"
-        )
-    return found
-
-
-def _listed(folder: Path, name: str) -> Files:
-    """The pictures of one of the authors' lists: `sketch/dog/5281.png 1`, relative to the folder of the sites."""
-    home = folder.parent
-    places = (home, home.parent, home.parent / "splits", home / "splits", home.parent.parent / "splits")
-    remedy = "put the authors' lists there, or take data.split: draw"
-    path = find(home, [os.path.relpath(place / name, home) for place in places], "pacs", remedy)
-    paths, labels, rows = [], [], []
-    for k, line in enumerate(path.read_text(encoding="ascii", errors="replace").splitlines(), 1):
-        file, _, label = line.strip().rpartition(" ")
-        if not line.strip() or file == DAMAGED:
-            continue
-        if not label.isdigit() or not 1 <= int(label) <= len(PACS_CLASSES) or not file.startswith(f"{folder.name}/"):
-            raise UserError(
-                f"{path}, line {k}: a picture of {folder.name} and its class 1..7 are needed, found {show(line)}"
-            )
-        paths.append(home / file)
-        labels.append(int(label) - 1)
-        rows.append(f"{path}, line {k}")
-    if not paths:
-        raise UserError(f"{path} names no picture")
-    return Files(paths, labels, rows)
-
-
-def ham10000(
-    root: Path,
-    *,
-    site: str | None = None,
-    size: Size = 224,
-    test_fraction: Fraction = 0.2,
-    lesions: Literal["apart", "mixed"] = "apart",
-) -> Dataset:
+def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
     """HAM10000 (Tschandl 2018): 10,015 pictures of skin lesions, 7 classes, of four sources, which are the sites.
 
     HAM10000_metadata.csv, with its column `dataset`, and the .jpg files anywhere below root/HAM10000. Sites:
     vidir_molemax, vidir_modern, rosendahl, vienna_dias. test_fraction of each class of each site is its test part, the
-    same for every seed; lesions: apart: all pictures of a lesion are on one side; mixed: pictures are drawn whatever
-    they show. size: each picture is scaled and cut to size x size.
+    same for every seed; all pictures of a lesion are on one side. size: each picture is scaled and cut to size x size.
     """
     tables = [f"{folder}/{file}" for folder in HAM_FOLDERS for file in HAM_TABLES]
     path = find(root, tables, "ham10000", advice("ham10000", root))
-    columns = ("lesion_id", "image_id", "dx", "dataset")
-    table = read_rows(path, columns, "\t" if path.suffix == ".tab" else ",")
-    for row in table:
+    rows = read_rows(path, ("lesion_id", "image_id", "dx", "dataset"), "\t" if path.suffix == ".tab" else ",")
+    pictures = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
+    for row in rows:
         for column, allowed in (("dx", HAM_CLASSES), ("dataset", HAM_SOURCES)):
             if row.values[column] not in allowed:
                 raise UserError(f"{row.at}: {column} is {row.values[column]!r}; allowed: {', '.join(allowed)}")
-    pictures = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
 
     def read_site(name: str) -> Dataset:
-        mine = [row for row in table if row.values["dataset"] == name]
+        mine = [row for row in rows if row.values["dataset"] == name]
         if not mine:
             raise UserError(f"{path} has no row of the source {name}")
-        groups = [row.values["lesion_id"] for row in mine] if lesions == "apart" else []
-        files, decoding = _lesions(mine, pictures, path), DecodeOptions(size, 3, MEAN, STD)
-        return dataset_with_test_part(files, test_fraction, HAM_CLASSES, decoding, groups)
+        images = [row.values["image_id"] for row in mine]
+        files = Files(
+            [pictures.get(image, path.parent / f"{image}.jpg") for image in images],
+            [HAM_CLASSES.index(row.values["dx"]) for row in mine],
+            [row.at for row in mine],
+        )
+        lesions = [row.values["lesion_id"] for row in mine]
+        return dataset_with_test_part(files, test_fraction, HAM_CLASSES, DecodeOptions(size, 3, MEAN, STD), lesions)
 
     return by_site("ham10000", HAM_SOURCES, site, read_site)
-
-
-def _lesions(table: list[Row], pictures: dict[str, Path], path: Path) -> Files:
-    for row in table:
-        if row.values["image_id"] not in pictures:
-            raise UserError(
-                f"{row.at}: there is no picture {row.values['image_id']}.jpg below {path.parent}; unpack both "
-                "archives of pictures there"
-            )
-    labels = [HAM_CLASSES.index(row.values["dx"]) for row in table]
-    return Files([pictures[row.values["image_id"]] for row in table], labels, [row.at for row in table])
 
 
 def retina(
@@ -269,47 +203,36 @@ def _ssl_fl(
     """A data set in the layout of SSL-FL (Yan 2023): a table of labels, and a list of files for each client."""
     if site is not None and site not in sites:
         raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(sites)}")
-    remedy = advice(what, root)
-    labels = _labels(find(root, (f"{home}/labels.csv",), what, remedy), classes)
-    mine = sites if site is None else (site,)
-    lists = [find(root, (f"{home}/{split}/{name}.csv",), what, remedy) for name in mine]
-    parts = [_named(path, root / home / "train", labels) for path in lists]
-    test = _named(find(root, (f"{home}/test.csv",), what, remedy), root / home / "test", labels)
-    data = dataset_of_parts(sum(parts, Files([], [])), test, [str(k) for k in range(classes)], decoding)
+
+    def lines(path: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield where each line is, and its fields."""
+        file = find(root, (f"{home}/{path}",), what, advice(what, root))
+        for number, fields in csv_rows(file, remedy="fetch it anew"):
+            yield f"{file}, line {number}", [field.strip() for field in fields]
+
+    allowed = {f"{k}{end}": k for k in range(classes) for end in ("", ".0")}  # the authors write 0.0, 1.0
+    labels: dict[str, int] = {}
+    for at, fields in lines("labels.csv"):
+        if len(fields) < 2 or fields[1] not in allowed:
+            needed = f"a name and a label 0..{classes - 1} are needed, found {show(','.join(fields))}"
+            raise UserError(f"{at}: {needed}")
+        labels[fields[0]] = allowed[fields[1]]
+
+    def listed(path: str, part: str) -> Files:
+        """The files that a list names, each once, in the order of their first lines."""
+        places: dict[str, str] = {}
+        for at, fields in lines(path):
+            places.setdefault(fields[0], at)
+            if fields[0] not in labels:
+                raise UserError(f"{at}: {fields[0]!r} has no label in labels.csv")
+        paths = [root / home / part / name for name in places]
+        return Files(paths, [labels[name] for name in places], list(places.values()))
+
+    parts = [listed(f"{split}/{name}.csv", "train") for name in (sites if site is None else (site,))]
+    data = dataset_of_parts(
+        sum(parts, Files([], [])), listed("test.csv", "test"), [str(k) for k in range(classes)], decoding
+    )
     if site is not None:
         return data
     owner = torch.repeat_interleave(torch.tensor([len(part.labels) for part in parts]))
     return replace(data, site=owner, site_names=sites)
-
-
-def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    return [(number, [field.strip() for field in row]) for number, row in csv_rows(path, remedy="fetch it anew")]
-
-
-def _labels(path: Path, classes: int) -> dict[str, int]:
-    """name -> label; the authors write labels as 0.0, 1.0."""
-    labels = {}
-    for number, line in _lines(path):
-        try:
-            label = float(line[1])
-            if label not in range(classes):
-                raise ValueError
-        except (IndexError, ValueError):
-            needed = f"a name and a label 0..{classes - 1} are needed, found {show(','.join(line))}"
-            raise UserError(f"{path}, line {number}: {needed}") from None
-        labels[line[0]] = int(label)
-    return labels
-
-
-def _named(path: Path, folder: Path, labels: dict[str, int]) -> Files:
-    """The files that a list names, each once, in the order of their first lines."""
-    lines: dict[str, int] = {}
-    for number, line in _lines(path):
-        lines.setdefault(line[0], number)
-    unlabelled = next((name for name in lines if name not in labels), None)
-    if unlabelled is not None:
-        raise UserError(f"{path}, line {lines[unlabelled]}: {unlabelled!r} has no label in labels.csv")
-    if not lines:
-        raise UserError(f"{path} names no picture")
-    rows = [f"{path}, line {number}" for number in lines.values()]
-    return Files([folder / name for name in lines], [labels[name] for name in lines], rows)

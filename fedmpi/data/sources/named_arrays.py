@@ -1,0 +1,189 @@
+"""From arrays x, y, site, val_x, ..., test_site to a data set: what `npz`, `hdf5` and `saved_dataset` share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.pictures import Pictures, stacked
+from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
+from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of, with_axes
+from fedmpi.data.sources.common import checked_fraction, holdout
+
+KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
+    "x": ("x_train", "train_images"),
+    "y": ("y_train", "train_labels"),
+    "site": (),
+    "val_x": ("x_val", "val_images"),
+    "val_y": ("y_val", "val_labels"),
+    "val_site": (),
+    "test_x": ("x_test", "test_images"),
+    "test_y": ("y_test", "test_labels"),
+    "test_site": (),
+}
+OWN_NAMES = {other: key for key, others in KEYS.items() for other in (key, *others)}
+PARTS = ("", "val_", "test_")  # before x, y and site
+LARGEST_SITE = 1_000_000
+
+
+class Part(NamedTuple):
+    """Samples (n, ...), targets (n, ...) and the number of each row's site (n,), if rows have sites."""
+
+    x: Tensor | Pictures
+    y: Tensor
+    site: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ArrayPreparation(Preparation):
+    """The array of an .npz file whose rows are samples.
+
+    row: the shape of one in the array; uint8: whether it held bytes, which other numbers are not to stand in for.
+    """
+
+    row: tuple[int, ...]
+    uint8: bool
+    options: ArrayOptions
+
+    kind: ClassVar[str] = "arrays"
+
+    def read(self, request: Request) -> NewRows:
+        stored, where = array_rows(request, "an .npz file")
+        arrays = {OWN_NAMES[name]: array for name, array in stored.items() if name in OWN_NAMES}
+        part = "" if "x" in arrays else "test_"
+        if f"{part}x" not in arrays:
+            raise UserError(f"{where} has no array 'x'; it holds {', '.join(stored) or 'none'}")
+        array, y = arrays[f"{part}x"], arrays.get(f"{part}y")
+        if (array.dtype == np.uint8) != self.uint8 or array.shape[1:] != self.row or not len(array):
+            needed = f"{'uint8' if self.uint8 else 'other'} rows of the shape {self.row} are needed, as in training"
+            raise UserError(f"{where}: {part}x is {array.dtype} of the shape {array.shape}; {needed}")
+        x = samples(array, self.options, f"{part}x", Path(where))
+        rows = NewRows({"row": np.arange(len(x))}, x)
+        if y is None:
+            return rows
+        if len(y) != len(x):
+            return NewRows(rows.ids, x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(x)}")
+        return NewRows(rows.ids, x, targets_of(y, f"{part}y", Path(where)))
+
+
+def from_arrays(
+    arrays: Mapping[str, Any],
+    at: Path,
+    options: ArrayOptions,
+    classes: int | None,
+    test_fraction: float | None,
+    val: Literal["join", "leave"],
+    by_site: bool = False,
+) -> Dataset:
+    """The data set of the arrays x, y and others of KEYS in the file `at`; see `npz`. x may stay on disk."""
+    parts = {}
+    for prefix in PARTS:
+        own = {name: arrays[f"{prefix}{name}"] for name in ("x", "y", "site") if f"{prefix}{name}" in arrays}
+        missing = next((name for name in ("x", "y") if name not in own and (own or not prefix)), None)
+        if missing:
+            raise UserError(f"{at} has no array '{prefix}{missing}'; it holds {', '.join(arrays) or 'none'}")
+        if own:
+            options = options if prefix else with_axes(options, own["x"].shape, "x", at)
+            parts[prefix] = _part(own, prefix, at, options)
+    if val == "leave":
+        parts.pop("val_", None)
+    several = parts[""].y.ndim > 1
+    if several and classes is None:
+        shape = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
+        raise UserError(f"{at}: {shape}, the model's outputs; of one-hot rows store y.argmax(1)")
+    preparation = ArrayPreparation(arrays["x"].shape[1:], arrays["x"].dtype == np.uint8, options)
+    return join_parts(parts, at, classes, test_fraction, preparation, by_site)
+
+
+def _part(arrays: Mapping[str, Any], prefix: str, at: Path, options: ArrayOptions) -> Part:
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf" or array.ndim == 0:
+            raise UserError(f"{at}: {prefix}{name} is {array.dtype} of shape {array.shape}, not rows of numbers")
+    rows = {f"{prefix}{name}": len(array) for name, array in arrays.items()}
+    if len(set(rows.values())) > 1 or 0 in rows.values():
+        sizes = ", ".join(f"{name} {n}" for name, n in rows.items())
+        raise UserError(f"{at}: the arrays must have one row a sample, and at least one; found {sizes}")
+    x, site = arrays["x"], arrays.get("site")
+    if x.ndim < 2 or 0 in x.shape:
+        raise UserError(f"{at}: {prefix}x has the shape {x.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
+    if site is not None:
+        if site.ndim != 1 or (site != np.floor(site)).any() or site.min() < 0 or site.max() >= LARGEST_SITE:
+            raise UserError(f"{at}: {prefix}site holds {site.dtype} of shape {site.shape}; (n,) 0, 1, 2, ... is needed")
+        site = torch.from_numpy(site.astype(np.int64))
+    return Part(samples(x, options, f"{prefix}x", at), targets_of(arrays["y"], f"{prefix}y", at), site)
+
+
+def join_parts(
+    parts: Mapping[str, Part],
+    at: Path,
+    classes: int | None,
+    test_fraction: float | None,
+    preparation: Preparation,
+    by_site: bool = False,
+) -> Dataset:
+    """The data set of the parts "", "val_" and "test_", of which the first two are trained on.
+
+    Args:
+        at: where they are from, for messages.
+        classes: their number, or that of the model's outputs; None: the largest label + 1, and 1 of real numbers.
+        test_fraction: without a test part, the share of each class that is it.
+        by_site: whether that is of each class of each site.
+    """
+    fraction = checked_fraction(test_fraction, str(at) if "test_" in parts else "")
+    for prefix, part in parts.items():
+        if prefix and _format(part) != _format(parts[""]):
+            formats = f"rows of x, y are {_format(parts[''])}, of {prefix}x, {prefix}y {_format(part)}"
+            raise UserError(f"{at}: {formats}; they must agree")
+    if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
+        raise UserError(f"{at} has site and no val_site, or the reverse; say data.val: leave")
+    x, y, site = parts[""]
+    if "val_" in parts:
+        val_x, val_y, val_site = parts["val_"]
+        x, y = stacked([x, val_x]), torch.cat([y, val_y])
+        site = None if site is None or val_site is None else torch.cat([site, val_site])
+    if "test_" in parts:
+        test_x, test_y, test_site = parts["test_"]
+    else:
+        kept, held_out = map(torch.from_numpy, holdout(_strata(y, site if by_site else None), fraction))
+        test_x, test_y, test_site = x[held_out], y[held_out], None if site is None else site[held_out]
+        x, y, site = x[kept], y[kept], None if site is None else site[kept]
+    outputs = classes or _count_classes(y, test_y, at)
+    if y.is_floating_point() and y.ndim == 1 and outputs > 1:
+        raise UserError(f"{at}: y holds real numbers; with data.classes={classes} whole ones are needed")
+    return Dataset(x, y, test_x, test_y, outputs, site=site, test_site=test_site, preparation=preparation)
+
+
+def _format(part: Part) -> str:
+    """What rows of parts must have in common."""
+    x = part.x.stored if isinstance(part.x, Pictures) else part.x
+    words = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
+    return " and ".join(words)
+
+
+def _strata(y: Tensor, site: Tensor | None) -> np.ndarray:
+    """(n,) a number for each class, and each class of each site; real numbers are one class."""
+    labels = y.numpy() if y.ndim == 1 and not y.is_floating_point() else np.zeros(len(y), dtype=np.int64)
+    if site is None:
+        return labels
+    return np.unique(np.stack([site.numpy(), labels]), axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def _count_classes(y: Tensor, test_y: Tensor, at: Path) -> int:
+    """The largest label + 1, or 1 of real numbers; a label far beyond the number of samples is no class but an id."""
+    if y.is_floating_point():
+        return 1
+    largest, n = int(torch.cat([y, test_y]).max()), len(y) + len(test_y)
+    if largest > 10 * n + 1000:
+        raise UserError(
+            f"{at}: y holds the label {largest}, but there are {n} samples; number the classes 0, 1, 2, ..., or store "
+            "the targets of a regression as float32"
+        )
+    return largest + 1

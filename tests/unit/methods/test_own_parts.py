@@ -1,0 +1,318 @@
+"""Parts of the model, and models, that stay with their clients: heads, bodies, normalisation, factors, memories."""
+
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from helpers import NETS, fedmpi, play, prepare, settings
+from naive import (
+    NET,
+    assert_is_fedavg,
+    flat,
+    loss_of,
+    module_of,
+    pieces,
+    rows_of,
+    train_epochs,
+    weighted_mean,
+)
+from torch import nn
+
+from fedmpi.methods.fedbn import FedBN
+from fedmpi.models.fedpara import OWN
+from fedmpi.runtime import build_data
+
+MOVING = {"momentum": 0.9, "weight_decay": 1e-2}  # either would move weights that a careless optimiser still holds
+HEAD = {"head.weight", "head.bias"}
+LAST_TWO = {*HEAD, "body.7.weight", "body.7.bias"}
+ALL_CLIENTS = {"fraction": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "net", "options", "is_own"),
+    [
+        ("fedper", "mlp", {}, lambda s: s.name in HEAD),
+        ("fedrep", "mlp", {"head_epochs": 1}, lambda s: s.name in HEAD),
+        ("lg_fedavg", "cnn", {"n_shared": 1}, lambda s: s.name not in HEAD),
+        ("lg_fedavg", "cnn", {"n_shared": 2}, lambda s: s.name not in LAST_TWO),
+        ("fedbn", "norm", {}, lambda s: s.name in ("1.weight", "1.bias")),
+        ("pfedpara", "cnn", {}, lambda s: s.group == OWN),
+        ("fedsr", "mlp", {}, lambda s: s.name in ("r_mu", "r_sigma", "C")),
+        ("local", "mlp", {}, lambda s: True),
+    ],
+)
+def test_own_tensors(client_of, method, net, options, is_own):
+    """No two of the seven clients use the same own tensors, which never travel and never move at the server; all use
+    its others."""
+    it = play(settings(method, net, options=options, cohort=ALL_CLIENTS, rounds=2))
+    used = [it.made.method.weights(client_of(it, k)).clone() for k in range(7)]
+    for s in it.made.model.layout.segments:
+        values = [s.view(w) for w in used]
+        if is_own(s):
+            assert all((a - b).abs().max() > 1e-6 for a, b in combinations(values, 2)), s.name
+            assert torch.equal(s.view(it.w), s.view(it.w0)), s.name
+        else:
+            assert all(torch.equal(value, s.view(it.w)) for value in values), s.name
+            assert not torch.equal(s.view(it.w), s.view(it.w0)), s.name
+    shared = sum(s.stop - s.start for s in it.made.model.layout.segments if not is_own(s))
+    assert it.made.messages.upload(1).packing.shapes["dw"] == (shared,)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_head_that_is_not_trained_is_the_initial_one_everywhere(net):
+    """Freeze, and FedBABU until it is fine-tuned, which trains the same way."""
+    mine, theirs = (play(settings(method, net, train=MOVING)) for method in ("freeze", "fedbabu"))
+    assert mine.hashes == theirs.hashes
+    assert torch.equal(mine.b, theirs.b)
+    head, shared = mine.made.messages.head, mine.made.messages.shared
+    assert torch.equal(head.take(mine.w), head.take(mine.w0))
+    assert not torch.equal(shared.take(mine.w), shared.take(mine.w0))
+    for it in (mine, theirs):
+        assert it.fed.states.rows
+        assert all(torch.equal(it.kept(k)._w, head.take(it.w0)) for k in it.fed.states.rows)
+
+
+# ---- FedPer, LG-FedAvg, FedRep ----
+def test_an_unsampled_client_has_the_new_body_and_its_old_head(client_of):
+    it = play(settings("fedper"))
+    messages = it.made.messages
+    absent = it.fed.states.rows.keys() - set(it.rows[-1]["cohort"])
+    assert any(k in row["cohort"] for row in it.rows for k in absent), "or no head is old"
+    for k in absent:
+        used = it.made.method.weights(client_of(it, k))
+        assert torch.equal(messages.shared.take(used), messages.shared.take(it.w))
+        assert torch.equal(messages.head.take(used), it.kept(k)._w)
+
+
+@pytest.mark.parametrize("method", ["fedper", "lg_fedavg"])
+def test_training_is_joint(method):
+    """What is shared is in round 0 FedAvg's."""
+    config = {"rounds": 1, "cohort": {"fraction": 1.0, "weighting": "uniform"}}
+    mine, theirs = play(settings(method, "norm", **config)), play(settings("fedavg", "norm", **config))
+    assert torch.equal(mine.made.messages.shared.take(mine.w), mine.made.messages.shared.take(theirs.w))
+
+
+def test_fedrep_trains_the_head_first(client_of):
+    """The two phases one after the other are the method's `train`."""
+    it = prepare(settings("fedrep", options={"head_epochs": 2, "body_epochs": 1}, train=MOVING))
+    it.made.method.train(client_of(it))
+    whole = it.made.model.w.clone()
+    client = client_of(it)
+    client.fit(2, groups=("head",))
+    middle = client.w.clone()
+    client.fit(1, groups=("body",))
+    assert torch.equal(client.w, whole)
+    assert not torch.equal(middle, whole)
+
+
+def test_fedrep_without_a_head_phase_is_fedavg_with_a_frozen_head():
+    """Full batches: no order enters, the head stays the initial one everywhere."""
+    train = {"batch_size": "full", **MOVING}
+    mine = play(settings("fedrep", options={"head_epochs": 0, "body_epochs": 3}, train=train))
+    theirs = prepare(settings("fedavg", train={**train, "epochs": 3}))
+    for parameter in theirs.made.net.head.parameters():
+        parameter.requires_grad_(False)
+    theirs.fed.run()
+    assert mine.hashes == theirs.hashes
+    assert not torch.equal(mine.w, mine.w0)
+
+
+# ---- fine-tuning ----
+def test_fine_tuning_by_hand(client_of):
+    """ft(2) at client 3: two epochs of SGD on cross-entropy, a fresh optimiser, the last round's rate."""
+    it = prepare(settings("fedbabu", train={"schedule": "exponential", "decay": 0.5, "weight_decay": 1e-3}))
+    module, client = module_of(it), client_of(it, 3, round_=2)
+    train_epochs(module, rows_of(it, 3), (2, 3, 0), 0.05 / 4, 2, weight_decay=1e-3)
+    client.fine_tune(2)
+    torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-6)
+
+
+def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client_of):
+    """Dropout draws and batch statistics move, from the client's own random numbers."""
+    it = prepare(settings("fedbabu", "norm"))
+
+    def tuned():
+        client = client_of(it, 2)
+        it.made.net.module.eval()  # as the evaluation of another client leaves it
+        torch.manual_seed(torch.seed())
+        client.fine_tune(1)
+        return client.w.clone(), client.b.clone(), client.b0
+
+    (w, b, b0), (again, b_again, _) = tuned(), tuned()
+    assert torch.equal(w, again)
+    assert torch.equal(b, b_again)
+    assert not torch.equal(b, b0)
+
+
+# ---- FedBN ----
+def test_the_own_part_changes_when_its_client_trains_and_at_no_other_time():
+    runs = [play(settings("fedbn", "norm", rounds=t)) for t in (1, 2, 3)]
+    for before, it in pairwise(runs):
+        cohort = it.rows[-1]["cohort"]
+        assert 0 < len(cohort) < 7
+        for k in before.fed.states.rows:
+            assert torch.equal(it.kept(k)._w, before.kept(k)._w) == (k not in cohort)
+            assert torch.equal(it.kept(k)._b, before.kept(k)._b) == (k not in cohort)
+
+
+def test_clients_are_evaluated_with_their_own(client_of):
+    """`personal` is the model of that client: shared weights, own normalisation with own statistics."""
+    it = play(settings("fedbn", "norm", rounds=2))
+    losses = {line["client"]: line["loss"] for line in it.lines if line["round"] == 1}
+    for k in (0, 3):
+        client = client_of(it, k, 2)
+        loss = loss_of(module_of(it, client.w0, client.b0), rows_of(it, k, "test"))
+        assert losses[k] == pytest.approx(loss, rel=1e-5)
+
+
+class Names(nn.Module):
+    """As in torchvision's ResNets: normalisation with and without bn in its name; and a layer norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn1 = nn.BatchNorm1d(64)
+        self.downsample = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.norm(self.downsample(self.bn1(x.flatten(1)))))
+
+
+def names(input_shape, classes):
+    return Names()
+
+
+@pytest.mark.parametrize(
+    ("bn_match", "stays"),
+    [("type", {"bn1", "downsample.1"}), ("any", {"bn1", "downsample.1", "norm"}), ("name", {"bn1"})],
+)
+def test_which_layers_stay(bn_match, stays):
+    net = {"model": {"name": f"{__file__}:names"}, "train": {"batch_size": "full"}}  # a batch of one has no variance
+    it = play(settings("fedbn", "norm", options={"bn_match": bn_match}, **net))
+    for layout in (it.made.model.layout, it.made.model.buffer_layout):
+        own = {s.name.rsplit(".", 1)[0] for s in layout.segments if s.group not in it.made.messages.shared_groups}
+        assert own == {name for name in stays if name != "norm" or layout is it.made.model.layout}
+    assert it.hashes != play(settings("fedavg", "norm", **net)).hashes
+
+
+def test_a_model_without_normalisation_is_fedavg():
+    with pytest.warns(UserWarning, match="all of model mlp travels"):
+        assert_is_fedavg("fedbn")
+    with pytest.warns(UserWarning, match="the model has no batch normalisation, .*: the results are those of FedAvg$"):
+        FedBN().prepare(nn.Sequential(nn.Linear(2, 2)), 2)
+    with pytest.warns(UserWarning, match="those of FedAvg; bn_match: any keeps its other normalisation layers"):
+        FedBN().prepare(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 2)
+
+
+# ---- FedPara, pFedPara ----
+def test_factors_are_averaged():
+    """One round by hand: each client by plain SGD on its copy of the factorised net, then the mean of parameters."""
+    it = play(settings("fedpara", "cnn", rounds=1, train={"weight_decay": 1e-3}, cohort={"fraction": 0.3}))
+    modules, sizes = [], []
+    for k in it.rows[0]["cohort"]:
+        modules.append(module_of(it, it.w0).train())
+        train_epochs(modules[-1], rows_of(it, k), (0, k, 0), weight_decay=1e-3)
+        sizes.append(len(rows_of(it, k)[0]))
+    mean = weighted_mean(sizes, [[p.detach() for p in module.parameters()] for module in modules])
+    torch.testing.assert_close(pieces(it, it.w), mean, rtol=0, atol=2e-5)
+    assert (it.w - it.w0).abs().max() > 0.01
+
+
+def test_a_net_whose_layers_would_grow_is_fedavgs():
+    with pytest.warns(UserWarning, match="no layer"):
+        assert_is_fedavg("fedpara", model={"name": "mlp", "hidden": [4]})
+
+
+def test_personal_factors():
+    """W = W_1 . (W_2 + 1): with W_2 = 0 a client uses W_1 alone."""
+    made = prepare(settings("pfedpara", "cnn")).made
+    own = {s.name.split(".two.")[1] for s in made.model.layout.segments if s.group == OWN}
+    assert own == {"T", "O", "I", "X", "Y"}
+    layer = made.net.module.body[3]
+    with torch.no_grad():
+        for factor in layer.two.parameters():
+            factor.zero_()
+    assert torch.equal(layer.weight(), layer.one())
+
+
+# ---- a model of one's own ----
+def test_nothing_of_local_training_travels(tmp_path):
+    """Rank 0 sends its command; clients send loss, seconds and the stop flag."""
+    it = play(settings("local", "norm"))
+    messages = it.made.messages
+    assert (messages.announcement().packing.size, messages.upload(0).packing.size) == (1, 3)
+    assert torch.equal(it.b, it.b0)
+    assert it.rows[-1]["personal_loss"] != it.rows[0]["personal_loss"]
+    done = fedmpi("run", "configs/quickstart.yaml", "method.name=local", "rounds=1", f"output={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "clients sent 0 and received 0 parameters\n" in done.stdout
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(
+    ("method", "options", "fit", "name", "train"),
+    [
+        ("local", {}, 0, "_w", {}),
+        ("ditto", {"lam": 0.0}, 1, "v", {}),  # the second fit of a client's round
+        ("apfl", {"alpha": 1.0, "adapt": "never"}, 0, "v", {"momentum": 0.0, "weight_decay": 0.0}),
+    ],
+    ids=["local", "ditto", "apfl"],
+)
+def test_without_the_others_it_is_local_training(method, options, fit, name, train, momentum):
+    """Against SGD with a fresh optimiser in each round in which a client takes part; batch statistics are those of the
+    client's own passes."""
+    train = {"epochs": 2, "momentum": 0.9, "weight_decay": 1e-3, "schedule": "exponential", "decay": 0.9, **train}
+    it = play(settings(method, options=options, rounds=4, train=train, model={**NET, "momentum": momentum}))
+    modules = {}
+    for row in it.rows:
+        for k in row["cohort"]:
+            module = modules.setdefault(k, module_of(it, it.w0, it.b0)).train()
+            if momentum is None:
+                module[1].num_batches_tracked.zero_()  # an average over this round's batches
+            lr, decay = 0.05 * 0.9 ** row["round"], train["weight_decay"]
+            train_epochs(module, rows_of(it, k), (row["round"], k, fit), lr, 2, train["momentum"], decay)
+    assert len(modules) >= 5
+    losses = {line["client"]: line["loss"] for line in it.lines if line["round"] == 3}
+    for k, module in modules.items():
+        torch.testing.assert_close(getattr(it.kept(k), name), flat(module))
+        assert losses[k] == pytest.approx(loss_of(module, rows_of(it, k, "test")), rel=1e-6)
+
+
+def test_one_step_of_dittos_personal_model(quadratic, client_of):
+    """a = 3, b = 4, v = 2, w_g = 1, eta = .05, lam = .75:  2 - .05 (3 (2 - 4) + .75 (2 - 1)) = 2.2625.
+
+    The global model makes its own step before, 1 - .05 * 3 (1 - 4) = 1.45; a pull towards that would give 2.279375.
+    """
+    config = quadratic("ditto", {"a": [[3.0]], "b": [[4.0]], "copies": [1]}, options={"lam": 0.75}, train={"epochs": 1})
+    it = prepare(config, build_data.partitioned(config))
+    client = client_of(it)
+    client.state.v.fill_(2.0)
+    state = it.made.method.train(client)
+    assert client.w.item() == pytest.approx(1.45, abs=1e-12)
+    assert state["v"].item() == pytest.approx(2.2625, abs=1e-12)
+
+
+@pytest.mark.parametrize("net", ["mlp", "norm"])
+def test_the_first_round_of_moon_is_fedavg_bit_for_bit(net):
+    """The last model is the initial one, as is the received: exact zeros are added to the gradient."""
+    mine, theirs = (play(settings(name, net, rounds=4)) for name in ("moon", "fedavg"))
+    assert mine.hashes[0] == theirs.hashes[0]
+    assert mine.hashes[3] != theirs.hashes[3]
+
+
+def test_moons_last_model_is_what_was_sent(client_of):
+    """Weights and batch statistics of the client's last round; the initial ones before that."""
+    it = play(settings("moon", "norm", rounds=1))
+    cohort = it.rows[0]["cohort"]
+    assert 0 < len(cohort) < 7
+    for k in range(7):
+        state = client_of(it, k).state
+        if k in cohort:
+            i = cohort.index(k)
+            torch.testing.assert_close(state.last, it.w0 + it.uploads.dw[i], rtol=0, atol=1e-6)
+            assert torch.equal(state.last_b, it.uploads._b[i])
+            assert not torch.equal(state.last_b, it.b0)
+        else:
+            assert torch.equal(state.last, it.w0)
+            assert torch.equal(state.last_b, it.b0)

@@ -1,0 +1,419 @@
+"""What a user's own code may be and return beyond the plainest, and mistakes that only show in the course of a run."""
+
+import copy
+import inspect
+import json
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from plugin_play import GOOD, TaskBase, changed, play, sections_of, table
+from torch import nn
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import to_jsonable
+from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
+from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slot, Slots, State, Travel, option
+
+DATA = {"source": GOOD, "partition": {"scheme": "iid", "clients": 3}}
+
+
+def run(method, **changes):
+    return play(**sections_of("method", method), **changes)
+
+
+# ---- what works ----
+class Tied(nn.Module):
+    """Two layers that share a weight."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.head = nn.Linear(3, classes)
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x).relu()))
+
+
+def lazy(input_shape, classes):
+    return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(classes))
+
+
+def cumulative(input_shape, classes):
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, classes))
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+def source_subclass(root):
+    return changed(train_x=table()[0].as_subclass(Sub), classes=np.int64(2))
+
+
+def part_generator(labels, clients, rng):
+    for part in np.array_split(np.arange(len(labels)), clients):
+        yield part.tolist()
+
+
+class TaskLooseNumbers(TaskBase):
+    names = ("a", "b", "c", "d")
+
+    def metrics(self, outputs, y):
+        return {"a": torch.tensor(1.5), "b": np.float32(2), "c": True, "d": float("nan")}
+
+
+@dataclass(frozen=True)
+class Graphs(fedmpi.Method):
+    """Every value comes with the graph that made it."""
+
+    client_state = Slots(c=FLAT)
+    server_state = Slots(d=FLAT)
+    sends = Slots(dw=SHARED, e=FLAT)
+
+    def receive(self, k):
+        return graphed(k.received)
+
+    def gradient(self, k, g):
+        return graphed(g)
+
+    def upload(self, k):
+        return Row(dw=graphed(k.w - k.w0), e=graphed(k.w)), State(c=graphed(k.w))
+
+    def weights(self, k):
+        return graphed(k.received)
+
+    def aggregate(self, s, up):
+        return graphed(up.mean("dw")), State(d=graphed(up.mean("e")))
+
+
+def graphed(x):
+    return x.clone().requires_grad_() * 1.0
+
+
+@dataclass(frozen=True)
+class Helpers(fedmpi.Method):
+    """Helpers of other names, private ones of any, ClassVars, options that resemble a hook, properties."""
+
+    share: float = option(1.0, "an option")
+    table: ClassVar[dict] = {}
+    sends = Slots(dw=SHARED, note=SCALAR)
+
+    def upload(self, k):
+        return Row(note=self._losses() + self.helper), State()
+
+    def _losses(self):
+        return torch.zeros(())
+
+    @property
+    def helper(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "thing"),
+    [
+        ("model", Tied),
+        ("model", lazy),
+        ("model", cumulative),
+        ("source", source_subclass),
+        ("partition", part_generator),
+        ("task", TaskLooseNumbers),
+        ("method", Graphs),
+        ("method", Helpers),
+    ],
+)
+def test_works(kind, thing):
+    one, two = (play(**sections_of(kind, thing)) for _ in range(2))
+    assert one.reason == "finished"
+    assert one.w.isfinite().all()
+    assert one.hashes == two.hashes  # whatever a model makes later is seeded, too
+    json.dumps([to_jsonable(row) for row in one.rows], allow_nan=False)
+
+
+def test_no_graph_is_kept_alive():
+    """A row that keeps one keeps all activations of its round."""
+    it, same = run(Graphs), play()
+    assert torch.equal(it.w, same.w)
+    rows = [*it.fed.states.rows.values(), it.fed.server.state_row, it.w, it.fed.transport.message]
+    assert not any(row.requires_grad or row.grad_fn is not None for row in rows)
+
+
+def test_the_final_model_of_tied_weights_is_the_global_one():
+    it = play(**sections_of("model", Tied))
+    w = it.w + 1  # not what the module holds at the moment
+    saved = it.made.model.state_dict(w, it.b)
+    assert torch.equal(saved["a.weight"], saved["b.weight"])
+    other = copy.deepcopy(it.made.net.module)
+    other.load_state_dict(saved)
+    first = next(s for s in it.made.model.layout.segments if s.name == "a.weight")
+    assert torch.equal(other.b.weight, first.view(w))
+
+
+def test_rows_have_the_keys_that_are_listed_in_their_order_with_their_types():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        it = play(data=DATA)
+    metrics = {"accuracy", "auroc"}
+    types = {"integer": int, "number": float, "text": str, "list": list}
+    for rows, keys in ((it.rows, METRICS_KEYS), (it.lines, CLIENTS_KEYS)):
+        listed = {key.name: types[key.type] for key in keys}
+        assert rows
+        for row in rows:
+            own = [name for name in row if name not in metrics and name != "loss" and not name.startswith("personal_")]
+            assert own == [name for name in listed if name in own]
+            assert all(type(row[name]) is listed[name] for name in own)
+
+
+# ---- slots ----
+@dataclass(frozen=True)
+class OddRounds(fedmpi.Method):
+    sends = Slots(dw=SHARED, note=SCALAR)
+
+    def travels(self, t, rounds):
+        return Travel(slots=("dw", "note") if t % 2 else ("dw",))
+
+    def upload(self, k):
+        return Row(note=torch.tensor(10.0 * k.round + k.id)), State()
+
+    def aggregate(self, s, up):
+        s.figures(note=up.note.sum() if s.round % 2 else -1.0)
+        assert hasattr(up, "note") == bool(s.round % 2)
+        return up.mean("dw"), State()
+
+
+def test_rows_hold_what_this_round_sent():
+    """A slot that does not travel in a round is not there in it, and what it held before is not seen again."""
+    it = run(OddRounds, rounds=4)
+    assert [row["note"] for row in it.rows] == [-1.0, 33.0, -1.0, 93.0]  # 3 clients: 3 x 10 t + (0 + 1 + 2)
+    d = it.made.model.layout.size
+    assert [row["up_parameters"] for row in it.rows] == [3 * d, 3 * d + 3, 3 * d, 3 * d + 3]
+
+
+@dataclass(frozen=True)
+class Moving(fedmpi.Method):
+    client_state = Slots(last=FLAT, before=FLAT)
+
+    def train(self, k):
+        k.fit()
+        return State(last=k.w, before=k.state.last)
+
+
+def test_state_may_be_moved_from_slot_to_slot():
+    """The values returned are views of the row that they go to; in which order they are named does not matter."""
+    it = run(Moving, rounds=3)
+    for k in range(3):
+        assert it.kept(k).before.any()
+        assert not torch.equal(it.kept(k).last, it.kept(k).before)
+
+
+@dataclass(frozen=True)
+class Aliased(fedmpi.Method):
+    def receive(self, k):
+        return k.w
+
+
+def test_a_start_at_the_live_weights_does_not_move_with_them():
+    """dw = w - w0 would be 0 for ever."""
+    assert torch.equal(play().w, run(Aliased).w)
+
+
+@dataclass(frozen=True)
+class Drawn(fedmpi.Method):
+    server_state = Slots(models=Slot((2, "d"), start="drawn"), last=FLAT)
+
+    def drawn(self, shape, generator):
+        return torch.randn(shape, generator=generator)
+
+    def aggregate(self, s, up):
+        return up.mean(), State(models=s.state.models, last=s.w)
+
+
+def test_a_server_slot_starts_at_what_a_hook_draws():
+    """From the run's seed, once, and not anew in each round."""
+    first, again, other = (run(Drawn, seed=seed).fed.server.state.models for seed in (1, 1, 2))
+    assert first.shape[0] == 2
+    assert first.std() > 0.5
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@dataclass(frozen=True)
+class Counting(fedmpi.Method):
+    client_state = Slots(count=SCALAR, seen=SCALAR)
+
+    def receive(self, k):
+        return k.received, State(count=k.state.count + 1)
+
+    def upload(self, k):
+        return Row(), State(seen=k.state.count)
+
+
+@pytest.mark.parametrize("pack", [1, 4])
+def test_receive_returns_state_too(pack):
+    """A number that counts rounds, made where the client receives; k.state stays that of the last round meanwhile."""
+    it = run(Counting, rounds=3, compute={"pack": pack})
+    assert [(it.kept(k).count.item(), it.kept(k).seen.item()) for k in range(3)] == [(3, 2)] * 3
+
+
+# ---- whose line it was ----
+def helper(k):
+    return [][k.id]
+
+
+@dataclass(frozen=True)
+class FailsAtClients(fedmpi.Method):
+    def loss(self, k, x, y):
+        return helper(k)
+
+
+@dataclass(frozen=True)
+class FailsAtTheServer(fedmpi.Method):
+    def aggregate(self, s, up):
+        return [][0]
+
+
+@dataclass(frozen=True)
+class WrongName(fedmpi.Method):
+    def upload(self, k):
+        return Row(c=k.nothing), State()
+
+
+@pytest.mark.parametrize(
+    ("method", "hook", "code", "place", "error"),
+    [
+        (FailsAtClients, "loss", helper, "round 0, client 0: ", "IndexError: list index out of range"),
+        (FailsAtTheServer, "aggregate", FailsAtTheServer.aggregate, "round 0: ", "IndexError: list index out of range"),
+        (WrongName, "upload", WrongName.upload, "round 0, client 0: ", "AttributeError"),
+    ],
+)
+def test_an_error_in_a_users_hook_names_round_client_hook_and_line(method, hook, code, place, error):
+    with pytest.raises(UserError) as caught:
+        run(method)
+    text, line = str(caught.value), inspect.getsourcelines(code)[1] + 1
+    assert text.startswith(place)
+    assert f"{method.__name__}.{hook} at {__file__}:{line}: " in text
+    assert error in text
+
+
+# ---- mistakes that show later ----
+class Undecorated(fedmpi.Method):
+    mu: float = option(0.5, "weight")
+
+
+@pytest.mark.parametrize("method", [Undecorated, dataclass(type("Unfrozen", (Undecorated,), {}))])
+def test_a_method_without_its_decorator_is_refused(method):
+    """Without it an option would be the class's default for ever."""
+    with pytest.raises(TypeError, match=r"write @dataclass\(frozen=True\) above the class"):
+        method()
+
+
+@dataclass(frozen=True)
+class Infinite(fedmpi.Method):
+    sends = Slots(dw=SHARED, f=SCALAR)
+
+    def upload(self, k):
+        return Row(f=1 / torch.tensor(k.id - 1.0)), State()
+
+    def aggregate(self, s, up):
+        s.figures(f=up.f.mean())
+        return up.mean(), State()
+
+
+def test_a_slot_of_an_upload_that_is_not_finite_ends_the_run():
+    """The server's direction may well not have it."""
+    text = r"client 1: method Infinite, hook upload gave values that are not finite .*'f'"
+    with pytest.raises(UserError, match=text):
+        run(Infinite)
+    it = run(Infinite, faults={"on_bad_update": "drop"})
+    assert [[each["client"] for each in row["refused"]] for row in it.rows] == [[1], [1]]
+
+
+@dataclass(frozen=True)
+class ReadsMeans(fedmpi.Method):
+    def aggregate(self, s, up):
+        return up.mean(), State()
+
+
+def test_a_method_that_reads_means_is_told_how_to_say_so():
+    text = r'of your own whose aggregate reads updates\.mean alone says so: means = \{"dw": \("p",\)\}'
+    with pytest.raises(UserError, match=text):
+        run(ReadsMeans, server={"reduce": "local"})
+
+
+def normed(input_shape, classes):
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
+
+
+@dataclass(frozen=True)
+class OneSample(fedmpi.Method):
+    def train(self, k):
+        for x, y in k.batches():
+            k.task_loss(k.logits(x[:1]), x[:1], y[:1])
+        return State()
+
+
+def test_batch_normalisation_needs_two_samples_in_a_batch():
+    """Refused before round 0 where it can be known, else with the line of the hook."""
+    model = {"model": {"name": f"{__file__}:normed"}}
+    text = r"train.batch_size: 13 leaves client 0 with 14 samples a batch of one sample.*drop_last: true, or another"
+    with pytest.raises(UserError, match=text):
+        play(rounds=0, **model, train={"batch_size": 13})
+    assert play(**model, train={"batch_size": 13, "drop_last": True}).reason == "finished"
+    with pytest.raises(UserError, match=r"round 0, client 0: .*OneSample.train at .*a batch of one sample"):
+        run(OneSample, **model)
+
+
+class Plain(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.head = nn.Linear(input_shape[0], classes)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+class WritesTestSamples(Plain):
+    def forward(self, x):
+        return self.head(x.mul_(2) if len(x) > 10 and not self.training else x)
+
+
+def source_at_an_address_of_its_own(root):
+    return changed(test_x=table(60)[0][40:].clone())
+
+
+def test_a_model_that_writes_to_test_samples():
+    """Evaluation reads the test samples where they lie."""
+    data = sections_of("source", source_at_an_address_of_its_own)
+    text = r"after round 0: model WritesTestSamples or task Classification wrote to the test samples.*\(Writes"
+    with pytest.raises(UserError, match=text):
+        play(**data, **sections_of("model", WritesTestSamples))
+
+
+class UnknownToTorch(Plain):
+    """Layers and tensors that PyTorch does not know of, others that it does, and one that is not to be trained."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.blocks = [nn.Linear(4, 4)]
+        self.same, self.teacher = [self.head], [nn.Linear(4, 4).requires_grad_(False)]
+        self.scale, self.shifts = torch.ones(4), [torch.zeros(4)]
+        self.register_buffer("known", torch.ones(4), persistent=False)
+        self.alias, self.normed = [self.known], nn.utils.weight_norm(nn.Linear(4, 4))
+
+
+def test_layers_and_tensors_that_torch_does_not_know_of():
+    with pytest.warns(UserWarning, match="PyTorch does not know of the layers") as caught:
+        play(**sections_of("model", UnknownToTorch))
+    texts = [str(each.message) for each in caught]
+    (layers,) = [text for text in texts if "PyTorch does not know of the layers" in text]
+    assert "in blocks, " in layers
+    assert "nn.ModuleList" in layers
+    (tensors,) = [text for text in texts if "plain tensors" in text]
+    assert "UnknownToTorch: scale, shifts: plain tensors, which are neither trained nor sent nor saved" in tensors
