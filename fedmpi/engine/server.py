@@ -19,14 +19,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.federated import Federated
-from fedmpi.engine.checks import (
-    are_finite,
-    check_finite,
-    check_pair,
-    check_slots,
-    check_tensor,
-    mismatch,
-)
+from fedmpi.engine import checks
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
@@ -118,8 +111,8 @@ class FederationServer:
         packing, where = self.messages.server_state, "at the start"
         with attribute_errors(where), seeds.seeded(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
-        check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
-        check_finite(self.method, hook, packing, given[name].flatten(), where)
+        checks.check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
+        checks.check_finite(self.method, hook, packing, given[name].flatten(), where)
         packing.write(self.state_row, given)
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -149,7 +142,7 @@ class FederationServer:
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
         declared, packing = self.method.per_client_download, self.messages.per_client
-        check_slots(self.method, "download", row, declared, packing, where, self.w)
+        checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
 
     def step(
@@ -176,16 +169,16 @@ class FederationServer:
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
         chance = seeds.seeded(view.seed, "aggregate", t) if own else nullcontext()
         with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
-            direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, updates), where)
+            direction, state = checks.check_pair(self.method, "aggregate", self.method.aggregate(view, updates), where)
             inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:
                 ruled = self.rule(updates, view)
                 inputs.check_hooks(self.method, where, by=self.rule)
-        check_tensor(self.method, "aggregate", direction, size, where, self.w)
+        checks.check_tensor(self.method, "aggregate", direction, size, where, self.w)
         declared, packing = self.method.server_state, self.messages.server_state
-        check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
+        checks.check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
         if self.rule is not None:
-            text = mismatch(ruled, size, (self.w.device.type,))
+            text = checks.mismatch(ruled, size, (self.w.device.type,))
             if text:
                 text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
                 raise located_error(text, self.rule)
@@ -193,7 +186,7 @@ class FederationServer:
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
         b = updates.mean("_b") if upload.b.size else None
-        if not (received.is_complete and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
+        if not (received.is_complete and all(checks.are_finite([direction, *tensors, *([] if b is None else [b])]))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
             raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")

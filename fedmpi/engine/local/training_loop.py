@@ -8,7 +8,6 @@ of this changes the bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -30,6 +29,10 @@ from fedmpi.method.values import Fitted
 
 ClientContext = Any  # that of context.py, which imports this
 PLAIN = Method()  # FedAvg's client
+REMEDY = (
+    "other passes would see it; make a copy (operations that end in _, assignments to [...] and ReLU(inplace=True) "
+    "as the first layer write)"
+)
 
 
 class StepRule(NamedTuple):
@@ -69,9 +72,11 @@ def fit(
     )
     client.fits += 1
     momentum, nesterov, carry = config.momentum, config.nesterov, 0.0
-    elsewhere = nullcontext() if start is None else _train_elsewhere(client, start, buffers)
-    with elsewhere, model.only(method.trains if groups is None else groups) as parameters:
-        losses, before = client.losses, len(client.losses)
+    before = client.steps, client.a, client.losses  # restored where another model is trained
+    client.losses = client.losses if start is None else []
+    since = len(client.losses)
+    with client.elsewhere(start, buffers), model.only(method.trains if groups is None else groups) as parameters:
+        losses = client.losses
         if parameters:  # else the model has nothing in these groups
             trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain and start is None else None
@@ -89,7 +94,9 @@ def fit(
                     if rule.flat:
                         _correct_gradient(client, rule, None)
                 if batch.written():
-                    raise _batch_modified_error(client)
+                    text = f"{client.where}: the model ({type(model.module).__name__}) or a hook of method "
+                    text += f"{type(trainer.method).__name__} wrote to its batch, x or y: {REMEDY}"
+                    raise located_error(text, model.module, type(trainer.method))
                 if client.watch and start is None:
                     client.watch(x, y)
                 optimiser.step()
@@ -99,7 +106,9 @@ def fit(
                 if client.step_loss is not None:
                     losses.append(client.step_loss)
         w, b = (model.w, model.b) if start is None else (model.w.clone(), model.b.clone())
-    return Fitted(w, b, partial(_mean_tensor, losses, before, len(losses), client.w.device))
+    if start is not None:
+        client.steps, client.a, client.losses = before
+    return Fitted(w, b, partial(_mean_tensor, losses, since, len(losses), client.w.device))
 
 
 def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
@@ -152,15 +161,6 @@ def _choose_rule(
     return StepRule(run, step, regularizer, correct, clipped, flat)
 
 
-@contextmanager
-def _train_elsewhere(client: ClientContext, start: Tensor, buffers: Tensor | None) -> Iterator[None]:
-    """Train from other weights, then restore the live model and the record of its steps."""
-    before, client.losses = (client.steps, client.a, client.losses), []
-    with client.elsewhere(start, buffers):
-        yield
-    client.steps, client.a, client.losses = before
-
-
 def batches_of(
     client: ClientContext, epochs: float | None, many: int, drawn: tuple[Any, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -184,16 +184,6 @@ def batches_of(
             steps -= 1
             if not steps:
                 return
-
-
-def _batch_modified_error(client: ClientContext) -> UserError:
-    """The error of a step that wrote to its batch."""
-    text = (
-        f"{client.where}: the model ({type(client.trainer.model.module).__name__}) or a hook of method "
-        f"{type(client.trainer.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
-        "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
-    )
-    return located_error(text, client.trainer.model.module, type(client.trainer.method))
 
 
 def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | None) -> None:

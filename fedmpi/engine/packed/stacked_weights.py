@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.engine.packed.low_rank import LowRankWeights
-from fedmpi.flat.layout import Layout, Segment, Selection
+from fedmpi.flat.layout import Layout, Selection
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,7 @@ class StackedWeights:
         self.layout, self.sgd_step, self.thin = layout, sgd_step, thin
         self.flat = like.new_empty(n, layout.size) if flat else None
         sizes = [0 if i in thin else s.stop - s.start for i, s in enumerate(layout.segments)]
-        self.raw = [
-            self._cut(self.flat, s) if flat else like.new_empty(n, size)
-            for s, size in zip(layout.segments, sizes, strict=True)
-        ]
+        self.raw = [like.new_empty(n, size) for size in sizes] if self.flat is None else _cut(self.flat, layout)
         alike = all(row is like for row in rows)
         for i, (s, raw) in enumerate(zip(layout.segments, self.raw, strict=True)):
             if i in thin:
@@ -50,21 +47,13 @@ class StackedWeights:
                 torch.stack([row[s.start : s.stop] for row in rows], out=raw)
         self.v = [torch.zeros_like(raw) for raw in self.raw] if sgd_step.momentum else []
 
-    @staticmethod
-    def _cut(flat: Tensor | None, s: Segment) -> Tensor:
-        assert flat is not None
-        return flat[:, s.start : s.stop]
-
     def part(self, members: slice | Tensor) -> StackedWeights:
         """Some of the clients: the same memory for a slice, a copy (see `put`) for indices."""
         part = object.__new__(StackedWeights)
         part.layout, part.sgd_step = self.layout, self.sgd_step
         part.thin = {i: thin.part(members) for i, thin in self.thin.items()}
         part.flat = None if self.flat is None else self.flat[members]
-        if part.flat is None:
-            part.raw = [raw[members] for raw in self.raw]
-        else:
-            part.raw = [self._cut(part.flat, s) for s in self.layout.segments]
+        part.raw = [raw[members] for raw in self.raw] if part.flat is None else _cut(part.flat, self.layout)
         part.v = [v[members] for v in self.v]
         return part
 
@@ -158,3 +147,8 @@ class StackedWeights:
         if how.weight_decay:
             v.add_(w, alpha=how.weight_decay)
         w.add_(v, alpha=-how.lr)
+
+
+def _cut(flat: Tensor, layout: Layout) -> list[Tensor]:
+    """Return the columns of each tensor of flat (n, d)."""
+    return [flat[:, s.start : s.stop] for s in layout.segments]

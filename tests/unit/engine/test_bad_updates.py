@@ -262,13 +262,6 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
-def test_an_error_in_one_client_ends_the_run_by_default(monkeypatch, error):
-    fail(monkeypatch, error)
-    with pytest.raises((UserError, RuntimeError), match="round 1, client 2"):
-        play(everyone(net="norm"))
-
-
 @pytest.mark.parametrize(
     ("method", "error"), zip(("fedavg", "scaffold", "fedper", "ditto", "apfl"), [*ERRORS, ERRORS[0]], strict=True)
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import ROOT, fedmpi, play, prepare, settings
+from helpers import ROOT, fedmpi, prepare, settings
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
@@ -39,13 +39,6 @@ def test_a_size_draws_what_the_fraction_of_that_size_draws(draw):
             one = scheduler.draw_cohort(3, t, clients, members / clients, draw)
             assert scheduler.draw_cohort(3, t, clients, None, draw, members) == one
             assert draw == "cycles" or len(one) == members
-
-
-def test_a_run_is_that_of_the_fraction():
-    by_size, by_fraction = play(settings(cohort={"fraction": None, "size": 4})), play(settings())  # 0.6 of 7 is 4.2
-    assert by_size.hashes == by_fraction.hashes
-    assert all(len(row["cohort"]) == 4 for row in by_size.rows)
-    assert by_size.made.cohort_size == 4
 
 
 def test_more_clients_than_there_are_are_refused(tmp_path):

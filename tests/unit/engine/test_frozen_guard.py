@@ -144,16 +144,3 @@ def counting(input_shape, classes):
 
 
 HOW = "seen"
-
-
-def test_tensors_that_cannot_be_read_are_left_alone():
-    module = nn.Linear(2, 2)
-    module.register_buffer("graph", torch.eye(2).to_sparse(), persistent=False)
-    module.register_buffer("turn", torch.ones(2, dtype=torch.complex64), persistent=False)
-    module.register_buffer("wide", torch.arange(3).expand(4, 3), persistent=False)
-    module.register_buffer("nothing", torch.ones(0), persistent=False)
-    watched = readonly.FrozenTensorGuard(readonly.FlatModel(module))
-    watched.check()
-    module.turn.add_(1)
-    with pytest.raises(UserError, match=r"^'turn'"):
-        watched.check()

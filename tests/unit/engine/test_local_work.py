@@ -9,7 +9,6 @@ from helpers import CPU, federated, images, play, prepare, settings
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
@@ -174,25 +173,3 @@ def test_evaluation_leaves_what_is_kept_alone():
     segments = plain.made.model.layout.segments
     steps = {s.group: float(n) for s, n in zip(segments, kept._optim_steps, strict=True)}
     assert steps["head"] == 2 * steps["body"] > 0  # two passes of the head for each of the body
-
-
-class Narrow(torch.nn.Linear):
-    def forward(self, x):
-        return super().forward(x.flatten(1).bfloat16())
-
-
-def bf16_net(input_shape, classes):
-    return Narrow(64, classes).bfloat16()
-
-
-def test_what_cannot_be_kept_is_refused():
-    config = settings(train={"keep_optim": True}, model={"name": f"{__file__}:bf16_net"})
-    with pytest.raises(UserError, match=r"train\.keep_optim: model .* is of torch\.bfloat16, which cannot count"):
-        prepare(config)
-
-
-def test_clients_with_other_optimisers_train_one_by_one():
-    for train, said in {"adamw": ADAMW, "half a pass": {"epochs": 0.5}}.items():
-        with pytest.warns(UserWarning, match=r"compute\.pack: auto: .*; clients are trained one by one"):
-            it = play(settings(train=said, compute={"pack": "auto"}, rounds=1))
-        assert it.made.pack == 1, train
