@@ -37,79 +37,68 @@ ROWS, STEPS = "_optim", "_optim_steps"
 Moments = tuple[Sequence[list[Tensor]], Sequence[Tensor]]
 
 
-class SGD:
-    """g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v;  with nesterov  w <- w - lr (g + momentum v).
-
-    parameters: of one device and type. One without a gradient stays as it is, and so does its v.
-    """
-
-    def __init__(
-        self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
-    ) -> None:
-        """kept: velocities of earlier rounds, which go on in place."""
-        self.parameters = parameters
-        self.rates: dict[str, Any] = {"lr": lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
-        self.rates |= {"dampening": 0.0, "nesterov": config.nesterov, "maximize": False}
-        self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
-        # torch 2.13's fused kernel leaves most weights in half precision as they are on a CPU.
-        self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
-        self.v: Sequence[Tensor] = []
-        if config.momentum:
-            self.v = [torch.zeros_like(w) for w in self.w] if kept is None else kept[0][0]
-
-    def step(self) -> None:
-        gradients: list[Any] = [p.grad for p in self.parameters]
-        at = [i for i, g in enumerate(gradients) if g is not None]
-        if not at:
-            return
-        w, v, g = ([each[i] for i in at] if each else [] for each in (self.w, self.v, gradients))
-        if self.fused:
-            torch._fused_sgd_(w, g, v, **self.rates, is_first_step=False)
-        else:
-            velocities: list[Any] = v or [None] * len(at)
-            sgd(w, g, velocities, foreach=True, **self.rates)
+def slots_of(config: LocalTrainingConfig) -> int:
+    """Return how many tensors of a parameter's shape an optimiser keeps for it: velocities or moments."""
+    if config.optim in ("sgd", "rmsprop"):
+        return int(config.optim == "rmsprop") + bool(config.momentum)
+    return 1 if config.optim == "adagrad" else 2
 
 
-class Adaptive:
-    """parameters: of one device and type. One without a gradient stays as it is, and so does what is known of it."""
+class LocalOptimizer:
+    """Steps of train.optim. A parameter without a gradient stays as it is, and so does what is known of it."""
 
     def __init__(
         self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
     ) -> None:
-        """kept: moments and steps of earlier rounds, which go on in place."""
+        """parameters: of one device and type; kept: moments and steps of earlier rounds, which go on in place."""
         self.config, self.parameters = config, parameters
-        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, "eps": config.eps}
-        self.w = [p.detach() for p in parameters]
-        slots = 2 if config.optim in ("adam", "adamw") or (config.optim == "rmsprop" and config.momentum) else 1
-        fresh = [[torch.zeros_like(w) for w in self.w] for _ in range(slots if kept is None else 0)]
-        steps = torch.zeros(len(self.w), device=self.w[0].device).unbind() if kept is None else ()
-        self.moments, self.steps = (fresh, steps) if kept is None else kept
+        self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
+        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay}
+        self.steps: Sequence[Tensor] = ()
+        if kept is not None:
+            self.moments, self.steps = kept
+        else:
+            self.moments = [[torch.zeros_like(w) for w in self.w] for _ in range(slots_of(config))]
+            if config.optim != "sgd":
+                self.steps = torch.zeros(len(self.w), device=self.w[0].device).unbind()
+        # torch 2.13's fused kernel of SGD leaves most weights in half precision as they are on a CPU.
+        self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
 
     def step(self) -> None:
+        """Move the parameters that have a gradient."""
         gradients: list[Any] = [p.grad for p in self.parameters]
         at, config = [i for i, g in enumerate(gradients) if g is not None], self.config
         if not at:
             return
-        w, steps, *moments = ([each[i] for i in at] for each in (self.w, self.steps, *self.moments))
-        g = [gradients[i] for i in at]
+        w, g, *moments = ([each[i] for i in at] for each in (self.w, gradients, *self.moments))
+        if config.optim == "sgd":
+            v = moments[0] if config.momentum else []
+            rates = {**self.rates, "momentum": config.momentum, "dampening": 0.0, "nesterov": config.nesterov}
+            if self.fused:
+                torch._fused_sgd_(w, g, v, **rates, maximize=False, is_first_step=False)
+            else:
+                velocities: list[Any] = v or [None] * len(at)
+                sgd(w, g, velocities, foreach=True, **rates, maximize=False)
+            return
+        steps = [self.steps[i] for i in at]
         if config.optim in ("adam", "adamw"):
             adam_ = adamw if config.optim == "adamw" else adam
-            rates = {**self.rates, "beta1": config.betas[0], "beta2": config.betas[1]}
+            rates = {**self.rates, "eps": config.eps, "beta1": config.betas[0], "beta2": config.betas[1]}
             adam_(w, g, moments[0], moments[1], [], steps, fused=True, **rates, amsgrad=False, maximize=False)
         elif config.optim == "rmsprop":
             velocities = moments[1] if config.momentum else []
-            rates = {**self.rates, "alpha": config.alpha, "momentum": config.momentum}
+            rates = {**self.rates, "eps": config.eps, "alpha": config.alpha, "momentum": config.momentum}
             rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **rates, centered=False)
         else:
-            adagrad(w, g, moments[0], steps, foreach=True, **self.rates, lr_decay=0.0, maximize=False)
+            rates = {**self.rates, "eps": config.eps}
+            adagrad(w, g, moments[0], steps, foreach=True, **rates, lr_decay=0.0, maximize=False)
 
 
 def state_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Of the slots in a client's row; none where nothing is kept."""
     if not config.keep:
         return {}
-    slots = {"sgd": 1, "rmsprop": 2 if config.momentum else 1, "adagrad": 1}.get(config.optim, 2)
-    return {ROWS: (slots, layout.size), STEPS: (len(layout.segments),)}
+    return {ROWS: (slots_of(config), layout.size), STEPS: (len(layout.segments),)}
 
 
 class OptimizerState:

@@ -20,7 +20,7 @@ from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import batches, grouped
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.losses import add_regularizer, run_pass
-from fedmpi.engine.local.optimizers import SGD, Adaptive
+from fedmpi.engine.local.optimizers import LocalOptimizer
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
@@ -80,8 +80,7 @@ def fit(
         if parameters:  # else the model has nothing in these groups
             trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain and start is None else None
-            kind = SGD if config.optim == "sgd" else Adaptive
-            optimiser = kind(config, parameters, client.lr if lr is None else lr, kept)
+            optimiser = LocalOptimizer(config, parameters, client.lr if lr is None else lr, kept)
             clipped = model.layout.entries(trained) if (config.clip_norm, config.clip_value) != (None, None) else None
             rule = _choose_rule(client, method, loss, regularizer, parameters, clipped)
             for x, y in batches:

@@ -113,34 +113,3 @@ def test_what_says_the_same_again_is_fine():
     expected = play(config("caches")).hashes
     assert on_ranks(config("caches"), 3)[0].hashes == expected
     on_ranks(config("caches", evaluating=True), 3)
-
-
-@pytest.mark.parametrize("how", ["seen", "assigned"])
-def test_of_clients_that_are_trained_together(how, monkeypatch):
-    """Under vmap a write of each client's own is an error, one that all have in common is none."""
-    monkeypatch.setitem(globals(), "HOW", how)
-    packed = settings(rounds=1, model={"name": f"{__name__}:counting"}, compute={"pack": 3})
-    with pytest.raises(UserError, match=r"round 0.*: 'seen' of model Counting"):
-        play(packed)
-
-
-class Counting(nn.Module):
-    def __init__(self, classes):
-        super().__init__()
-        self.f = nn.Linear(64, classes)
-        self.register_buffer("seen", torch.zeros(64), persistent=False)
-
-    def forward(self, x):
-        x = x.flatten(1)
-        if self.training and HOW == "seen":
-            self.seen += 1
-        elif self.training:
-            self.seen = x.detach().mean(0)
-        return self.f(x)
-
-
-def counting(input_shape, classes):
-    return Counting(classes)
-
-
-HOW = "seen"

@@ -136,27 +136,6 @@ def test_a_text_is_learned():
     assert spread[1] >= spread[0]  # less is better: the worst has more
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("fedld", {"margin": 0.0}), ("gradproj", {"distance": "l2"}), ("fedsr", {"probabilistic": False, "cmi": 0.0})],
-)
-def test_methods_ask_for_a_classification_only_where_their_options_do(method, options):
-    """Of regression: FedLD without its margin term, GradProj of weights, and FedSR's penalty on features alone."""
-    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    tree = {"task": {"name": "regression"}, "model": {"name": "mlp"}, "rounds": 1}
-    data = Dataset(x[:30], x[:30, 0], x[30:], x[30:, 0], 1)
-    assert play(settings(method, options=options, **tree), split(data, "iid", 3, 0)).rows[-1]["mse"] > 0
-    with pytest.raises(UserError, match=f"{method} needs a classification task"):
-        prepare(settings(method, options={}, **tree), split(data, "iid", 3, 0))
-
-
-def test_methods_that_ask_for_classes_say_that_they_want_another_task():
-    with pytest.raises(UserError, match="fedntd needs a classification task, but task next_symbol"):
-        prepare(settings("fedntd", **TEXT), split(text(), "iid", 3, 0))
-    with pytest.raises(UserError, match="moon needs a model with features"):
-        prepare(settings("moon", **TEXT), split(text(), "iid", 3, 0))
-
-
 class Maps(nn.Module):
     def __init__(self, channels, classes):
         super().__init__()
