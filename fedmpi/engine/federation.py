@@ -95,9 +95,7 @@ class Federation:
         self.probes: Probes | None = None
         if config.probes:
             self.probes = Probes(config, self.states, self.transport, self.scheduler, self.server, callbacks)
-        self.control = RoundControl(
-            config, comm, self.scheduler, self.states, self.transport, self.reporter, self.server, trainer.stop
-        )
+        self.control = RoundControl(comm, self.scheduler, self.reporter, trainer.stop)
         self.timeline = Timeline()
         self.failures: FailurePolicy | None = None
         if tolerant:

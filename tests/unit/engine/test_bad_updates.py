@@ -6,7 +6,6 @@ import warnings
 import pytest
 import torch
 from helpers import digest, federated, play, prepare, settings
-from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
@@ -169,31 +168,6 @@ def test_a_round_in_which_all_are_refused_changes_nothing():
         pytest.raises(UserError, match=r"round 2: .*for 3 rounds"),
     ):
         it.fed.run()
-
-
-class Overflowing(nn.Module):
-    """A buffer of which a client makes an inf."""
-
-    def __init__(self, classes):
-        super().__init__()
-        self.layer = nn.Linear(64, classes)
-        self.register_buffer("seen", torch.ones(4))
-
-    def forward(self, x):
-        if self.training:
-            self.seen.mul_(torch.inf)
-        return self.layer(x.flatten(1))
-
-
-def overflowing(input_shape, classes):
-    return Overflowing(classes)
-
-
-@pytest.mark.parametrize("reduce", ["root", "local"])
-def test_a_buffer_that_is_not_finite_ends_the_run(reduce):
-    config = settings(rounds=1, model={"name": f"{__file__}:overflowing"}, server={"reduce": reduce})
-    with pytest.raises(UserError, match=r"round 0: client .* values that are not finite"):
-        play(config)
 
 
 def test_what_no_client_did_still_ends_the_run(monkeypatch):

@@ -5,11 +5,10 @@ from math import ceil
 
 import pytest
 import torch
-from helpers import CPU, federated, images, play, prepare, settings
+from helpers import CPU, federated, play, settings
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
-from fedmpi.data.federated import split
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.runtime import build
@@ -137,10 +136,6 @@ def test_steps_and_passes():
         assert config.passes_and_steps(25, **asked) == expected, options
 
 
-def split_evenly():
-    return split(images(), "iid", 4, 0)
-
-
 def test_clipping_looks_at_what_is_trained():
     """FedBABU trains the body: the norm is that of the body's gradient, and the head stays what it is."""
     config = settings("fedbabu", "mlp", rounds=1, train={"clip_norm": 0.1, "momentum": 0.0, "steps": 1})
@@ -151,14 +146,6 @@ def test_clipping_looks_at_what_is_trained():
     k = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
     k.fit()
     assert float((k.w - k.w0).norm()) == pytest.approx(0.1 * config.train.lr, rel=1e-4)
-
-
-def test_a_method_that_asks_for_parts_of_a_pass():
-    it = prepare(settings("fedavg", "mlp"), split_evenly())
-    fed = it.fed
-    k = fed.states.view(0, 0, fed.config.learning_rate(0), fed.transport.inbox, fed.transport.no_download)
-    k.fit(0.25)
-    assert k.steps == 2  # 43 samples, five batches of ten
 
 
 def test_evaluation_leaves_what_is_kept_alone():
