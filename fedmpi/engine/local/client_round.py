@@ -17,10 +17,12 @@ from fedmpi.common.user_code_errors import attribute_errors, one_line
 from fedmpi.engine.checks import are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Selection
 
 ClientContext = Any  # that of context.py, which imports this
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
+Result = tuple[dict[str, Tensor], Tensor | float | None]  # a client's new state, and its mean loss; None without steps
 
 
 def run_round(client: ClientContext, row: Tensor) -> bool:
@@ -32,47 +34,54 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
     Returns:
         Whether the client came to no error.
     """
-    began, trainer, model = time.perf_counter(), client.trainer, client.trainer.model
-    method, here = trainer.method, row if row.device == client.w.device else client.w.new_empty(len(row))
-    try:
-        model.load(client.received, client.b0)
-        model.module.train()
-        inputs = client.read_only_check()
-        if trainer.draws:
-            seeds.reseed(trainer.seed, "torch", client.round, client.id)
-        with attribute_errors(client.where):
-            client.start()
-            inputs.check_hooks(method, client.where, "receive")
-            new = method.train(client)
-            inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
-            sent, more = check_pair(method, "upload", method.upload(client), client.where)
-            inputs.check_hooks(method, client.where, "upload")
-        state = write_upload(client, here, (new, sent, more), partial(_subtract, model.w))
-    except Exception as error:
-        if not trainer.drops_failed_clients:
-            raise
-        leave_out(client, row, error, began)
-        fine = False
-    else:
-        store_result(client, here, row, state, mean_loss(client.losses), began)
-        fine = True
-    trainer.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are those of all
+    fine = finish_round(client, row, partial(_train, client), time.perf_counter())
+    client.trainer.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are all clients'
     return fine
+
+
+def _train(client: ClientContext, here: Tensor) -> Result:
+    """Train a client, and write its upload to `here`."""
+    trainer, model, method = client.trainer, client.trainer.model, client.trainer.method
+    model.load(client.received, client.b0)
+    model.module.train()
+    inputs = client.read_only_check()
+    if trainer.draws:
+        seeds.reseed(trainer.seed, "torch", client.round, client.id)
+    with attribute_errors(client.where):
+        client.start()
+        inputs.check_hooks(method, client.where, "receive")
+        new = method.train(client)
+        inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
+    state = write_upload(client, here, inputs, new, partial(_subtract, model.w))
+    return state, mean_loss(client.losses)
 
 
 def _subtract(w: Tensor, part: Selection, w0: Tensor, out: Tensor) -> None:
     torch.sub(part.take(w), part.take(w0), out=out)
 
 
-def leave_out(client: ClientContext, row: Tensor, error: Exception, began: float) -> None:
-    """Mark the row of a client that came to an error; its state row is undone by the server's command.
+def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], Result], began: float) -> bool:
+    """Write a client's upload into `row` and store its state, or mark it as one that came to an error.
 
-    began: `time.perf_counter` when its round began.
+    Args:
+        write: writes the upload to memory on the client's device; returns its new state and its mean loss over steps.
+        began: `time.perf_counter` when the client's round began.
+
+    Returns:
+        Whether the client came to no error; if it did, its state row is undone by the server's command.
     """
-    trainer = client.trainer
-    warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
-    flag = STOP if trainer.stop() else FAILED
-    trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
+    trainer, here = client.trainer, row if row.device == client.w.device else client.w.new_empty(len(row))
+    try:
+        state, loss = write(here)
+    except Exception as error:
+        if not trainer.drops_failed_clients:
+            raise
+        warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
+        flag = STOP if trainer.stop() else FAILED
+        trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
+        return False
+    store_result(client, here, row, state, loss, began)
+    return True
 
 
 def store_result(
@@ -131,17 +140,23 @@ def store_result(
 def write_upload(
     client: ClientContext,
     row: Tensor,
-    given: tuple[Any, Any, Any],
+    inputs: ReadOnlyCheck,
+    trained: Any,
     subtract: Callable[[Selection, Tensor, Tensor], object],
 ) -> dict[str, Tensor]:
-    """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
+    """Call the hook `upload`, check what the hooks returned, and write the upload; return the client's new state.
 
-    subtract: (selection of w, w0, out) writes that part of w - w0.
+    Args:
+        inputs: the check of what hooks only read.
+        trained: what `train` returned.
+        subtract: (selection of w, w0, out) writes that part of w - w0.
     """
-    model, messages = client.trainer.model, client.trainer.messages
-    upload, (trained, sent, more) = messages.upload(client.round), given
-    states = {"receive": client.new, "train": trained, "upload": more}
-    check_hook_returns(client, states, sent)
+    method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages
+    with attribute_errors(client.where):
+        sent, more = check_pair(method, "upload", method.upload(client), client.where)
+    inputs.check_hooks(method, client.where, "upload")
+    upload = messages.upload(client.round)
+    check_hook_returns(client, {"receive": client.new, "train": trained, "upload": more}, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:
         subtract(upload.w, client.w0, upload.packing.view(row, "dw"))
     values = {name: sent[name] for name in sent if name in upload.packing.shapes}
