@@ -1,8 +1,8 @@
 """The training loop: how a client steps through its batches, whatever the method.
 
 The hot path is flat. While no hook reads gradients, autograd allocates its own and torch's fused SGD walks the views; a
-hook that reads them gets one flat g that autograd accumulates into; small chains do without autograd (by_hand.py). None
-of this changes the bits.
+hook that reads them gets one flat g that autograd accumulates into; small chains do without autograd
+(mlp_backward.py). None of this changes the bits.
 """
 
 from __future__ import annotations
