@@ -22,7 +22,7 @@ from fedmpi.engine.local.losses import backward
 from fedmpi.engine.packed.batched_view import BatchedClientView, CannotPackError
 from fedmpi.engine.packed.linear_chain import LinearChain
 from fedmpi.engine.packed.low_rank import LowRankWeights, is_worthwhile
-from fedmpi.engine.packed.stacked_weights import SGDStep, StackedWeights
+from fedmpi.engine.packed.stacked_weights import StackedWeights
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.method.base import overrides
 from fedmpi.method.values import Quadratic
@@ -47,11 +47,11 @@ class PackedFit:
         self.flat = self.regularized or self.corrected  # whether hooks are given weights and gradients as vectors
         if overrides(method, "loss"):
             trainer.twin(0)  # for k.frozen; under vmap none can be made
-        sgd_step = SGDStep(clients[0].lr, config.momentum, config.weight_decay)
         self.chain = LinearChain.of(model.module, [s.name for s in model.layout.segments])
         self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(trainer.task)
         self.cuts = [cut(trainer, k) for k in clients]
-        self.stack = StackedWeights(model.layout, [k.w0 for k in clients], sgd_step, self.flat, self._thin(sgd_step))
+        rows, lr = [k.w0 for k in clients], clients[0].lr
+        self.stack = StackedWeights(model.layout, rows, lr, config, self.flat, self._thin())
         self.alike, self.each = ({}, {}) if self.plain and not self.flat else self._seen()
         self.scratch = self.each.get("scratch", trainer.nothing)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
@@ -70,10 +70,10 @@ class PackedFit:
         each["scratch"] = torch.stack([k.scratch_row for k in clients])
         return alike, each
 
-    def _thin(self, sgd_step: SGDStep) -> dict[int, LowRankWeights]:
+    def _thin(self) -> dict[int, LowRankWeights]:
         """The layers whose weights are kept as factors."""
         w0, config, n = self.clients[0].w0, self.trainer.local_training, len(self.clients)
-        plain = self.plain and not (self.flat or sgd_step.momentum or sgd_step.weight_decay)
+        plain = self.plain and not (self.flat or config.momentum or config.weight_decay)
         if not plain or not all(k.w0 is w0 for k in self.clients):
             return {}
         a_pass = self.cuts[0][0] * (config.batch_size or 0) + sum({rest for _, rest in self.cuts})

@@ -194,8 +194,8 @@ def test_weights_as_factors(monkeypatch):
     kept = []
     found = PackedFit._thin
 
-    def noted(self, descent):
-        thin = found(self, descent)
+    def noted(self):
+        thin = found(self)
         kept.append(sorted(thin))
         return thin
 
