@@ -53,6 +53,12 @@ class Leaky(nn.Module):
         for a, b in zip(self.target.parameters(), self.f.parameters(), strict=True):
             a.mul_(0.9).add_(b, alpha=0.1)
 
+    def frozen_data(self, m):
+        self.target.weight.data = 0.9 * self.target.weight.data + 0.1 * self.f.weight.data
+
+    def buffer_data(self, m):
+        self.mean.data.add_(m)
+
     def frozen_anew(self, m):
         self.target.weight = nn.Parameter(0.9 * self.target.weight + 0.1 * self.f.weight, requires_grad=False)
 
@@ -87,6 +93,8 @@ LEAKS = {
     "integer": "seen",
     "frozen": "target.weight",
     "frozen_anew": "target.weight",
+    "frozen_data": "target.weight",
+    "buffer_data": "mean",
     "travelling_anew": "kept",
     "counter_anew": "count",
 }
