@@ -95,7 +95,7 @@ def test_an_update_that_is_not_finite_ends_the_run_as_ever(size, monkeypatch):
     [
         ({"method": "fedld"}, "method fedld looks at single uploads"),
         ({"server": {"rule": "median"}}, "server.rule median looks at single uploads"),
-        ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may leave one out"),
+        ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may leave some out"),
         ({"faults": {"on_client_error": "drop"}}, "faults.on_client_error: drop"),
         ({"faults": {"on_lost_rank": "redo"}}, "faults.on_lost_rank: redo"),
         ({"record": {"updates": "gram"}}, "record.updates: gram compares them"),
