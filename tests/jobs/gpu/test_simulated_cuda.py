@@ -8,7 +8,6 @@ import pytest
 from helpers import ROOT, clean_env, launcher
 from simulated_cuda import unsupported_reason
 
-
 pytestmark = [
     pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason())),
     pytest.mark.xdist_group("simulated cuda"),  # tests read one run of each set-up
