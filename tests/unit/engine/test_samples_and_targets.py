@@ -136,29 +136,6 @@ def test_a_text_is_learned():
     assert spread[1] >= spread[0]  # less is better: the worst has more
 
 
-class Maps(nn.Module):
-    def __init__(self, channels, classes):
-        super().__init__()
-        self.head = nn.Conv2d(channels, classes, 3, padding=1)
-
-    def forward(self, x):
-        return self.head(x)
-
-
-def maps(input_shape, classes):
-    return Maps(input_shape[0], classes)
-
-
-def test_pictures_are_segmented():
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 1, 8, 8, generator=g)
-    data = Dataset(x[:30], (x[:30, 0] > 0).long(), x[30:], (x[30:, 0] > 0).long(), 2)
-    tree = {"task": {"name": "segmentation"}, "model": {"name": f"{HERE}:maps"}, "train": {"lr": 1.0, "batch_size": 5}}
-    it = play(settings(rounds=6, **tree), split(data, "iid", 3, 0))
-    assert it.rows[-1]["dice"] > 0.95
-    assert it.rows[-1]["iou"] > 0.9
-
-
 # ---- losses of a whole split ----
 def survivors(n=60):
     g = torch.Generator().manual_seed(0)
