@@ -62,7 +62,6 @@ class ClientContext(Client):
         if not data.counts_shared:
             trainer.weigh(trainer.label_counts[client])
         self.batch_size, self.epoch, self.last_epoch = config.batch_size, 0, False
-        self.epochs = config.passes_and_steps(self.n, trainer.method.batches_a_step)[0]
         self.steps, self.a, self.fits = 0, trainer.a0, 0
         self.w, self.b = trainer.model.w, trainer.model.b
 
@@ -98,6 +97,10 @@ class ClientContext(Client):
     @property
     def label_counts(self) -> Tensor:  # type: ignore[override]
         return self.trainer.label_counts[self.id]
+
+    @property
+    def epochs(self) -> int:  # type: ignore[override]
+        return self.trainer.local_training.passes_and_steps(self.n, self.trainer.method.batches_a_step)[0]
 
     run_round = client_round.run_round
     fit = training_loop.fit

@@ -53,7 +53,7 @@ class LocalOptimizer:
         """parameters: of one device and type; kept: moments and steps of earlier rounds, which go on in place."""
         self.config, self.parameters = config, parameters
         self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
-        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay}
+        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, **_rates(config)}
         self.steps: Sequence[Tensor] = ()
         if kept is not None:
             self.moments, self.steps = kept
@@ -72,26 +72,34 @@ class LocalOptimizer:
             return
         w, g, *moments = ([each[i] for i in at] for each in (self.w, gradients, *self.moments))
         if config.optim == "sgd":
-            v = moments[0] if config.momentum else []
-            rates = {**self.rates, "momentum": config.momentum, "dampening": 0.0, "nesterov": config.nesterov}
+            v = moments[0] if moments else []
             if self.fused:
-                torch._fused_sgd_(w, g, v, **rates, maximize=False, is_first_step=False)
+                torch._fused_sgd_(w, g, v, **self.rates, is_first_step=False)
             else:
                 velocities: list[Any] = v or [None] * len(at)
-                sgd(w, g, velocities, foreach=True, **rates, maximize=False)
+                sgd(w, g, velocities, foreach=True, **self.rates)
             return
         steps = [self.steps[i] for i in at]
         if config.optim in ("adam", "adamw"):
             adam_ = adamw if config.optim == "adamw" else adam
-            rates = {**self.rates, "eps": config.eps, "beta1": config.betas[0], "beta2": config.betas[1]}
-            adam_(w, g, moments[0], moments[1], [], steps, fused=True, **rates, amsgrad=False, maximize=False)
+            adam_(w, g, moments[0], moments[1], [], steps, fused=True, **self.rates)
         elif config.optim == "rmsprop":
             velocities = moments[1] if config.momentum else []
-            rates = {**self.rates, "eps": config.eps, "alpha": config.alpha, "momentum": config.momentum}
-            rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **rates, centered=False)
+            rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **self.rates)
         else:
-            rates = {**self.rates, "eps": config.eps}
-            adagrad(w, g, moments[0], steps, foreach=True, **rates, lr_decay=0.0, maximize=False)
+            adagrad(w, g, moments[0], steps, foreach=True, **self.rates)
+
+
+def _rates(config: LocalTrainingConfig) -> dict[str, Any]:
+    """Return what the function of torch.optim takes beside lr and weight_decay."""
+    if config.optim == "sgd":
+        return {"momentum": config.momentum, "dampening": 0.0, "nesterov": config.nesterov, "maximize": False}
+    if config.optim == "rmsprop":
+        return {"eps": config.eps, "alpha": config.alpha, "momentum": config.momentum, "centered": False}
+    if config.optim == "adagrad":
+        return {"eps": config.eps, "lr_decay": 0.0, "maximize": False}
+    beta1, beta2 = config.betas
+    return {"eps": config.eps, "beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
 
 
 def state_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:

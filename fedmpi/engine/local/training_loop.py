@@ -8,6 +8,7 @@ hook that reads them gets one flat g that autograd accumulates into; small chain
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -75,7 +76,8 @@ def fit(
     before = client.steps, client.a, client.losses  # restored where another model is trained
     client.losses = client.losses if start is None else []
     since = len(client.losses)
-    with client.elsewhere(start, buffers), model.only(method.trains if groups is None else groups) as parameters:
+    elsewhere = nullcontext() if start is None else client.elsewhere(start, buffers)
+    with elsewhere, model.only(method.trains if groups is None else groups) as parameters:
         losses = client.losses
         if parameters:  # else the model has nothing in these groups
             trained = [s for s, p in model.members if p.requires_grad]
