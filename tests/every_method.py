@@ -82,12 +82,12 @@ VARIANTS = {
         )
         for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})
     },
-    "fedavg, int8 up, topk down": ("fedavg", "norm", wire("int8", "topk")),
-    "fedavg, topk up, int8 down": ("fedavg", "cnn", wire("topk", "int8")),
+    "fedavg, int8 up, fp16 down": ("fedavg", "norm", wire("int8", "fp16")),
+    "fedavg, topk up": ("fedavg", "cnn", wire("topk", "fp32")),
     "scaffold, bf16": ("scaffold", "norm", wire("bf16", "bf16")),
-    "scaffold, topk": ("scaffold", "norm", wire("topk", "topk")),
+    "scaffold, topk": ("scaffold", "norm", wire("topk", "bf16")),
     "fedpac, fp16 up, bf16 down": ("fedpac", "mlp", wire("fp16", "bf16")),
-    "fedatom, int8": ("fedatom", "norm", {"rounds": 4, "options": {"period": 2}, **wire("int8", "int8")}),
+    "fedatom, int8": ("fedatom", "norm", {"rounds": 4, "options": {"period": 2}, **wire("int8", "fp32")}),
     **{
         f"{method}, sharded": (method, "norm", {"server": {"placement": "sharded"}, "cohort": {"fraction": 1.0}})
         for method in ("fedavg", "scaffold", "fedld", "fedfomo")
@@ -122,8 +122,7 @@ def sizes(messages, t):
     """Entries of a download, of a client's own and of an upload in round t: what rested in the round before is not
     told again."""
     told = messages.announcement(messages.groups(t - 1) if t else None)
-    exact = not t and messages.wire.down is not None and messages.wire.down.changes_only  # the first message
-    return told.packing.size if exact else told.size, messages.per_client.size, messages.upload(t).size
+    return told.size, messages.per_client.size, messages.upload(t).size
 
 
 def main() -> None:

@@ -148,10 +148,7 @@ class Evaluator:
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
-            raise UserError(
-                "evaluate.protocol: sites needs a data set that says whose each test row is (Dataset.test_site), and "
-                "this one does not; in silo mode personal has the figures of each site"
-            )
+            raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
 
     def __call__(
         self,
@@ -190,21 +187,18 @@ class Evaluator:
             rows, weights = self._evaluate_clients(protocol, t, list(downloads), view)
             if model is not None:
                 figures |= self._combine(t, protocol, rows, weights)
-                lines += self._lines(t, protocol, rows)
+                lines += [self._line(t, protocol, k, rows[k]) for k in sorted(rows)]
         if self.validates:
             validated = self._validated(t, model, list(downloads), view)
             figures |= {f"validation_{name}": value for name, value in validated.items()}
         return figures, lines
 
-    def _lines(self, t: int, protocol: str, rows: Mapping[int, Figures]) -> list[dict[str, Any]]:
-        """Return the rows of clients.jsonl."""
+    def _line(self, t: int, protocol: str, client: int, figures: Figures) -> dict[str, Any]:
+        """Return a row of clients.jsonl."""
         names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
-        lines = []
-        for k in sorted(rows):
-            samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
-            site = {"site": names[k]} if names else {}
-            lines.append({"round": t, "client": k, **site, "protocol": protocol, "samples": samples, **rows[k]})
-        return lines
+        samples = int(self.data.test_sizes[client]) if shared is None else len(shared)
+        site = {"site": names[client]} if names else {}
+        return {"round": t, "client": client, **site, "protocol": protocol, "samples": samples, **figures}
 
     def _evaluate(self, t: int, shard: Shard) -> Evaluation:
         with attribute_errors(f"evaluation after round {t}"):

@@ -83,7 +83,6 @@ class Federation:
                 optimizer=optimizer,
                 view=ServerView(data, optimizer.lr, config.rounds, config.seed),
                 rule=rule,
-                last_sent=self.transport.last_sent,
                 criterion=config.best,
                 records=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates, config.clips_updates),
@@ -96,9 +95,7 @@ class Federation:
         self.probes: Probes | None = None
         if config.probes:
             self.probes = Probes(config, self.states, self.transport, self.scheduler, self.server, callbacks)
-        self.control = RoundControl(
-            config, comm, self.scheduler, self.states, self.transport, self.reporter, self.server, trainer.stop
-        )
+        self.control = RoundControl(comm, self.scheduler, self.reporter, trainer.stop)
         self.timeline = Timeline()
         self.failures: FailurePolicy | None = None
         if tolerant:
@@ -286,7 +283,7 @@ class Federation:
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
-        self.control.first_round = self.transport.broadcast_round = t + 1
+        self.control.first_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))

@@ -44,9 +44,8 @@ class Reporter:
         if own and asked and left:  # without the parts that clients keep there is no global model
             protocol = left
             if states.comm.rank == 0:
-                kept, name = ", ".join(sorted(own)), type(trainer.method).__name__
-                text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: method {name} keeps {kept} with "
-                text += "each client, and the global model has its initial values there: nobody uses it"
+                text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: "
+                text += f"method {type(trainer.method).__name__} keeps {', '.join(sorted(own))} with each client"
                 warnings.warn(RankWarning(text), stacklevel=2)
         validates = None if config.best is None else "own" if validates_own(trainer, protocol) else "global"
         self.states, self.evaluator = states, Evaluator(states, protocol, config.eval_batch, validates)

@@ -48,7 +48,7 @@ from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
 
 SAME_NAME = (  # in the section `train` and in LocalTrainingConfig
-    *("epochs", "steps", "drop_last", "optim", "momentum", "dampening", "nesterov", "weight_decay"),
+    *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
     *("clip_norm", "clip_value"),
 )
 
@@ -255,11 +255,11 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
             "entry by entry: what most of them leave out would be 0 for ever; use bf16, fp16 or int8, or another rule"
         )
     plain: dict[str, Format | None] = {"fp32": None, "int8": Int8(), "bf16": Half("bf16"), "fp16": Half("fp16")}
-    sent, received = (TopK(e.fraction or FRACTION) if e.name == "topk" else plain[e.name] for e in (up, down))
+    sent = TopK(up.fraction or FRACTION) if up.name == "topk" else plain[up.name]
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-    formats, states = Wire(sent, received, up.feedback), state_shapes(make_local_training(settings), model.layout)
+    states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, formats, states)
+        return Messages(method, model, *sizes, Wire(sent, plain[down.name], up.feedback), states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:

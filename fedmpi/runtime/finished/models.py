@@ -229,7 +229,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     if t < 0:  # a run of 0 rounds: all are as they began
-        fed.transport.broadcast(0.0, fed.server, 0)
+        fed.transport.broadcast(0.0, fed.server)
         return
     try:
         tensors, facts = read_tensors(path)
@@ -244,7 +244,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
     lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.restore(t, {**facts["memory"], "pace": None}, tensors)
-    fed.transport.broadcast(0.0, fed.server, t + 1)
+    fed.transport.broadcast(0.0, fed.server)
 
 
 def _own_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:

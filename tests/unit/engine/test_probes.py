@@ -120,7 +120,7 @@ def test_rounds_with_holes_are_refused(faults):
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        ("fedavg", {"comm": {"wire": {"down": {"name": "topk", "fraction": 0.05}}}}),
+        ("fedavg", {"comm": {"wire": {"down": "bf16"}}}),
         ("feddyn", {"options": {"report": "avg"}}),
         ("fedexp", {"options": {"report": "average"}}),
     ],

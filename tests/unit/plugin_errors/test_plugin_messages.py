@@ -248,8 +248,6 @@ client_state = Slots(c=FLAT) | def train(self, k): return State(c=1.0)
     hook train: slot 'c' is \(26,\), but it returned float
 client_state = Slots(c=FLAT)
     hook train, upload left out the declared slot 'c'; return client\.state
-client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return Row(), k.state
-    hook train, upload both returned the slot 'c'; one of them returns it
 def train(self, k): return State(c=k.w)
     hook train returned slot 'c', which is not declared; allowed: none
 server_state = Slots(c=FLAT) | def aggregate(self, s, up): return up.mean('dw'), State()
