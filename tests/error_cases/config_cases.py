@@ -87,10 +87,7 @@ VALUES = {
     "evaluate.protocol=[global, global]": r"protocol: each name once; 'global' stands twice",
     "comm.backend=tcp": r"backend: 'tcp' .*'auto', 'nccl', 'gloo' or 'mpi'",
     "comm.wire=int4": r"comm\.wire: 'int4' is not allowed; must be 'fp32', 'bf16', 'fp16', 'int8' or 'topk'",
-<<<<<<< HEAD
     "comm.wire.down=int8": r"comm\.wire\.down: 'int8' is not allowed; must be 'fp32', 'bf16' or 'fp16'",
-=======
->>>>>>> f
     "comm.wire=8": r"comm\.wire: 8 is not allowed; must be a mapping",
     "comm.wire={name: topk}": r"comm\.wire\.name: unknown key; did you mean comm\.wire\.up\.name or ",
     "comm.wire.fraction=0.1": r"comm\.wire\.fraction: unknown key; did you mean .*comm\.wire\.up\.fraction or ",
@@ -124,14 +121,9 @@ TOGETHER = {
     ),
     "train.betas=[0.9, 0.99]": r"train\.betas: \[0\.9, 0\.99\] is an option of adam, adamw, and optim is sgd",
     "train.optim=adamw;;train.alpha=0.9": r"train\.alpha: 0\.9 is an option of rmsprop, and optim is adamw",
-<<<<<<< HEAD
     "train.optim=adagrad;;train.nesterov=true": r"train\.nesterov: true is an option of sgd, and optim is adagrad",
     "train.optim=rmsprop;;train.nesterov=true": r"train\.nesterov: true is an option of sgd, and optim is rmsprop",
     "train.nesterov=true;;train.momentum=0": r"train\.nesterov: true needs momentum > 0",
-=======
-    "train.nesterov=true;;train.momentum=0": r"train\.nesterov: true needs momentum > 0 and dampening: 0",
-    "train.dampening=0.1;;train.momentum=0": r"train\.dampening: 0\.1 has no effect with momentum: 0",
->>>>>>> f
     "train.keep_optim=true;;train.momentum=0": r"train\.keep_optim: true has no effect with sgd and momentum: 0",
     "server.momentum=0.5": r"server\.momentum: 0\.5 is an option of momentum, and optim is sgd; leave it out, or take",
     "server.optim=momentum;;server.beta1=0.3": r"server\.beta1: 0\.3 is an option of adam, yogi, adagrad,",
