@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.analysis import figures, report
+from fedmpi.analysis import charts, report
 from fedmpi.analysis.local_models import experiment
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
@@ -56,8 +56,15 @@ def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, 
         say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
     if len(facts["eigenvalues"]) < facts["asked"]:
         say(f"only these of {facts['asked']} have settled after {facts['steps']} products")
-    figures.save(figures.landscape(facts["axis"], facts["loss"]), to / "landscape.png")
+    charts.write(landscape(facts), to / "landscape.png", "loss around the model, above its least")
     say(f"written: {report.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
+
+
+def landscape(facts: dict[str, Any]) -> charts.Grid:
+    """Return the chart of the loss along the first two eigenvectors; the model lies in the middle."""
+    axis, least = [f"{round(float(x), 3):g}" for x in facts["axis"]], min(map(min, facts["loss"]))
+    above = [[loss - least for loss in row] for row in facts["loss"]]
+    return charts.Grid(axis, axis, above, "along the second", "along the first eigenvector", "loss")
 
 
 def measure(

@@ -4,7 +4,7 @@ The distance of a client is the total variation between its distribution of labe
 1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds. That between two
 clients is the same of their two distributions.
 
-The picture is FedUV's (supplement, Figs. 1-6): label_counts, and for each client the histogram of its samples' mean
+The pictures are FedUV's (supplement, Figs. 1-6): label_counts, and for each client the histogram of its samples' mean
 values, which tells where inputs differ rather than labels.
 """
 
@@ -13,13 +13,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedmpi.analysis import figures, report
+from fedmpi.analysis import report
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
@@ -30,12 +29,12 @@ from fedmpi.runtime import build_data
 
 CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
 PAIRS = 1_000  # clients at most of which each two are compared
-DRAWN = 5_000  # clients at most of a picture, which has a row for each
+DRAWN = 150  # clients at most of a picture, which has a row for each
 BINS, PASS = 30, 1024  # of the histograms of sample means; samples read at once
 
 
 def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
-    """`fedmpi partition`: the division on the console, in a file that scheme `file` reads, and as a picture."""
+    """`fedmpi partition`: the division on the console, in a file that scheme `file` reads, and as pictures."""
     if settings.data.silos:
         raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")
     for option, path, endings in (("--write", write, (".csv", ".json")), ("--draw", draw, (".png", ".svg", ".pdf"))):
@@ -44,41 +43,46 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         if path is not None:
             report.folder(path.parent, option)
     data = build_data.partitioned(settings)
-    if draw is not None and data.clients > DRAWN:
-        raise UserError(
-            f"--draw: a picture has a row for each client, and those of {data.clients:,} are too many to tell apart; "
-            f"at most {DRAWN:,} are drawn, so leave it out"
-        )
     for line in lines(data):
         say(line)
     assert data.parts is not None
-    if write is not None:
-        owner = np.full(len(data.train[0].y), -1)
-        for rows in (data.parts, getattr(data.validation, "rows", None)):  # what is held out is of a client's part
-            if rows is not None:
-                owner[rows.order] = rows.owner
-        with _told("--write"):
-            _write(write, owner)
-        cut = settings.data.partition
-        noise = cut is not None and cut.scheme == "feature_noise"
-        say(f"written: {write}" + (": who holds what, without the noise, which scheme `file` adds to nobody" * noise))
-    if draw is not None:
-        edges, counts = histograms(data)
-        with _told("--draw"):
-            say(f"written: {figures.save(figures.partition(data.label_counts, data.train_sizes, edges, counts), draw)}")
-            if len(edges):
-                say(f"written: {_numbers(draw.with_name(f'{draw.stem}-features.csv'), data, edges, counts)}")
-
-
-@contextmanager
-def _told(option: str) -> Iterator[None]:
-    """A file that cannot be written is the user's mistake."""
     try:
-        yield
+        if write is not None:
+            owner = np.full(len(data.train[0].y), -1)
+            for rows in (data.parts, getattr(data.validation, "rows", None)):  # what is held out is of a client's part
+                if rows is not None:
+                    owner[rows.order] = rows.owner
+            _write(write, owner)
+            cut = settings.data.partition
+            noise = cut is not None and cut.scheme == "feature_noise"
+            note = ": who holds what, without the noise, which scheme `file` adds to nobody"
+            say(f"written: {write}{note if noise else ''}")
+        for path in _draw(data, draw) if draw is not None else ():
+            say(f"written: {path}")
     except OSError as error:
-        raise UserError(
-            f"{option}: cannot write {error.filename}: {error.strerror or error}; choose another file"
-        ) from error
+        raise UserError(f"cannot write {error.filename}: {error.strerror}; choose another file") from error
+
+
+def _draw(data: Federated, path: Path) -> Iterator[Path]:
+    """Draw the samples by client and class, and where samples have means their histograms, with a CSV; yield files."""
+    from fedmpi.analysis import charts
+
+    names = data.site_names or tuple(map(str, range(data.clients)))
+    some = range(0, data.clients, -(-data.clients // DRAWN))
+    rows = [f"{names[k]} ({data.train_sizes[k]})" for k in some]
+    if data.label_counts.any():
+        classes = [str(c) for c in range(data.classes)]
+        counts = data.label_counts[some].tolist()
+        chart = charts.Grid(rows, classes, counts, "client (samples)", "class", "samples", written=True)
+        yield charts.write(chart, path, "training samples by client and class")
+    edges, histogram = histograms(data)
+    if len(edges):
+        shares = (100 * histogram / histogram.sum(1, keepdims=True).clip(1))[some].tolist()
+        bins = [f"{edge:.3g}" for edge in edges[:-1]]
+        chart = charts.Grid(rows, bins, shares, "client (samples)", "mean value of a sample", "% of its samples")
+        features = path.with_name(f"{path.stem}-features{path.suffix}")
+        yield charts.write(chart, features, "mean values of samples by client")
+        yield _numbers(features.with_suffix(".csv"), data, edges, histogram)
 
 
 def lines(data: Federated) -> list[str]:

@@ -12,11 +12,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from fedmpi.analysis.charts import stacked_bars
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, metric_title
 from fedmpi.config import yaml_source
-from fedmpi.reports.charts import stacked_bars
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell
 from fedmpi.reports.run_data import Run
 from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, baseline_command, read_audit, verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedmpi.reports.charts import Grid, Lines, Series, stacked_bars
+from fedmpi.analysis.charts import Grid, Lines, Series, stacked_bars
 from fedmpi.reports.groups import Runs, by_group, by_name
 from fedmpi.reports.page import Figure, Part, Text, Value
 from fedmpi.reports.run_data import Curve, Row, Run, curve, number, numbers, thinned

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedmpi.analysis import charts
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
-from fedmpi.reports import charts, diagnostics, groups, results, run_facts
+from fedmpi.reports import diagnostics, groups, results, run_facts
 from fedmpi.reports.groups import Runs
 from fedmpi.reports.page import Figure, Part, Section, Text, as_csv, render
 from fedmpi.reports.run_data import base_name
@@ -92,7 +93,8 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
             figures.mkdir(parents=True, exist_ok=True)
             for part in (part for section in sections(runs) for part in section.parts):
                 if isinstance(part, Figure):
-                    charts.write(part.chart, part.name, part.title, figures)
+                    for suffix in ("svg", "png"):
+                        charts.write(part.chart, figures / f"{part.name}.{suffix}", part.title)
                     (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
             say(f"written: {figures}/*.svg, .png, .csv")
         private = any(run.config.get("output_mode") == "private" for run in runs.all)

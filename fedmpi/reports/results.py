@@ -8,9 +8,9 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from fedmpi.analysis.charts import Bars, Grid, Lines, Series, stacked_bars
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import count, format_metric, metric_title
-from fedmpi.reports.charts import Bars, Grid, Lines, Series, stacked_bars
 from fedmpi.reports.groups import Group, Runs, by_group, by_name, mean_curve
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_data import Curve, Run, base_name, curve, number, thinned

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from fedmpi.analysis.charts import Lines, Series
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import metric_title
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings, section
-from fedmpi.reports.charts import Lines, Series
 from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, mean_curve
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_data import Curve, Run, curve

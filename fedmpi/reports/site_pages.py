@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from fedmpi.analysis.charts import stacked_bars
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, metric_title
 from fedmpi.reports import card, groups
-from fedmpi.reports.charts import stacked_bars
 from fedmpi.reports.groups import by_name
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell, render
 from fedmpi.reports.run_data import Run, number

@@ -232,26 +232,28 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def draw(cells: Cells, to: Path) -> Path:
-    """Draw a line for each column over the labels of the rows: means over seeds with standard deviations as bars.
+def draw(cells: Cells, to: Path) -> None:
+    """Draw a line for each column over the labels of the rows: means, with bands of a standard deviation.
 
     A cell that lacks seeds is left out with a warning, as its mean would be over other seeds.
     """
-    from fedmpi.analysis import figures
+    from fedmpi.analysis import charts
 
-    if not cells.axes:
-        raise UserError(f"--to: {to}: a picture needs an axis other than seed to be over, and this sweep has none")
-    lines, incomplete = {}, list[str]()
+    labels = [" ".join(row) for row in cells.rows]
+    numeric = all(re.fullmatch(r"\d+\.?\d*(e[+-]?\d+)?", label) for label in labels)
+    x = [float(label) for label in labels] if numeric else [float(i) for i in range(len(labels))]
+    series, incomplete = [], list[str]()
     for column in cells.columns:
-        points = []
-        for row in cells.rows:
-            mean, std, seeds, asked = cells.statistics((*row, *column))
-            if 0 < seeds < asked:
-                incomplete.append(" ".join((*row, *column)))
-            points.append((row[0], mean, std) if seeds == asked else (row[0], math.nan, math.nan))
-        if any(not math.isnan(mean) for _, mean, _ in points):
-            lines[heading_of(cells, column) if column else ""] = points
+        every = [cells.statistics((*row, *column)) for row in cells.rows]
+        incomplete += [
+            f"{label} {' '.join(column)}" for label, s in zip(labels, every, strict=True) if s.seeds < s.asked
+        ]
+        means = [s.mean if s.seeds == s.asked else math.nan for s in every]
+        low, high = ([m + sign * s.std for m, s in zip(means, every, strict=True)] for sign in (-1, 1))
+        series.append(charts.Series(heading_of(cells, column), x, means, low, high))
     if incomplete:
         warnings.warn(f"left out of the picture, as seeds are missing: {', '.join(incomplete)}", stacklevel=2)
-    x_label = cells.axes[0].name.rpartition(".")[2]
-    return figures.save(figures.sweep(lines, x_label, metric_title(cells.metric)), to)
+    x_label = cells.axes[0].name.rpartition(".")[2] if cells.axes else ""
+    log_x = numeric and min(x) > 0 and max(x) >= 30 * min(x)
+    chart = charts.Lines(series, x_label, metric_title(cells.metric), log_x=log_x, ticks=labels)
+    charts.write(chart, to, f"{metric_title(cells.metric)}, {WHAT[cells.of]}")

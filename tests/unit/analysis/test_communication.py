@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from fedmpi.analysis import figures
 from fedmpi.analysis.communication import curve, table
 from fedmpi.common.errors import UserError
 
@@ -82,15 +81,3 @@ def test_a_run_from_before_parameters_were_counted(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"round": 0, "accuracy": 1.0}\n{"round": 1, "accuracy": 2.0}\n')
     with pytest.raises(UserError, match="counts no parameters"):
         curve(tmp_path, "accuracy")
-
-
-def curves(*runs):
-    points = [{"round": t, "up": 10**6 * (t + 1), "down": 10**5, "value": 50.0 + t} for t in range(3)]
-    return [{"run": run, "points": points} for run in runs]
-
-
-def test_runs_are_told_apart_by_more_than_colour():
-    (axes,) = figures.communication(curves(*"abcdefgh"), "loss").axes
-    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.get_lines()]
-    assert len(set(looks)) == 8
-    assert len({look[1:] for look in looks}) == 8

@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import pytest
 from helpers import ROOT, clean_env, fedmpi
 
-from fedmpi.reports import charts, report, timeline
+from fedmpi.analysis import charts
+from fedmpi.reports import report, timeline
 from fedmpi.reports.groups import read
 from fedmpi.reports.page import Figure
 

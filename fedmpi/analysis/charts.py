@@ -1,6 +1,7 @@
-"""Charts of reports, drawn by matplotlib as SVG for the page, and as SVG and PNG files.
+"""Charts of reports and analyses: lines, bars and coloured grids, drawn by matplotlib as elements of a page or files.
 
-A chart is drawn in the colours of paper. In the page each colour becomes a CSS variable with that colour as its default
+Figures are made without pyplot, which would choose a window system and keep global state. A chart is drawn in the
+colours of paper. In a page each colour becomes a CSS variable with that colour as its default
 (`fill: var(--c0,#0072b2)`), so that one drawing serves light and dark screens. Colours are Okabe and Ito's, which
 colour-blind readers tell apart; lines differ in dashes and marks, too.
 """
@@ -26,13 +27,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmpi.analysis.figures import COLOURS as OKABE_ITO
-from fedmpi.analysis.figures import DASHES, MARKERS, save
 from fedmpi.common.text import printable, shorten
 
-COLOURS = (*OKABE_ITO[:-1], "#111111")  # matplotlib leaves black out of an SVG, and nothing could replace it
+BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+BLACK = "#111111"  # matplotlib leaves #000000 out of an SVG, and nothing could replace it
+COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
+DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 INK, SOFT, RULE, WHITE = "#1b1b1b", "#6b6b6b", "#e3e3e3", "#fefefe"
-VARIABLES = {colour.lower(): f"c{i}" for i, colour in enumerate(COLOURS)}
+VARIABLES = {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
 VARIABLES |= {INK: "ink", SOFT: "soft", RULE: "rule", WHITE: "on"}
 FILLS = [to_rgba(colour, alpha) for alpha in (1.0, 0.5) for colour in COLOURS]  # of bars
 STYLE: Any = {
@@ -83,6 +85,8 @@ class Lines:
     y_label: str
     integer_x: bool = True
     from_zero: bool = False  # the y axis begins at 0
+    log_x: bool = False
+    ticks: Sequence[str] = ()  # labels of the x of the first line, in place of numbers
 
 
 @dataclass(frozen=True)
@@ -159,14 +163,23 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     return f'<svg {paper}xmlns:xlink="http://www.w3.org/1999/xlink" {size}>{drawn}'
 
 
-def write(chart: Chart, name: str, title: str, folder: Path) -> None:
-    """Write the chart as NAME.svg and NAME.png."""
-    (folder / f"{name}.svg").write_text(svg(chart, name, title, alone=True), encoding="utf-8")
+def write(chart: Chart, path: Path, title: str) -> Path:
+    """Write the chart as a file: .svg, .png or .pdf."""
+    if path.suffix == ".svg":
+        path.write_text(svg(chart, path.stem, title, alone=True), encoding="utf-8")
+        return path
     with rc_context({**STYLE, "savefig.facecolor": "white"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure = _draw(chart).figure
         figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
-        save(figure, folder / f"{name}.png", bbox_inches="tight")
+        return save(figure, path, bbox_inches="tight")
+
+
+def save(figure: Figure, path: Path, **options: Any) -> Path:
+    """Save a figure of matplotlib; equal figures give equal files."""
+    nameless = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    figure.savefig(path, dpi=150, metadata=nameless[path.suffix], **options)
+    return path
 
 
 def short(value: float, _: object = None) -> str:
@@ -244,7 +257,13 @@ def _lines(chart: Lines) -> Axes:
     if chart.from_zero and least > -0.1 * most:
         axes.set_ylim(bottom=0)
     _numbers(axes.yaxis, 5)
-    _numbers(axes.xaxis, 7, integer=chart.integer_x)
+    if chart.log_x:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    if chart.ticks:
+        axes.set_xticks(list(chart.series[0].x), [_text(label, 16) for label in chart.ticks])
+    else:
+        _numbers(axes.xaxis, 7, integer=chart.integer_x)
     axes.set_xlabel(_text(chart.x_label, 70))
     axes.set_title(_text(chart.y_label, 70), x=-0.65 / (WIDE - 0.9))
     return axes
