@@ -4,10 +4,8 @@ The child is what the console would have started: its own process, `fedmpi.cli.m
 environment, its own directory and its own three streams. Only the seconds that importing torch takes are not
 spent anew.
 
-    server(...)     a command, from the tests themselves
-    WORDS           what a launcher may start in place of `fedmpi`, or of `python` with a program of the tests: a small
-                    process, which has it done by the server, hands its signals on, ends as it ends, and takes it with
-                    it where it is killed
+WORDS are what a launcher may start in place of `fedmpi`, or of `python` with a program of the tests: a small process,
+which has it done by the server, hands its signals on, ends as it ends, and takes it with it where it is killed.
 """
 
 from __future__ import annotations
@@ -23,31 +21,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-LIMIT_S = 20.0
 SOCKET = "FEDMPI_FORK_SERVER"  # environment variable: where the server listens
 WORDS = [sys.executable, "-I", "-S", __file__]
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Done(NamedTuple):
-    """What a command left: exit code (-9: still running after `LIMIT_S`), what it said, and how long it took."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    seconds: float
 
 
 class Server:
     """The parent's side. It ends with the process that has started it."""
 
     def __init__(self, env: dict[str, str]) -> None:
-        self.env, self._folder = env, tempfile.TemporaryDirectory()  # which nobody else may enter
+        self._folder = tempfile.TemporaryDirectory()  # which nobody else may enter
         self.name = f"{self._folder.name}/socket"
         words = [sys.executable, __file__, "serve", self.name]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
@@ -61,23 +48,6 @@ class Server:
         """An environment in which WORDS find this server, and `fedmpi` without a path is WORDS."""
         return env | {SOCKET: self.name, "PATH": f"{self._folder.name}:{env['PATH']}"}
 
-    def __call__(self, *arguments: object, cwd: Path) -> Done:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
-            began = time.monotonic()
-            files = [nothing.fileno(), out.fileno(), err.fileno()]
-            with _ask(self.name, [str(each) for each in arguments], str(cwd), self.env, files) as asked:
-                asked.settimeout(LIMIT_S)
-                try:
-                    code = _answer(asked)
-                except TimeoutError:
-                    code = -signal.SIGKILL
-            seconds = time.monotonic() - began
-            said = []
-            for file in (out, err):
-                file.seek(0)
-                said.append(file.read().decode(errors="replace"))
-        return Done(code, *said, seconds)
-
     def close(self) -> None:
         assert self._process.stdin
         self._process.stdin.close()
@@ -85,24 +55,13 @@ class Server:
         self._folder.cleanup()
 
 
-def _ask(name: str, arguments: list[str], cwd: str, env: dict[str, str], files: list[int]) -> socket.socket:
-    asked = socket.socket(socket.AF_UNIX)
-    asked.connect(name)
-    job = json.dumps({"arguments": arguments, "cwd": cwd, "env": env}).encode()
-    socket.send_fds(asked, [len(job).to_bytes(8, "big")], files)
-    asked.sendall(job)
-    return asked
-
-
-def _answer(asked: socket.socket) -> int:
-    """The exit code; -n: ended by signal n."""
-    said = asked.recv(8)
-    return int.from_bytes(said, "big", signed=True) if said else -signal.SIGKILL
-
-
 # ---- in place of the command ----
 def _stand_in() -> None:
-    asked = _ask(os.environ[SOCKET], sys.argv[1:], os.getcwd(), dict(os.environ), [0, 1, 2])
+    asked = socket.socket(socket.AF_UNIX)
+    asked.connect(os.environ[SOCKET])
+    job = json.dumps({"arguments": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
+    socket.send_fds(asked, [len(job).to_bytes(8, "big")], [0, 1, 2])
+    asked.sendall(job)
 
     def hand_on(number: int, frame: object) -> None:
         with contextlib.suppress(OSError):  # it has just ended
@@ -110,8 +69,9 @@ def _stand_in() -> None:
 
     for number in HANDED_ON:
         signal.signal(number, hand_on)
-    code = _answer(asked)
-    if code < 0:
+    answer = asked.recv(8)
+    code = int.from_bytes(answer, "big", signed=True) if answer else -signal.SIGKILL
+    if code < 0:  # ended by this signal
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

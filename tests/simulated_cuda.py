@@ -30,7 +30,6 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 KNOWN_VERSIONS = ("2.13.",)  # of torch: the patches rest on internals that change between versions
@@ -50,18 +49,11 @@ SYNCHRONISING = {
 # These have no deterministic CUDA kernel: the list of torch.use_deterministic_algorithms.
 NOT_DETERMINISTIC = {
     *("adaptive_avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
-    *("adaptive_max_pool2d_backward", "avg_pool3d_backward", "fractional_max_pool2d_backward", "_ctc_loss_backward"),
-    *("max_pool3d_with_indices_backward", "fractional_max_pool3d_backward", "max_unpool2d", "max_unpool3d"),
-    *(
-        "upsample_linear1d_backward",
-        "upsample_bilinear2d_backward",
-        "upsample_bicubic2d_backward",
-        "nll_loss2d_forward",
-    ),
-    *("upsample_trilinear3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward", "histc"),
-    *("reflection_pad3d_backward", "replication_pad1d_backward", "replication_pad3d_backward", "bincount"),
-    *("grid_sampler_2d_backward", "grid_sampler_3d_backward", "kthvalue", "_embedding_bag_dense_backward", "cumsum"),
-    *("median.dim", "nanmedian.dim"),
+    *("adaptive_max_pool2d_backward", "avg_pool3d_backward", "_ctc_loss_backward", "max_pool3d_with_indices_backward"),
+    *("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "histc", "bincount"),
+    *("upsample_trilinear3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward", "kthvalue", "cumsum"),
+    *("replication_pad1d_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward", "nll_loss2d_forward"),
+    *("_embedding_bag_dense_backward", "median.dim", "nanmedian.dim"),
 }
 # Operators that may have operands on two devices by design.
 COPIES = {"copy_", "_to_copy", "_copy_from"}
@@ -71,8 +63,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 # captured
 _thread = threading.local()
 _original = SimpleNamespace(
-    **{name: getattr(Tensor, name) for name in ("to", "cpu", "cuda", "numpy", "tolist", "pin_memory", "is_pinned")},
-    array=Tensor.__array__,
+    **{name: getattr(Tensor, name) for name in ("to", "numpy", "tolist")},
     clone_storage=torch.UntypedStorage.clone,
     bootstrap=threading.Thread._bootstrap_inner,
 )
@@ -343,26 +334,10 @@ def _to(self: Tensor, *args, **kwargs) -> Tensor:
         _thread.target = None
 
 
-def _cuda(self: Tensor, device=None, non_blocking=False, **kwargs) -> Tensor:
-    return _to(self, _resolve("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
-
-
-def _refuse_numpy(self: Tensor) -> None:
-    if self.is_cuda:
-        raise TypeError(
-            f"can't convert {self.device} device type tensor to numpy. "
-            "Use Tensor.cpu() to copy the tensor to host memory first."
-        )
-
-
 def _numpy(self: Tensor, **kwargs):
-    _refuse_numpy(self)
+    if self.is_cuda:
+        raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first")
     return _original.numpy(self, **kwargs)
-
-
-def _array(self: Tensor, *args, **kwargs):
-    _refuse_numpy(self)
-    return _original.array(self, *args, **kwargs)
 
 
 def _tolist(self: Tensor):
@@ -390,19 +365,11 @@ def _clone_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
     return copy
 
 
-def _default_device() -> torch.device:
-    """The device of `with torch.device(...)`, which also torch.set_default_device enters. Torch's own function makes a
-    tensor to find it."""
-    modes = reversed(torch.overrides._get_current_function_mode_stack())
-    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), CPU)
-
-
 def _make_factory(function, from_data: bool):
     """A function of torch that makes a tensor from Python; without a device it makes one on the CPU."""
 
     def factory(*args, **kwargs):
-        device = kwargs.get("device")
-        device = _resolve(_default_device() if device is None else device)
+        device = _resolve(CPU if kwargs.get("device") is None else kwargs["device"])
         pinned = kwargs.pop("pin_memory", False)
         if from_data and device.type == "cuda":
             given = args[0] if args else kwargs.get("data")
@@ -689,10 +656,9 @@ def install(gpus: int = 1, deterministic: bool = False) -> None:
     Tensor.device = property(lambda self: META if _is_meta(self) else place_of(self) or CPU)
     Tensor.is_cuda = property(lambda self: self.device.type == "cuda")
     Tensor.is_cpu = property(lambda self: self.device.type == "cpu")
-    Tensor.to, Tensor.cpu, Tensor.cuda = _to, lambda self, **_: _to(self, CPU), _cuda
-    Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.new_tensor = _numpy, _array, _tolist, _new_tensor
-    Tensor.pin_memory, Tensor.is_pinned, Tensor.type_as = _pin_memory, is_pinned, lambda self, other: _to(self, other)
-    Tensor.get_device = lambda self: self.device.index if self.is_cuda else -1
+    Tensor.to, Tensor.cpu = _to, lambda self, **_: _to(self, CPU)
+    Tensor.numpy, Tensor.tolist, Tensor.new_tensor = _numpy, _tolist, _new_tensor
+    Tensor.pin_memory, Tensor.is_pinned = _pin_memory, is_pinned
     torch.UntypedStorage.clone = _clone_storage
     importlib.import_module("torch._decomp.decompositions_for_jvp")  # compiles functions of torch as they are
 
@@ -700,8 +666,7 @@ def install(gpus: int = 1, deterministic: bool = False) -> None:
         for name in names.split():
             full = f"{name}_like" if owner is torch else f"new_{name}"
             setattr(owner, full, _make_like(getattr(owner, full)))
-    names = "zeros ones empty full rand randn randint randperm arange linspace logspace eye empty_strided from_numpy"
-    names += " frombuffer normal scalar_tensor tril_indices triu_indices"
+    names = "zeros ones empty full rand randn randint randperm arange linspace eye from_numpy frombuffer triu_indices"
     for name in (*names.split(), "tensor", "as_tensor", "asarray"):
         setattr(torch, name, _make_factory(getattr(torch, name), name in ("tensor", "as_tensor", "asarray")))
 

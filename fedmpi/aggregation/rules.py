@@ -82,12 +82,10 @@ def principal(
         raise UserError("server.rule.share: sum is a weight of correction: axis; text has none: add correction: axis")
     if scope == "model":
         return updates.combine(principal_coefficients(updates.gram("dw"), updates.p, keep, share, correction))
-    parts = [
-        updates.combine(
-            principal_coefficients(updates.gram("dw", span), updates.p, keep, share, correction), "dw", span
-        )
-        for span in ((segment.start, segment.stop) for segment in server.segments)
-    ]
+    parts = []
+    for span in ((segment.start, segment.stop) for segment in server.segments):
+        c = principal_coefficients(updates.gram("dw", span), updates.p, keep, share, correction)
+        parts.append(updates.combine(c, "dw", span))
     return torch.cat(parts) if parts else mean(updates, server)  # of a method that shares nothing
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from fedmpi import config as configs
 from fedmpi.comm import network
-from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.launchers.launcher_env import detect, survivors
+from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text, usable_cores
 from fedmpi.common.text import count

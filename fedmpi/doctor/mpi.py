@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.launchers.launcher_env import detect, survivors
+from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.doctor import OK, WARN, Row
 

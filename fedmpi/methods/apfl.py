@@ -17,24 +17,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    BUFFERS,
-    FLAT,
-    INITIAL,
-    INITIAL_BUFFERS,
-    PLAIN_SGD,
-    SCALAR,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Uploads,
-    option,
-)
+from fedmpi.method import PLAIN_SGD, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import BUFFERS, FLAT, INITIAL, INITIAL_BUFFERS, SCALAR, SHARED, Slot, Slots
 
 
 @final
@@ -68,11 +52,8 @@ class APFL(Method):
         return g
 
     def upload(self, client: Client) -> tuple[Row, State]:
-        state = (
-            State(v=client.scratch.v, v_b=client.scratch.v_b, alpha=client.scratch.alpha)
-            if client.steps
-            else client.state
-        )
+        scratch = client.scratch
+        state = State(v=scratch.v, v_b=scratch.v_b, alpha=scratch.alpha) if client.steps else client.state
         return Row(alpha=state.alpha), state
 
     def weights(self, client: Client) -> Tensor:

@@ -21,25 +21,9 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import (
-    CLASSES,
-    FEATURES,
-    LABEL_COUNTS,
-    PER_CLASS,
-    PLAIN_SERVER,
-    PROTOTYPES,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.base import CLASSES, FEATURES, LABEL_COUNTS, PLAIN_SERVER
+from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slot, Slots, Travel
 
 
 @final
@@ -96,9 +80,7 @@ class CCVR(Method):
     def calibrated(self, server: Server, z: Tensor, y: Tensor, g: torch.Generator) -> Tensor:
         """The head of (3), (h,), trained on features z (n, z) of classes y (n,) from the global one."""
         out = server.shared.clone()
-        head = [
-            segment.view(out).requires_grad_() for segment in server.segments
-        ]  # weight (c, z), and bias (c,) if any
+        head = [s.view(out).requires_grad_() for s in server.segments]  # weight (c, z), and bias (c,) if there is one
         sgd = torch.optim.SGD(head, self.lr, self.momentum)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(y), generator=g).to(y.device).split(self.batch_size):

@@ -88,9 +88,8 @@ class FedALA(Method):
         return client.lift(HEAD, here, into=client.received) if self.layers == "head" else here
 
     def upload(self, client: Client) -> tuple[Row, State]:
-        return Row(dw=client.w - client.received), State(
-            last=client.w
-        )  # averaged are the trained models, wherever they started
+        # Averaged are the trained models, wherever they started.
+        return Row(dw=client.w - client.received), State(last=client.w)
 
     def weights(self, client: Client) -> Tensor:
         return self.mixed(client, client.state.W) if self.rate else client.received

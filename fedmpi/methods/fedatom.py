@@ -24,21 +24,8 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
-from fedmpi.method import (
-    BUFFERS,
-    SCALAR,
-    Client,
-    Method,
-    Row,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    borrows,
-    declared,
-    option,
-    overrides,
-)
+from fedmpi.method import Client, Method, Row, State, borrows, declared, option, overrides
+from fedmpi.method.slots import BUFFERS, SCALAR, Slot, Slots, Travel
 from fedmpi.models.atoms import decompose
 
 
@@ -96,9 +83,8 @@ class FedAtom(Method):
             return self.inner.receive(client)
         slow = max(client.round - 1, 0) // self.period * self.period  # the last one before this round
         keeps = client.state.trained > slow + 1  # rounds are counted from 1 here
-        return client.lift(
-            COEF, torch.where(keeps, client.state.alpha, client.take(COEF, client.received)), into=client.received
-        )
+        alpha = torch.where(keeps, client.state.alpha, client.take(COEF, client.received))
+        return client.lift(COEF, alpha, into=client.received)
 
     def train(self, client: Client) -> State:
         if self.alpha_fast == "freeze" and client.round % self.period:
@@ -109,9 +95,8 @@ class FedAtom(Method):
     def upload(self, client: Client) -> tuple[Row, State]:
         if self.alpha_fast != "keep":
             return self.inner.upload(client)
-        row = (
-            Row() if client.round % self.period else Row(dw=client.w - client.received)
-        )  # from the server's alpha, not from the own
+        # A client's move is from the server's alpha, not from its own.
+        row = Row() if client.round % self.period else Row(dw=client.w - client.received)
         return row, State(alpha=client.take(COEF, client.w), trained=client.w.new_full((), client.round + 1))
 
 

@@ -14,21 +14,9 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    FLAT,
-    PLAIN_SERVER,
-    SGD_STEPS,
-    Client,
-    Method,
-    Quadratic,
-    Row,
-    Server,
-    Slots,
-    State,
-    Uploads,
-    declared,
-    option,
-)
+from fedmpi.method import Client, Method, Quadratic, Row, Server, State, Uploads, declared, option
+from fedmpi.method.base import PLAIN_SERVER, SGD_STEPS
+from fedmpi.method.slots import FLAT, Slots
 
 
 @final

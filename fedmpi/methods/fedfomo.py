@@ -19,21 +19,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmpi.method import (
-    FLAT,
-    INITIAL,
-    VALIDATION,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import VALIDATION, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import FLAT, INITIAL, Slot, Slots, Travel
 
 
 @final
@@ -65,10 +52,8 @@ class FedFomo(Method):
         return Row(thetas=server.state.last[chosen], who=torch.tensor(chosen))  # -1: there are not so many
 
     def receive(self, client: Client) -> Tensor:
-        b, others = (
-            client.received if self.base == "trained" else client.state.base,
-            min(self.models, client.clients - 1),
-        )
+        b = client.received if self.base == "trained" else client.state.base
+        others = min(self.models, client.clients - 1)
         thetas = torch.cat([client.received[None], client.down.thetas[:others]])
         moves = thetas - b
         u = usefulness(client.mean_loss(b), torch.stack([client.mean_loss(theta) for theta in thetas]), moves)
@@ -84,9 +69,8 @@ class FedFomo(Method):
         last, P = server.state.last.clone(), server.state.P.clone()
         for i, client in enumerate(updates.clients):
             last[client] = updates.theta[i]
-            P[client].index_add_(
-                0, updates.who[i].long().clamp(min=0), updates.u[i]
-            )  # (3); u is 0 where there is no model
+            who = updates.who[i].long().clamp(min=0)  # u is 0 where there is no model
+            P[client].index_add_(0, who, updates.u[i])  # (3)
         return server.w[:0], State(last=last, P=P)
 
 

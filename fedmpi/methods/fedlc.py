@@ -31,6 +31,6 @@ class FedLC(Method):
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         f = client.logits(x)
-        return client.task_loss(
-            f - self.tau * client.label_counts.to(f.dtype).clamp(min=ABSENT) ** -0.25 if self.tau else f, x, y
-        )  # (1)
+        if self.tau:
+            f = f - self.tau * client.label_counts.to(f.dtype).clamp(min=ABSENT) ** -0.25
+        return client.task_loss(f, x, y)  # (1)

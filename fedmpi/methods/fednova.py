@@ -12,21 +12,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    FLAT,
-    SCALAR,
-    SGD_STEPS,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slots,
-    State,
-    Uploads,
-    declared,
-    option,
-)
+from fedmpi.method import SGD_STEPS, Client, Method, Row, Server, State, Uploads, declared, option
+from fedmpi.method.slots import FLAT, SCALAR, SHARED, Slots
 
 
 @final

@@ -16,26 +16,8 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import (
-    CLASSES,
-    FEATURES,
-    HEAD_FLAT,
-    LABEL_COUNTS,
-    PER_CLASS,
-    PROTOTYPES,
-    SCALAR,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slot,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import CLASSES, FEATURES, LABEL_COUNTS, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import HEAD_FLAT, PER_CLASS, PROTOTYPES, SCALAR, SHARED, Slot, Slots, Travel
 from fedmpi.methods._prototypes import class_means, class_sums, head_mixture, prototype_loss
 
 
@@ -45,7 +27,6 @@ class FedPAC(Method):
     lam: float = option(1.0, "weight of the prototype term", ge=0)
     head_epochs: int = option(1, "epochs of the head phase", ge=0)
     head_lr: float = option(0.1, "learning rate of the head phase, the same in every round", ge=0)
-    mix_heads: bool = option(True, "give each client its best mixture of heads (4); false: its own head")
 
     paper = "Xu et al., ICLR 2023"
     server_state = Slots(heads=Slot(("N", "h"), initial=True), protos=PROTOTYPES, known=PER_CLASS)
@@ -72,18 +53,16 @@ class FedPAC(Method):
         z, f = client.forward(x)
         if not self.lam or client.round == 0:
             return client.task_loss(f, x, y)
-        return client.task_loss(f, x, y) + self.lam * prototype_loss(
-            z, y, client.scratch.targets, client.scratch.known
-        )  # (2)
+        term = prototype_loss(z, y, client.scratch.targets, client.scratch.known)
+        return client.task_loss(f, x, y) + self.lam * term  # (2)
 
     def train(self, client: Client) -> State:
         sums, counts, squares = class_sums(client.passes(), client.classes)
         mu, present = class_means(sums, counts)
         pi = counts / counts.sum()
         client.scratch.h.copy_(pi[:, None] * mu)  # (1)
-        client.scratch.V.copy_(
-            (pi * squares / counts.clamp(min=1) - pi**2 * mu.square().sum(1)).sum() / client.n
-        )  # (1)
+        variances = pi * squares / counts.clamp(min=1) - pi**2 * mu.square().sum(1)
+        client.scratch.V.copy_(variances.sum() / client.n)  # (1)
         client.scratch.targets.copy_(client.down.protos + (1 - client.down.known)[:, None] * mu)
         client.scratch.known.copy_(client.down.known.maximum(present))
         client.fit(self.head_epochs, groups=(HEAD,), lr=self.head_lr)
@@ -93,18 +72,14 @@ class FedPAC(Method):
     def upload(self, client: Client) -> tuple[Row, State]:
         sums, counts, _ = class_sums(client.passes(), client.classes)
         protos, _ = class_means(sums, counts)
-        return Row(
-            head=client.take(HEAD, client.w), h=client.scratch.h, V=client.scratch.V, protos=protos, counts=counts
-        ), State()
+        own = {"head": client.take(HEAD, client.w), "h": client.scratch.h, "V": client.scratch.V}
+        return Row(**own, protos=protos, counts=counts), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        protos, present = class_means(
-            (updates.counts[:, :, None] * updates.protos).sum(0), updates.counts.sum(0)
-        )  # (3)
+        sums, counts = (updates.counts[:, :, None] * updates.protos).sum(0), updates.counts.sum(0)
+        protos, present = class_means(sums, counts)  # (3)
         protos += (1 - present)[:, None] * server.state.protos  # a class that nobody held keeps its prototype
         heads = server.state.heads.clone()
         for i, client in enumerate(updates.clients):
-            heads[client] = (
-                updates.combine(head_mixture(updates.h, updates.V, i), "head") if self.mix_heads else updates.head[i]
-            )  # (4)
+            heads[client] = updates.combine(head_mixture(updates.h, updates.V, i), "head")  # (4)
         return updates.mean("dw"), State(heads=heads, protos=protos, known=present.maximum(server.state.known))

@@ -12,22 +12,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    CLASSES,
-    FEATURES,
-    PER_CLASS,
-    PROTOTYPES,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slots,
-    State,
-    Travel,
-    Uploads,
-    option,
-)
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads, option
+from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slots, Travel
 from fedmpi.methods._prototypes import class_means, prototype_loss
 
 
@@ -64,10 +50,7 @@ class FedProto(Method):
         return Row(protos=protos, present=present), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        protos, present = class_means(
-            updates.protos.sum(0), updates.present.sum(0)
-        )  # (2): absent classes are zero rows
-        stay = (1 - present)[:, None]
-        return updates.mean("dw"), State(
-            protos=protos + stay * server.state.protos, known=present.maximum(server.state.known)
-        )
+        # Absent classes are zero rows.
+        protos, present = class_means(updates.protos.sum(0), updates.present.sum(0))  # (2)
+        protos += (1 - present)[:, None] * server.state.protos
+        return updates.mean("dw"), State(protos=protos, known=present.maximum(server.state.known))

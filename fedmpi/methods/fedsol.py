@@ -65,9 +65,8 @@ class FedSOL(Method):
         if self.layers == "head" and not self.prox:
             (_, teacher), (z, _) = client.frozen(x), client.forward(x)
             g_p = client.head_grad(z.detach(), lambda f: retention(f, teacher, self.tau))  # (5)
-            return client.head_grad(
-                z, lambda f: client.task_loss(f, x, y), at=client.w + self.perturbation(client, g_p)
-            )  # (4)
+            perturbed = client.w + self.perturbation(client, g_p)
+            return client.head_grad(z, lambda f: client.task_loss(f, x, y), at=perturbed)  # (4)
         g_p = client.regularizer_grad(self.prox.regularizer) if self.prox else self.distil(client, x, y)
         return client.grad(x, y, at=client.w + self.perturbation(client, g_p))  # (4)
 

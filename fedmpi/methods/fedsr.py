@@ -4,8 +4,8 @@ https://openreview.net/forum?id=mrt90D00aQX
 Features are Gaussian, z ~ N(mu(x), sigma(x)^2), by one more linear layer before the head, of twice its inputs, and near
 a learned reference r(z|y) of each class (models/gaussian.py):
     L = CE + l2r mean_b ||z_b|| + cmi mean_b KL( N(C mu_b, (C sigma_b)^2) || r(.|y_b) )          norm not squared    (1)
-As in the authors' code r and C stay with the client (share_reference: true averages them too); a model is evaluated
-at z = mu, where that code averages 20 draws. probabilistic: false leaves the model as it is: their FedL2R.
+As in the authors' code r and C stay with the client; a model is evaluated at z = mu, where that code averages 20 draws.
+probabilistic: false leaves the model as it is: their FedL2R.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ class FedSR(Method):
     l2r: float = option(0.01, "weight of the features' norm", ge=0)
     cmi: float = option(0.001, "weight of the divergence from the class's reference", ge=0)
     probabilistic: bool = option(True, "Gaussian features; false: those of the model")
-    share_reference: bool = option(False, "average the references too")
 
     paper = "Nguyen et al., NeurIPS 2022"
     neutral = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
@@ -38,7 +37,7 @@ class FedSR(Method):
         return frozenset({FEATURES, CLASSES} if self.probabilistic else {FEATURES})  # only the references are by class
 
     def travels(self, t: int, rounds: int) -> Travel:
-        return Travel() if self.share_reference or not self.probabilistic else Travel(but=(REFERENCE,))
+        return Travel(but=(REFERENCE,)) if self.probabilistic else Travel()
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         if not self.probabilistic:

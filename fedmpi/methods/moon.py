@@ -30,9 +30,8 @@ class MOON(Method):
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = client.forward(x)
-        return (
-            client.task_loss(f, x, y) + self.mu * self.contrast(client, x, z) if self.mu else client.task_loss(f, x, y)
-        )  # (2)
+        loss = client.task_loss(f, x, y)
+        return loss + self.mu * self.contrast(client, x, z) if self.mu else loss  # (2)
 
     def contrast(self, client: Client, x: Tensor, z: Tensor) -> Tensor:
         z0, _ = client.frozen(x)

@@ -16,19 +16,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    FLAT,
-    INITIAL,
-    INITIAL_BUFFERS,
-    PLAIN_SGD,
-    Client,
-    Method,
-    Quadratic,
-    Row,
-    Slots,
-    State,
-    option,
-)
+from fedmpi.method import PLAIN_SGD, Client, Method, Quadratic, Row, State, option
+from fedmpi.method.slots import FLAT, INITIAL, INITIAL_BUFFERS, Slots
 
 
 @final

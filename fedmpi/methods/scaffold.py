@@ -15,21 +15,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import (
-    CHANGE,
-    FLAT,
-    SGD_STEPS,
-    SHARED,
-    Client,
-    Method,
-    Row,
-    Server,
-    Slots,
-    State,
-    Uploads,
-    declared,
-    option,
-)
+from fedmpi.method import SGD_STEPS, Client, Method, Row, Server, State, Uploads, declared, option
+from fedmpi.method.slots import CHANGE, FLAT, SHARED, Slots
 
 
 @final

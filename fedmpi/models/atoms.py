@@ -45,9 +45,9 @@ class AtomConv2d(nn.Conv2d):
             nn.init.normal_(self.atoms, std=1 if init == "dcf" else math.sqrt(1 / area))
             if init == "from_conv":
                 u, s, v = torch.linalg.svd(dense.weight.reshape(out * into, area).double(), full_matrices=False)
-                found = min(atoms, len(s))  # atoms beyond stay as drawn, with coefficients 0
-                self.atoms[:found] = v[:found].view(found, *kernel)
-                self.coef[..., :found] = (u * s)[:, :found].view(out, into, found)
+                rank = min(atoms, len(s))  # atoms beyond stay as drawn, with coefficients 0
+                self.atoms[:rank] = v[:rank].view(rank, *kernel)
+                self.coef[..., :rank] = (u * s)[:, :rank].view(out, into, rank)
             else:
                 nn.init.normal_(self.coef, std=math.sqrt((1 if init == "dcf" else 2) / (into * atoms)))
                 if init == "dcf" and self.bias is not None:
@@ -65,34 +65,22 @@ class AtomConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, atoms={len(self.atoms)}"
 
 
-def _special(layer: nn.Conv2d, module: nn.Module) -> bool:
-    """Whether a convolution is more than a plain weight: it has a forward, a weight (weight norm) or hooks of its own,
-    shares its weight with other layers, or its weight is frozen.
-    """
-    kind, weight = type(layer), layer.weight
-    own_forward = (kind.forward, kind._conv_forward) != (nn.Conv2d.forward, nn.Conv2d._conv_forward)
-    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    users = {id(m) for m in module.modules() if getattr(m, "weight", None) is weight}
-    plain = isinstance(weight, nn.Parameter) and weight.requires_grad and len(users) == 1
-    return own_forward or bool(hooks) or not plain
-
-
 def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module:
     """`module`, changed in place: every Conv2d of more than one pixel becomes an AtomConv2d with m_a = `atoms`.
 
     Layout groups: atoms are in ATOM, coefficients and the convolutions' biases in COEF. COEF also has the convolutions
-    that stay as they are: 1x1, where there is nothing to decompose, frozen ones, and those that are more than a plain
-    weight (a forward or hooks of their own, weight norm, tied weights). Linear layers (theta_h) keep their group.
+    that stay as they are: 1x1, where there is nothing to decompose, frozen ones, and subclasses of Conv2d (a forward of
+    their own, weight norm). Linear layers (theta_h) keep their group.
     """
     groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
-    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
+    decomposed: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
     for path, layer in list(module.named_modules(remove_duplicate=False)):
         if not path or not isinstance(layer, nn.Conv2d) or isinstance(layer, AtomConv2d):
             continue
-        if math.prod(layer.kernel_size) > 1 and not _special(layer, module):
-            if layer not in made:
-                made[layer] = AtomConv2d(layer, atoms, init)
-            layer, (parent, _, name) = made[layer], path.rpartition(".")
+        if type(layer) is nn.Conv2d and math.prod(layer.kernel_size) > 1 and layer.weight.requires_grad:
+            if layer not in decomposed:
+                decomposed[layer] = AtomConv2d(layer, atoms, init)
+            layer, (parent, _, name) = decomposed[layer], path.rpartition(".")
             setattr(module.get_submodule(parent), name, layer)
         groups |= {f"{path}.{leaf}": ATOM if leaf == "atoms" else COEF for leaf, _ in layer.named_parameters()}
     if ATOM not in groups.values():

@@ -1,6 +1,5 @@
 """One view of every architecture: features z, head, logits, whatever the module calls them."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, describe, named_tensors, zeros
+from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, describe, zeros
 from fedmpi.common.user_code_errors import in_user_code, located_error, source_location
 
 
@@ -52,15 +51,6 @@ class Net:
             except ValueError as error:
                 return "Expected more than 1 value per channel" not in str(error)
         return True
-
-    def operations(self) -> int:
-        """Count the floating-point operations of one sample's forward pass, in matrix products and convolutions."""
-        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # it warns where there is no Triton
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with _undisturbed(self.module), FlopCounterMode(display=False) as counter:
-            call(self.module, self._samples)
-        return int(counter.get_total_flops()) // len(self._samples)
 
     def activation_bytes(self) -> int:
         """Count the bytes that a forward pass in training keeps of one sample for the backward pass."""
@@ -120,7 +110,7 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
         place = in_user_code(error) or source_location(module)
         raise UserError(
             f"{name} fails on a batch of two samples of the data set, {describe(x)}: "
-            f"{error}; choose a model for samples of this shape{_symbols(x)}{f' ({place})' if place else ''}"
+            f"{error}; choose a model for samples of this shape{f' ({place})' if place else ''}"
         ) from error
     finally:
         for hook in hooks:
@@ -141,11 +131,6 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
     if last is None or last[2] is not logits:
         return logits, None, None
     return logits, last[0], last[1]
-
-
-def _symbols(x: Samples) -> str:
-    whole = any(part.dtype == torch.int64 for _, part in named_tensors(x, ""))
-    return "; whole numbers are symbols, for nn.Embedding: measurements need floats, x.float()" if whole else ""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is asked of a task, which may be the user's own, and how it is said what is wrong with it."""
+"""Checks of a task, which may be the user's own: what it has, its targets, and what its functions return."""
 
 import inspect
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import RESERVED
-from fedmpi.common.user_code_errors import in_user_code, located_error
+from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.tasks.base import Task
 
 
@@ -43,32 +43,17 @@ def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], par
 def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
     """`task.names`; if a user's task has none, the keys of its metrics for two samples with targets y, (2, ...), and
     zero outputs, (2, *outputs)."""
-    prefix = f"task {type(task).__name__}"
     names: Any = getattr(task, "names", ())
-    if isinstance(names, str):
-        raise located_error(f"{prefix}: names is the text {names!r}; it must be a tuple of names: ({names!r},)", task)
     if not names:
-        try:
+        with attribute_errors(f"task {type(task).__name__}, which has no names = ('accuracy',), asked for two samples"):
             names = figures(task, hold(task, torch.zeros(2, *outputs), y), y)
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            location = f" ({place})" if (place := in_user_code(error)) else ""
-            raise UserError(
-                f"{prefix}: its metrics fail on two samples with zero outputs: {type(error).__name__}: {error}; mend "
-                f"them, or say what they are called: names = ('accuracy',){location}"
-            ) from error
-    names = tuple(names)
-    if not names:
-        raise located_error(f"{prefix}: metrics gives no figure; at least one is needed", task)
-    spread = {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # made of each by the engine
-    for i, name in enumerate(names):
-        if not isinstance(name, str) or not name:
-            raise located_error(f"{prefix}: a metric is called {name!r}; a name is a text", task)
-        if name in RESERVED | spread or name in names[:i]:
-            raise located_error(
-                f"{prefix}: a metric is called {name!r}, which is the name of something else; choose another", task
-            )
+    names = (names,) if isinstance(names, str) else tuple(names)
+    taken = RESERVED | {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # made by the engine
+    wrong = [name for name in names if not isinstance(name, str) or name in taken or names.count(name) > 1]
+    if wrong or not names:
+        problem = f"a metric is called {wrong[0]!r}" if wrong else "metrics gives no figure"
+        allowed = "names are texts, one at least, each once, and none of the other columns of metrics.jsonl"
+        raise located_error(f"task {type(task).__name__}: {problem}; {allowed}", task)
     return names
 
 
@@ -76,49 +61,48 @@ def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
     """What of a batch's outputs is kept until `figures`."""
     summary = task.hold(outputs, y)
     if not isinstance(summary, Tensor) or summary.shape[:1] != y.shape[:1]:
-        returned = f"shape {tuple(summary.shape)}" if isinstance(summary, Tensor) else type(summary).__name__
-        message = f"task {type(task).__name__}: hold returned {returned} for {len(y)} samples"
-        raise located_error(f"{message}; it must return a tensor ({len(y)}, ...)", task.hold)
+        raise _return_error(task, "hold", summary, f"a tensor ({len(y)}, ...)")
     return summary
 
 
 def mean_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
     """The loss () that evaluations report, of outputs f that there are already."""
-    return _scalar(task.judged(lambda _: f, x, y), "loss", task)
+    return _scalar(task, "loss", task.judged(lambda _: f, x, y))
 
 
 def whole_loss(task: Any, outputs: Tensor, y: Tensor) -> Tensor | None:
     """The loss () of a split, of what was held of it; None: the mean over its samples."""
     loss = task.whole_loss(outputs, y)
-    return None if loss is None else _scalar(loss, "whole_loss", task)
-
-
-def _scalar(loss: Any, name: str, task: Any) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.shape != () or loss.is_complex():
-        returned = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        text = f"task {type(task).__name__}: {name} returned {returned}; it must return a tensor ()"
-        raise located_error(text, getattr(task, name))
-    return loss
+    return None if loss is None else _scalar(task, "whole_loss", loss)
 
 
 def figures(task: Any, outputs: Tensor, y: Tensor) -> dict[str, float]:
     """The task's metrics, checked: numbers under the names that it declares."""
     values = task.metrics(outputs, y)
-    prefix = f"task {type(task).__name__}: metrics"
     if not isinstance(values, Mapping):
-        raise located_error(f"{prefix} returned {type(values).__name__}; it must return {{name: number}}", task.metrics)
+        raise _return_error(task, "metrics", values, "{name: number}")
     names = getattr(task, "names", ()) or tuple(values)
-    odd = [name for name in values if name not in names] + [name for name in names if name not in values]
-    if odd:
-        have = f"{prefix} returned {', '.join(map(repr, values)) or 'nothing'}"
-        raise located_error(f"{have}, but names is {tuple(names)}: they must agree in {odd[0]!r}", task.metrics)
-    checked = {}
-    for name, value in values.items():
-        one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, np.generic)
-        plain = value.item() if one else value
-        if not isinstance(plain, (int, float)):
-            shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-            text = f"{prefix} returned {type(value).__name__}{shape} for {name!r}; a number is needed"
-            raise located_error(text, task.metrics)
-        checked[name] = float(plain)
-    return checked
+    if {*values} != {*names}:
+        raise _return_error(task, "metrics", ", ".join(map(repr, values)), f"what its names are, {tuple(names)}")
+    return {name: _number(task, name, value) for name, value in values.items()}
+
+
+def _number(task: Any, name: str, value: Any) -> float:
+    one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, np.generic)
+    plain = value.item() if one else value
+    if not isinstance(plain, (int, float)):
+        raise _return_error(task, "metrics", value, f"a number for {name!r}")
+    return float(plain)
+
+
+def _scalar(task: Any, function: str, loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.shape != () or loss.is_complex():
+        raise _return_error(task, function, loss, "a tensor ()")
+    return loss
+
+
+def _return_error(task: Any, function: str, value: Any, needed: str) -> UserError:
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    returned = value if isinstance(value, str) else f"{type(value).__name__}{shape}"
+    text = f"task {type(task).__name__}: {function} returned {returned or 'nothing'}; it must return {needed}"
+    return located_error(text, getattr(task, function))

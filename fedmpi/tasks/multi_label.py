@@ -55,9 +55,7 @@ class MultiLabel(Task):
                 values[name] = measures.label_auroc(outputs, y, counted)
             elif name == "f1":
                 right, occurrences = (y & predicted).sum(0).double(), y.sum(0) + predicted.sum(0)
-                values[name] = measures.mean(
-                    (2 * right / occurrences).tolist()
-                )  # a label that nobody has or is given: 0 / 0
+                values[name] = measures.mean((2 * right / occurrences).tolist())  # 0 / 0: nobody has or is given it
             elif name == "exact":
                 values[name] = measures.percent((y == predicted).all(1)[counted.any(1)])
             else:

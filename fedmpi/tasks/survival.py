@@ -11,11 +11,6 @@ from torch import Tensor
 from fedmpi.tasks import measures
 from fedmpi.tasks.base import Task, look
 
-SIGNED = (
-    "if a sign marks who is censored, write two columns: the event, 0 of these and 1 of others, and the time without "
-    "its sign"
-)
-
 
 class Survival(Task):
     """Cox's partial likelihood; the C-index, 0 to 1. Targets (n, 2): event (1: seen, 0: censored), time; one output.
@@ -48,8 +43,7 @@ class Survival(Task):
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if tuple(y.shape[1:]) != (2,) or not y.is_floating_point():
             needed = "float32 (n, 2) is needed: event (1: seen, 0: censored), time"
-            message = f"its targets are {look(y)}; {needed}; of a table data.label_column: [EVENT, TIME]"
-            return f"{message}; {SIGNED}" if y.ndim == 1 else message
+            return f"its targets are {look(y)}; {needed}; of a table data.label_column: [EVENT, TIME]"
         if torch.Size(outputs).numel() != 1:
             return f"the model gives {outputs} for a sample; one number is needed (data with classes=1)"
         odd = ((y[:, 0] != 0) & (y[:, 0] != 1)).nonzero()
@@ -61,7 +55,7 @@ class Survival(Task):
         early = (~(y[:, 1] >= 0)).nonzero()
         if len(early):
             row = int(early[0])
-            return f"row {row} has the time {y[row, 1].item():g}; no time is below 0; {SIGNED}"
+            return f"row {row} has the time {y[row, 1].item():g}; no time is below 0"
         return ""
 
 

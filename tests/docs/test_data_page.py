@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import ROOT, fedmpi, fork_server
+from helpers import ROOT, fedmpi
 from PIL import Image
 
 import fedmpi as library
@@ -65,7 +65,7 @@ def folder(tmp_path):
 
 
 def trains(folder, *words):
-    done = fork_server()("run", *words, cwd=folder)
+    done = fedmpi("run", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -84,14 +84,6 @@ def test_hospitals_of_a_table_of_pictures_as_silos(folder):
     silos = ["data.partition=null", "data.silos=[north, south, west]", "data.class_names=[healthy, ill]"]
     assert "3 clients with 16 to 16 samples, 2 classes" in trains(folder, "clinic.yaml", "rounds=1")
     assert "all 3 sites: north, south, west" in trains(folder, "clinic.yaml", *silos, "rounds=1", "name=silos")
-
-
-def test_the_two_texts_of_the_page(folder):
-    """As a table, with the config that the page changes for it."""
-    quoted = re.search(r"^```\n(author,text.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-    (folder / "data/letters.csv").write_text(quoted)
-    (folder / "letters.yaml").write_text(CONFIGS["novels.yaml"].replace("path: novels", "path: letters.csv"))
-    trains(folder, "letters.yaml", "rounds=1", "data.context=5", "model.hidden=8")
 
 
 def test_it_says_which_rank_holds_which_site(folder):

@@ -136,22 +136,3 @@ def test_a_part_that_hangs_is_ended_with_its_children(kit, tmp_path, monkeypatch
     ]  # fmt: skip
     assert found["parts"][1]["lines"] == ["on disk: hangs ['first']", "not done after 100 s: ended"]
     assert "| fails | FAILED, exit code 1: no |" in capsys.readouterr().out
-
-
-def test_a_kit_that_is_ended_ends_its_part(tmp_path):
-    word = f"hangs-{tmp_path}"
-    program = (
-        f"import sys; sys.path.insert(0, 'benchmarks/gpu'); import kit; kit.GRACE_S = 0.5\n"
-        f"kit.probe = lambda: {{'usable': False}}\n"
-        f"part = kit.Part('hangs', ['-c', {HANGS!r}, {str(tmp_path)!r}, {word!r}], 500)\n"
-        f"kit.measures_and_tests = lambda device, folder: [part]\nkit.main()"
-    )
-    words = [sys.executable, "-c", program, "--to", str(tmp_path / "to")]
-    with subprocess.Popen(words, cwd=ROOT, env=clean_env(), stdout=subprocess.DEVNULL) as process:
-        while not (tmp_path / "ready").exists():
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.terminate()
-        assert process.wait(600) == 143
-    assert gone(word)
-    assert json.loads(next((tmp_path / "to").glob("*.json")).read_text())["running"] == "hangs"

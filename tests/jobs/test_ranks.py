@@ -109,55 +109,53 @@ evaluate: {protocol: [global, personal]}
 """
 
 
-def write_silos(folder):
-    """silos.yaml, and the files of its two sites."""
+def write_silos(folder, *homes):
+    """silos.yaml, and the files of its two sites in `homes`, of which all.npz holds both."""
     (folder / "silos.yaml").write_text(SILOS)
+    sites = []
     for k, name in enumerate(("north", "south")):
-        x = np.random.default_rng(k).normal(size=(20, 5))
-        np.savez(folder / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+        x = np.random.default_rng(k).normal(size=(60, 5)).astype("float32")
+        y, site = (x[:, 0] > 0).astype(int), np.full(60, k)
+        sites.append({"x": x[:40], "y": y[:40], "test_x": x[40:], "test_y": y[40:]})
+        np.savez((homes or (folder, folder))[k] / f"{name}.npz", **sites[k])
+        sites[k] |= {"site": site[:40], "test_site": site[40:]}
+    np.savez(folder / "all.npz", **{key: np.concatenate([site[key] for site in sites]) for key in sites[0]})
 
 
 def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
     """Three folders, one a rank: rank 0's is empty, each other holds one hospital's file. Alone: both in one."""
-    rng = np.random.default_rng(0)
-    (tmp_path / "silos.yaml").write_text(SILOS)
-    roots = [tmp_path / name for name in ("all", "0", "1", "2")]
+    roots = [tmp_path / str(rank) for rank in range(3)]
     for root in roots:
         root.mkdir()
-    for k, name in enumerate(("north", "south")):
-        x = rng.normal(size=(40 + 20 * k, 5)).astype("float32")
-        for root in (roots[0], roots[2 + k]):
-            np.savez(root / f"{name}.npz", x=x, y=(x[:, :2] > 0).sum(1))
-    start = f"fedmpi run {tmp_path}/silos.yaml output={tmp_path}/runs data.root={tmp_path}"
-    script = by_rank(tmp_path / "start.sh", *(f"{start}/{rank}" for rank in range(3)))
-    for command in ([*launcher("mpirun", 3), str(script)], f"{start}/all".split()):
+    write_silos(tmp_path)
+    write_silos(tmp_path, *roots[1:])
+    start = f"fedmpi run {tmp_path}/silos.yaml output={tmp_path}/runs data.root="
+    script = by_rank(tmp_path / "start.sh", *(f"{start}{root}" for root in roots))
+    for command in ([*launcher("mpirun", 3), str(script)], f"{start}{tmp_path}".split()):
         done = subprocess.run(command, env=warm(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-    spread, together = (_facts(tmp_path / "runs" / name) for name in ("silos", "silos-2"))
-    assert len(together) == 3
-    assert {"accuracy", "personal_accuracy"} <= together[0].keys()
-    assert spread == together
-    assert rows(tmp_path / "runs" / "silos", "clients.jsonl") == rows(tmp_path / "runs" / "silos-2", "clients.jsonl")
-    assert {line["site"] for line in rows(tmp_path / "runs" / "silos", "clients.jsonl")} == {"north.npz", "south.npz"}
+    spread, together = tmp_path / "runs" / "silos", tmp_path / "runs" / "silos-2"
+    assert {"accuracy", "personal_accuracy"} <= _facts(together)[0].keys()
+    assert _facts(spread) == _facts(together)
+    assert rows(spread, "clients.jsonl") == rows(together, "clients.jsonl")
+    assert {line["site"] for line in rows(spread, "clients.jsonl")} == {"north.npz", "south.npz"}
     host = os.uname().nodename
-    log = (tmp_path / "runs" / "silos" / "log.txt").read_text()
-    assert f"\nsite north.npz  rank 1 on {host}\nsite south.npz  rank 2 on {host}\n" in log
+    assert f"\nsite north.npz  rank 1 on {host}\nsite south.npz  rank 2 on {host}\n" in (spread / "log.txt").read_text()
     alone = "\nthis process opens the files of all 2 sites: north.npz, south.npz\n"
-    assert alone in (tmp_path / "runs" / "silos-2" / "log.txt").read_text()
+    assert alone in (together / "log.txt").read_text()
 
 
 def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
-    """Two sites, and one rank to train: nothing is opened (there is nothing)."""
-    (tmp_path / "silos.yaml").write_text(SILOS)
+    """Two sites, and one rank to train: nothing is opened."""
+    write_silos(tmp_path)
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}"]
     done = fedmpi(*words, kind="mpirun", size=2)
     assert done.returncode == 2
     refused = "data.silos: 2 sites, but 1 rank to train: rank 1 would open the files of north.npz, south.npz. Start 3"
     assert f"error: {refused} ranks (rank 0 is the server), or let sites share a rank: " in done.stderr
     assert not (tmp_path / "silos").exists()
-    write_silos(tmp_path)
     for more in ("data.share_ranks=true", "server.trains=true"):
-        done = succeed(*words, more, "rounds=1", kind="mpirun", size=2)
+        succeed(*words, more, "rounds=1", kind="mpirun", size=2)
 
 
 @pytest.mark.parametrize(("share", "sent"), [(True, [69, 2]), (False, [69])])
@@ -236,7 +234,6 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
 
 
 def test_methods_that_need_label_counts_are_refused_where_sites_keep_them(tmp_path):
-    (tmp_path / "silos.yaml").write_text(SILOS)
     (tmp_path / "nosy.py").write_text(
         "from dataclasses import dataclass\nfrom fedmpi.method import Method\n\n@dataclass(frozen=True)\n"
         "class Nosy(Method):\n    def aggregate(self, s, up):\n"
@@ -257,28 +254,18 @@ def test_methods_that_need_label_counts_are_refused_where_sites_keep_them(tmp_pa
 
 def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
     """With a format downwards they train what came by it; figures, and the choice of the best, are of w."""
-    (tmp_path / "silos.yaml").write_text(SILOS)
-    parts = []
-    for k, name in enumerate(("north", "south")):
-        x = np.random.default_rng(k).normal(size=(60, 5)).astype("float32")
-        y, site = (x[:, 0] > 0).astype(int), np.full(60, k)
-        parts.append({"x": x[:40], "y": y[:40], "test_x": x[40:], "test_y": y[40:]})
-        np.savez(tmp_path / f"{name}.npz", **parts[k])
-        parts[k] |= {"site": site[:40], "test_site": site[40:]}
-    np.savez(tmp_path / "all.npz", **{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+    write_silos(tmp_path)
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "rounds=6", "train.lr=0.3"]
     words += ["comm.wire.down=topk", "data.validation=0.2", "evaluate.best=loss"]
     together = ["data.silos=null", "data.path=all.npz", "data.partition={scheme: site}"]
-    found = []
+    runs = []
     for name, kind, size, more in (("a", "alone", 1, []), ("b", "mpirun", 3, []), ("c", "alone", 1, together)):
         succeed(*words, *more, f"name={name}", kind=kind, size=size)
-        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        best = (tmp_path / name / "model-best.safetensors").read_bytes()
-        found.append(
-            ([row["sha256"] for row in rows], [row["validation_loss"] for row in rows], rows[-1]["loss"], best)
-        )
-    one, ranks, partition = found
-    assert one == ranks
-    assert one[0] == partition[0]
-    assert one[1] == pytest.approx(partition[1], rel=1e-6)
-    assert one[2] == pytest.approx(partition[2], rel=1e-6)
+        runs.append(_facts(tmp_path / name))
+    assert (tmp_path / "a" / "model-best.safetensors").read_bytes() == (
+        tmp_path / "b" / "model-best.safetensors"
+    ).read_bytes()
+    assert runs[0] == runs[1]
+    for key, tolerance in (("sha256", None), ("validation_loss", 1e-6), ("loss", 1e-6)):
+        alone, partition = ([row[key] for row in run] for run in (runs[0], runs[2]))
+        assert alone == (partition if tolerance is None else pytest.approx(partition, rel=tolerance))

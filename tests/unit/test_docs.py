@@ -6,7 +6,7 @@ import sys
 import warnings
 
 import pytest
-from doc_commands import BATCH, COMMANDS, FILES, PAGES, RUN, SITES, blocks, file_name, shortened, unique
+from doc_commands import PAGES, RUN, blocks, file_name
 from helpers import ROOT
 
 from fedmpi import config, method
@@ -35,20 +35,6 @@ def table_rows(page):
     """{first cell without its quotes: the other cells} of a page's tables."""
     lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
     return {line.split("`")[1]: [c.strip(" |") for c in line.split(" | ")][1:] for line in lines if line[:3] == "| `"}
-
-
-def test_the_pages_have_what_these_tests_look_for():
-    assert {language for language, _ in RUN} == {"sh", "bash", "text", "yaml", "python"}
-    assert set(FILES) == {
-        *("my.yaml", "sweep.yaml", "notebook.py", "mine.py", "mine.yaml", "study.yaml", "make_sites.py", "about.yaml"),
-        *("pull.py", "agree.py", "hyper.py", "read_state.py", "compare.yaml", "features.yaml"),
-    }
-    assert sum(bool(file_name(*block)) for block in RUN) == len(FILES), "a file stands in one place"
-    assert {"configs/heart_disease.yaml", "study.yaml"} == SITES
-    assert {line.split()[0] for line in COMMANDS} >= {"make", "fedmpi", "mpirun", "torchrun", *BATCH}
-    line = "mpirun -n 5 fedmpi run a.yaml  # why"
-    assert shortened(line) == ["mpirun", "-n", "2", "fedmpi", "run", "a.yaml", "rounds=1"]
-    assert unique(["a b", "c  # why", "a  b # again"]) == ["a b", "c  # why"]
 
 
 def test_the_page_of_runs_has_the_keys_of_rows():
@@ -86,12 +72,6 @@ def test_part_of_a_config(tmp_path, text):
 def test_quotations_of_the_source():
     (quoted,) = [text for language, text in RUN if language == "python" and not file_name(language, text)]
     assert any(quoted in path.read_text(encoding="utf-8") for path in (ROOT / "fedmpi").rglob("*.py"))
-
-
-def test_what_make_demo_suggests_is_told():
-    hints = re.findall(r"^\t +'  (.*?)(?: {3}.*)?'", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert len(hints) == 4
-    assert set(hints) <= {line.partition("  #")[0].strip() for line in COMMANDS} | {"source .venv/bin/activate"}
 
 
 def anchors(page):

@@ -32,40 +32,6 @@ def test_a_package_that_is_too_old_is_missing(kit, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
-    ("torch", "index"), [("2.6.0+cu124", "/whl/cu124"), ("2.6.0+cpu", "/whl/cpu"), ("2.6.0", None)]
-)
-def test_what_is_brought_fits_the_torch_that_is_here(kit, monkeypatch, torch, index):
-    monkeypatch.setattr(kit, "version_of", {"torch": torch, "numpy": "1.26.4"}.get)
-    said = kit.explain({"pydantic>=2.7": "is not installed", "torchvision>=0.21": "is not installed"}).splitlines()
-    others, vision = (line for line in said if "pip download" in line)
-    assert others.endswith("'pydantic>=2.7' pillow numpy==1.26.4")
-    assert vision.endswith(" 'torchvision==0.21.*'")
-    assert "--no-deps" in vision
-    assert ("--index-url" in vision) == bool(index)
-    assert index is None or index in vision
-
-
-def test_where_torch_is_missing_pip_brings_both(kit, monkeypatch):
-    monkeypatch.setattr(kit, "version_of", {}.get)
-    said = kit.explain({"torch>=2.6": "is not installed", "torchvision>=0.21": "is not installed"})
-    assert said.count("pip download") == 1
-    assert "'torch>=2.6' 'torchvision>=0.21'\n" in said
-
-
-@pytest.mark.parametrize("before", [None, "/brought"])
-def test_pythonpath_is_kept(kit, monkeypatch, before):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    if before:
-        monkeypatch.setenv("PYTHONPATH", before)
-    assert kit.environment()["PYTHONPATH"].split(":") == [str(ROOT), *([before] if before else [])]
-
-
-def test_a_machine_needs_no_git(kit, monkeypatch):
-    monkeypatch.setenv("PATH", "/nosuchfolder")
-    assert kit.machine()["commit"] is None
-
-
 def part(name, code, *lines):
     return {"part": name, "code": code, "seconds": 3, "lines": list(lines)}
 

@@ -10,7 +10,7 @@ from fedmpi.common.text import lower_is_better
 from fedmpi.tasks import measures
 from fedmpi.tasks.base import Task, cross_entropy
 from fedmpi.tasks.classification import Classification
-from fedmpi.tasks.contract import check_targets, metric_names
+from fedmpi.tasks.contract import check_targets
 from fedmpi.tasks.multi_label import MultiLabel
 from fedmpi.tasks.next_symbol import NextSymbol
 from fedmpi.tasks.regression import Regression
@@ -107,40 +107,18 @@ WHOLE, HALVES = torch.tensor([0, 1, 1]), torch.rand(3)
         (Classification(3), WHOLE[:, None], (3,), r"int64 \(n, 1\); class numbers, int64 \(n,\).*next_symbol"),
         (MultiLabel(2), torch.tensor([[0.0, 1], [1, 2]]), (2,), r"row 1 has 2 for label 1; 0 \(no\) and 1"),
         (Survival(1), HALVES, (1,), r"float32 \(n,\); float32 \(n, 2\) is needed: event"),
-        (Survival(1), HALVES, (1,), r"if a sign marks who is censored, write two columns: the event, 0 of these"),
-        (Survival(1), torch.tensor([2, 0]), (1,), r"if a sign marks who is censored, write two columns"),
-        (Survival(1), torch.tensor([[1.0, -5]]), (1,), r"has the time -5; .* if a sign marks who is censored"),
+        (Survival(1), torch.tensor([[1.0, -5]]), (1,), r"has the time -5; no time is below 0"),
         (Survival(1), torch.tensor([[1.0, 5], [30, 1]]), (1,), r"row 1 has the event 30"),
         (NextSymbol(5), WHOLE, (3, 5), r"int64 \(n,\); the number of the symbol"),
         (NextSymbol(5), torch.zeros(2, 3).long(), (5,), r"gives \(5,\).*\(3, 5\) or \(5, 3\)"),
         (NextSymbol(5), torch.tensor([[0, 5, 1]]), (3, 5), r"row 0 holds the class 5; 0\.\.4 .*-100"),
         (Segmentation(2), torch.zeros(2, 4, 4), (2, 4, 4), r"float32 \(n, 4, 4\)"),
         (Segmentation(2), torch.zeros(2, 4, 4).long(), (2, 4, 3), r"gives \(2, 4, 3\).*\(2, 4, 4\) is needed"),
-        (Segmentation(2), torch.tensor([[[0, -100]]]), (2, 1, 2), r"row 0 holds the class -100"),
     ],
 )
 def test_targets_that_do_not_fit_the_task_are_named(task, y, outputs, words):
     with pytest.raises(UserError, match=f"task mine: training data: .*{words}"):
         check_targets("mine", task, y, outputs, "training data")
-
-
-class Nameless(Task):
-    def __init__(self, figures):
-        self.figures = figures
-
-    def loss(self, model, x, y):
-        return model(x).sum()
-
-    def metrics(self, outputs, y):
-        return self.figures(outputs, y)
-
-
-@pytest.mark.parametrize(
-    ("figures", "message"), [(lambda f, y: {}, "no figure"), (lambda f, y: 1 / 0, "division by zero.*names =")]
-)
-def test_metrics_without_names_that_cannot_be_asked(figures, message):
-    with pytest.raises(UserError, match=f"task Nameless: .*{message}"):
-        metric_names(Nameless(figures), (2,), torch.arange(2))
 
 
 # ---- metrics, against naive ones ----

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi import tasks
-from fedmpi.comm.launchers.launcher_env import detect
+from fedmpi.comm.launchers import detect
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call, describe, sample_shape

@@ -78,9 +78,8 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     """Say how much a client sends and receives in a round; if some rounds send less, also how much on average."""
     up = [messages.upload(t).size for t in range(max(rounds, 1))]
-    personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
     sends, fast = size_text(max(up) * itemsize), size_text(min(up) * itemsize)
-    receives = size_text((messages.announcement().size + personal) * itemsize)
+    receives = size_text((messages.announcement().size + messages.per_client.size) * itemsize)
     if min(up) == max(up):
         return f"a client sends {sends} and receives {receives} a round"
     mean = sum(up) / len(up) / max(up)

@@ -1,10 +1,12 @@
 """Mistakes that a GPU punishes, on the simulated one.  simulated_cuda.py --gpus 2 simulated_mistakes.py FILE
 
-Writes {mistake: the error that it caused, "" if there was none} into FILE.
+Writes {case: what is wrong with it, "" if it ends as it should} into FILE. A mistake's code stands on one line, what
+its error says on the next.
 """
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import simulated_cuda
@@ -12,80 +14,63 @@ import torch
 import torch.distributed as dist
 
 GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
+MIXED = "Expected all tensors to be on the same device"
+MISTAKES = """
+torch.zeros(3, device=GPU) + torch.ones(3)
+    MIXED
+torch.ones(3) * torch.tensor(2.0, device=GPU)
+    MIXED
+torch.zeros(3, device=GPU).dot(torch.tensor(1.0))
+    MIXED
+torch.zeros(()).add_(torch.tensor(2.0, device=GPU))
+    MIXED
+torch.add(torch.zeros(3, device=GPU), 1, out=torch.zeros(3))
+    MIXED
+torch.zeros(3, device=GPU).clamp(min=torch.tensor(0.0))
+    MIXED
+torch.zeros(3, device=GPU) + torch.zeros_like(torch.zeros(3, device=GPU), device="cpu")
+    MIXED
+torch.zeros(3, device=GPU) + torch.zeros(3, device=GPU).new_zeros(3, device="cpu")
+    MIXED
+torch.zeros(3, device=GPU).add_(torch.zeros(3, device=OTHER))
+    MIXED
+ThreadPoolExecutor(1).submit(lambda: torch.zeros(3, device=GPU) + torch.ones(3)).result()
+    MIXED
+torch.func.vmap(lambda x: x + torch.ones(3))(torch.zeros(2, 3, device=GPU))
+    MIXED
+torch.nn.Linear(3, 2)(torch.zeros(1, 3, device=GPU))
+    MIXED
+a_backward_pass_mixes()
+    MIXED
+cpu_over_nccl()
+    No backend type associated with device type cpu
+torch.zeros(3)[torch.tensor([0], device=GPU)]
+    indices should be either on cpu
+torch.rand(3, device=GPU, generator=torch.Generator())
+    Expected a 'cuda' device type for generator
+torch.empty(3, device=GPU).normal_(generator=torch.Generator())
+    Expected a 'cuda' device type for generator
+torch.zeros(3, device=GPU).numpy()
+    can't convert cuda:0 device type tensor to numpy
+dist.ProcessGroupGloo(dist.HashStore(), 0, 1).send([torch.zeros(3, device=GPU)], 0, 0)
+    unsupported device cuda
+torch.zeros(3, device=GPU).pin_memory()
+    only dense CPU tensors can be pinned
+torch.zeros(3, device="cuda:2")
+    invalid device ordinal
+deterministic(lambda: torch.rand(3, device=GPU).cumsum(0))
+    does not have a deterministic implementation
+deterministic(lambda: torch.rand(3, 3, device=GPU).median(0))
+    median_cuda does not have a deterministic implementation
+"""
 
 
-def cpu_and_gpu():
-    torch.zeros(3, device=GPU) + torch.ones(3)
-
-
-def a_number_on_the_cpu():
-    assert (torch.zeros(3, device=GPU) + torch.tensor(1.0)).device == GPU  # CUDA takes one of no dimension
-
-
-def a_number_on_the_gpu():
-    torch.ones(3) * torch.tensor(2.0, device=GPU)
-
-
-def a_product_with_a_number_on_the_cpu():
-    torch.zeros(3, device=GPU).dot(torch.tensor(1.0))
-
-
-def a_sum_on_the_cpu():
-    total = torch.zeros(())
-    total += torch.tensor(2.0, device=GPU)
-
-
-def a_result_on_the_cpu():
-    torch.add(torch.zeros(3, device=GPU), 1, out=torch.zeros(3))
-
-
-def a_bound_on_the_cpu():
-    torch.zeros(3, device=GPU).clamp(min=torch.tensor(0.0))
-
-
-def numbers_drawn_on_the_cpu():
-    torch.zeros(3, device=GPU) + torch.normal(0.0, 1.0, (3,))
-
-
-def zeros_like_those_of_the_gpu():
-    x = torch.zeros(3, device=GPU)
-    x + torch.zeros_like(x, device="cpu")
-
-
-def new_zeros_on_the_cpu():
-    x = torch.zeros(3, device=GPU)
-    x + x.new_zeros(3, device="cpu")
-
-
-def two_gpus():
-    torch.zeros(3, device=GPU).add_(torch.zeros(3, device=OTHER))
-
-
-def rows_of_the_cpu_by_indices_on_the_gpu():
-    torch.zeros(3)[torch.tensor([0], device=GPU)]
-
-
-def rows_of_the_gpu_by_indices_on_the_cpu():
-    assert torch.zeros(3, device=GPU)[torch.tensor([0])].device == GPU  # CUDA copies the indices
-
-
-def a_thread_mixes():
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(cpu_and_gpu).result()
-
-
-def a_thread_begins_on_the_first_gpu():
-    from concurrent.futures import ThreadPoolExecutor
-
-    torch.cuda.set_device(OTHER)
+def deterministic(function):
+    torch.use_deterministic_algorithms(True)
     try:
-        x = torch.zeros(3, device="cuda")
-        with ThreadPoolExecutor(1) as pool:
-            x + pool.submit(torch.zeros, 3, device="cuda").result()
+        function()
     finally:
-        torch.cuda.set_device(GPU)
+        torch.use_deterministic_algorithms(False)
 
 
 def a_backward_pass_mixes():
@@ -101,31 +86,6 @@ def a_backward_pass_mixes():
     Wrong.apply(torch.zeros(3, device=GPU, requires_grad=True)).sum().backward()
 
 
-def vmap_mixes():
-    torch.func.vmap(lambda x: x + torch.ones(3))(torch.zeros(2, 3, device=GPU))
-
-
-def a_layer_on_the_cpu():
-    torch.nn.Linear(3, 2)(torch.zeros(1, 3, device=GPU))
-
-
-def generator_of_the_cpu():
-    torch.rand(3, device=GPU, generator=torch.Generator())
-
-
-def generator_of_the_cpu_in_place():
-    torch.empty(3, device=GPU).normal_(generator=torch.Generator())
-
-
-def numpy_of_the_gpu():
-    torch.zeros(3, device=GPU).numpy()
-
-
-def gpu_over_gloo():
-    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
-    group.send([torch.zeros(3, device=GPU)], 0, 0)
-
-
 def cpu_over_nccl():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=GPU)
     try:
@@ -135,64 +95,29 @@ def cpu_over_nccl():
         dist.destroy_process_group()
 
 
-def pinned_memory_on_the_gpu():
-    torch.zeros(3, device=GPU).pin_memory()
-
-
-def no_such_gpu():
-    torch.zeros(3, device="cuda:2")
-
-
-def no_deterministic_kernel():
-    torch.use_deterministic_algorithms(True)
-    try:
-        torch.rand(3, device=GPU).cumsum(0)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def no_deterministic_kernel_of_an_overload():
-    torch.use_deterministic_algorithms(True)
-    try:
-        x = torch.rand(3, 3, device=GPU)
-        x.median()
-        x.median(0)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def without_a_mistake():
-    """What is allowed, and where its results lie."""
-    x = torch.arange(6.0, device=GPU).view(2, 3)
+def what_is_allowed():
+    """And where its results lie."""
+    x, cpu = torch.arange(6.0, device=GPU).view(2, 3), torch.device("cpu")
     places = [x[0], x.T, x.clone(), x @ x.T, x.new_zeros(2), torch.zeros_like(x), x.sum(), x.to(OTHER).to(GPU)]
+    places += [x + torch.tensor(1.0), x[torch.tensor([0])], x.new_tensor(2.0), torch.rand_like(x)]  # CUDA copies these
     assert {y.device for y in places} == {GPU}
-    assert {x.cpu().device, x.to("cpu").device, torch.zeros(3).device} == {torch.device("cpu")}
+    assert {x.cpu().device, x.to("cpu").device, torch.zeros(3).device, x.new_ones(2, device="cpu").device} == {cpu}
     assert x.to(GPU) is x
     assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
     torch.manual_seed(0)
     before = torch.get_rng_state()
     torch.rand(3, device=GPU)  # draws from the GPU's own generator
     assert torch.equal(before, torch.get_rng_state())
-
-
-def other_devices_on_purpose():
-    x, cpu = torch.zeros(3, device=GPU), torch.device("cpu")
-    x[torch.tensor([0], device=GPU)] = torch.tensor(1.0)
-    assert (x.type_as(torch.zeros(1)).device, torch.zeros(1).type_as(x).device) == (cpu, GPU)
-    assert (x.new_ones(2, device="cpu").device, torch.zeros(2).new_ones(2, device=OTHER).device) == (cpu, OTHER)
-    assert (torch.rand_like(x, device="cpu").device, torch.rand_like(x).device) == (cpu, GPU)
-    assert (x.get_device(), torch.zeros(1).get_device()) == (0, -1)
-    with torch.cuda.device(1):
+    with torch.cuda.device(1), ThreadPoolExecutor(1) as pool:
         assert torch.zeros(3, device="cuda").device == OTHER
-    with torch.device("cuda"):
-        assert torch.zeros(3).device == GPU
+        assert pool.submit(torch.zeros, 3, device="cuda").result().device == GPU  # of a new thread the first one
     lengths = torch.tensor([3, 2])
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.zeros(3, 2, 4, device=GPU), lengths)
     assert torch.nn.utils.rnn.pad_packed_sequence(packed)[0].device == GPU
     weight = torch.nn.Parameter(torch.ones(3, device=GPU))
     weight.sum().backward()
     torch.nn.utils.clip_grad_norm_([weight], 1.0)
-    torch.func.hessian(lambda w: w.pow(3).sum())(x)
+    torch.func.hessian(lambda w: w.pow(3).sum())(x[0])
 
 
 def synchronisations():
@@ -237,13 +162,16 @@ def copied_without_a_wait():
 
 
 def main():
-    checks = (
-        value for name, value in globals().items() if callable(value) and getattr(value, "__module__", "") == __name__
-    )
     found = {}
-    for check in checks:
-        if check is main:
-            continue
+    lines = MISTAKES.strip().splitlines()
+    for code, message in zip(lines[::2], lines[1::2], strict=True):
+        message = message.strip().replace("MIXED", MIXED)
+        try:
+            eval(code)
+            found[code] = "no error"
+        except Exception as error:
+            found[code] = "" if message in str(error) else f"{type(error).__name__}: {error}"
+    for check in (what_is_allowed, synchronisations, copied_without_a_wait):
         try:
             check()
             found[check.__name__] = ""

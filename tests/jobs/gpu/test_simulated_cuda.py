@@ -25,30 +25,14 @@ SET_UPS = {
 GRAPHS = "CUDA graphs"  # in the set-up "the server on the GPU"
 # In `make test`: of each kind of message, state, phase and format one.
 SOME = [
+    *("fedavg", "scaffold", "feddyn", "fednova", "fedsol", "gradproj", "feduv", "fedsam", "ditto", "fedrep"),
+    *("fedproto", "fedfomo", "fedala", "fedld", "moon", "pfedme", "fedatom_personal", "scaffold, topk"),
     *(
-        "fedavg",
-        "scaffold",
-        "feddyn",
-        "fednova",
-        "fedsol",
-        "gradproj",
-        "feduv",
-        "fedsam",
-        "ditto",
-        "fedrep",
-        "fedproto",
-    ),
-    *(
-        "fedfomo",
-        "fedala",
-        "fedld",
-        "moon",
-        "pfedme",
-        "fedatom_personal",
-        "scaffold, topk",
         "fedpac, fp16 up, bf16 down",
+        "scaffold, sharded",
+        "fedavg, median of shards",
+        "fedavg, adamw kept, then nesterov",
     ),
-    *("scaffold, sharded", "fedavg, median of shards", "fedavg, adamw kept, then nesterov"),
 ]
 # The host has to know the loss: from its eleventh pass on, FedALA's first learning may end after each. BatchNorm2d
 # with momentum=None, torch's own code, reads its number of batches in each step.
@@ -131,26 +115,8 @@ def test_graphs_compute_what_passes_compute(run_cases):
 def test_what_cuda_refuses_is_refused(tmp_path):
     run([sys.executable, SIMULATED, "--gpus", "2", str(HERE / "simulated_mistakes.py"), str(tmp_path / "found")])
     found = json.loads((tmp_path / "found").read_text())
-    allowed = {
-        *("a_number_on_the_cpu", "rows_of_the_gpu_by_indices_on_the_cpu", "without_a_mistake", "synchronisations"),
-        *("other_devices_on_purpose", "copied_without_a_wait"),
-    }
-    assert {name: error for name, error in found.items() if name in allowed and error} == {}
-    reasons = {
-        **dict.fromkeys(found, "Expected all tensors to be on the same device"),
-        "rows_of_the_cpu_by_indices_on_the_gpu": "indices should be either on cpu",
-        "generator_of_the_cpu": "Expected a 'cuda' device type for generator",
-        "generator_of_the_cpu_in_place": "Expected a 'cuda' device type for generator",
-        "numpy_of_the_gpu": "can't convert cuda:0 device type tensor to numpy",
-        "gpu_over_gloo": "unsupported device cuda",
-        "no_such_gpu": "invalid device ordinal",
-        "cpu_over_nccl": "No backend type associated with device type cpu",
-        "pinned_memory_on_the_gpu": "only dense CPU tensors can be pinned",
-        "no_deterministic_kernel": "does not have a deterministic implementation",
-        "no_deterministic_kernel_of_an_overload": "median_cuda does not have a deterministic implementation",
-    }
-    assert {name: error for name, error in found.items() if name not in allowed and reasons[name] not in error} == {}
-    assert len(found) == 31
+    assert {case: problem for case, problem in found.items() if problem} == {}
+    assert len(found) == 26
 
 
 @pytest.fixture(scope="module")
@@ -181,29 +147,14 @@ def checks(tmp_path_factory):
 
 
 @pytest.mark.smoke
-def test_a_gpu_adds_up_what_a_cpu_adds_up(checks):
-    """A block of columns is as wide on a GPU as on a CPU: a model of two is added up as its uploads come."""
+def test_sums_on_a_gpu(checks):
+    """A block of columns is as wide on a GPU as on a CPU: a model of two is added up as its uploads come. Copies in
+    float64 have a bound, products of chunks are added as they are formed, and a model is copied once to be hashed."""
     assert checks["ways_of_gathering"] == {"streamed": ["StreamingGather"], "local": ["ReducingGather"]}
-
-
-@pytest.mark.smoke
-def test_copies_in_float64_have_a_bound(checks):
     assert checks["scratch_memory"] <= 1 << 24
-
-
-@pytest.mark.smoke
-def test_products_of_chunks_are_added_as_they_are_formed(checks):
     assert checks["products_at_once"] <= 3
-
-
-@pytest.mark.smoke
-def test_a_model_is_copied_once_to_be_hashed(checks):
     assert checks["hash_of_a_model"]["download"] == 1
-
-
-@pytest.mark.smoke
-def test_fedfomo_reads_its_table_by_rows(checks):
-    seven, forty = checks["downloads_of_fedfomo"]
+    seven, forty = checks["downloads_of_fedfomo"]  # which reads its table by rows
     assert seven == forty <= 2
 
 
@@ -214,47 +165,28 @@ def test_a_graph_is_one_launch_and_has_the_same_bits(checks):
     assert found["same"]
     assert found["captured"] >= 1
     assert fewer < launches / 2
-
-
-@pytest.mark.smoke
-def test_cudnn_does_not_see_batch_norm_that_it_cannot_read(checks):
     assert checks["batch_norm_without_cudnn"] == [False, False, True]
-
-
-@pytest.mark.smoke
-def test_a_model_that_cannot_be_captured_is_refused(checks):
-    said = checks["a_model_that_cannot_be_captured"]
-    assert "compute.graphs: the passes of this model cannot be captured as a CUDA graph" in said
-    assert "operation not permitted when stream is capturing" in said
-    assert said.endswith("Set compute.graphs: false")
-
-
-@pytest.mark.smoke
-def test_how_many_clients_a_gpu_trains_at_once(checks):
-    """By the time of launches and of kernels, by hand with the numbers of packed_rounds.py. Softmax regression: 2 x
-    36 us; 260 weights x 24 bytes. The multilayer perceptron: 6 x 36 us, and 4,140,004 weights x 24 bytes / 2 TB/s =
-    50 us: 4 clients, of which 1 GiB / 16 holds 67 MB / 12 bytes / weights = 1. The CNN: 8 x 36 us, and 3 passes x 10
-    samples x 2.0 million operations / 5 TFLOP/s = 12 us: 23. A full card changes nothing."""
-    roomy = {"logistic": 256, "mlp": 4, "mcmahan_cnn": 23}
-    assert checks["clients_at_once"] == {"8 GiB": roomy, "1 GiB": {**roomy, "mlp": 1}, "8 GiB, full": roomy}
+    text = checks["a_model_that_cannot_be_captured"]
+    assert "compute.graphs: the passes of this model cannot be captured as a CUDA graph" in text
+    assert "operation not permitted when stream is capturing" in text
 
 
 @pytest.mark.smoke
 def test_a_pack_does_not_wait_for_the_gpu(checks):
+    """The host waits until its clients are trained, and with messages on the CPU for one copy."""
     found = checks["waits_of_a_pack"]
     assert found["waits"] == [0, 0]
     assert len({*found["models"]}) == 1
+    (over_gloo, w), (on_gpu, same) = (checks["waits_for_uploads_of_a_pack"][messages] for messages in ("cpu", "cuda"))
+    assert w == same
+    assert (over_gloo, on_gpu) == ([2], [1])
 
 
 @pytest.mark.smoke
-def test_a_gpu_reads_an_epoch_at_once(checks):
-    """Samples and labels are gathered once, of 15.7 MB in 500 batches; they are those that a CPU sees."""
+def test_samples_reach_the_gpu_without_a_wait(checks):
+    """Those in memory are gathered once, of 15.7 MB in 500 batches. Those on disk are copied from pinned memory; and
+    still in small parts, so that training need not wait for all of them."""
     assert checks["launches_of_an_epoch"] == {"launch": 2, "same": True}
-
-
-@pytest.mark.smoke
-def test_samples_on_disk_reach_the_gpu_without_a_wait(checks):
-    """They are copied from pinned memory; and still in small parts, so that training need not wait for all of them."""
     found = checks["uploads_of_an_epoch"]
     assert found["same"]
     assert found["pinned"]
@@ -268,12 +200,3 @@ def test_rows_that_a_gpu_is_copied_to_are_pinned(checks):
     assert taken == pinned(needed) > needed == on_gpu
     assert are_pinned == [True, True]
     assert not_there == [False, False]
-
-
-@pytest.mark.smoke
-def test_uploads_of_a_pack_are_copied_at_once(checks):
-    """The host waits until they are trained, and with messages on the CPU for one copy."""
-    (over_gloo, w), (on_gpu, same) = (checks["waits_for_uploads_of_a_pack"][messages] for messages in ("cpu", "cuda"))
-    assert w == same
-    assert over_gloo == [2]
-    assert on_gpu == [1]

@@ -6,7 +6,6 @@ import torch
 
 from fedmpi.aggregation import rules
 from fedmpi.flat import linear
-from fedmpi.flat.linear import CHUNK
 
 
 def rows(m, d=6, seed=0):
@@ -29,12 +28,6 @@ def test_a_tenth_of_ten_is_one():
     G = torch.arange(10.0)[:, None] ** 2
     assert linear.trimmed_mean(G, 0.1).item() == pytest.approx(sum(k * k for k in range(1, 9)) / 8)
     assert linear.trimmed_mean(G, 0.3).item() == pytest.approx((9 + 16 + 25 + 36) / 4)
-
-
-def test_long_rows():
-    """More columns than are taken at a time."""
-    G = torch.randn(5, 2 * CHUNK + 17)
-    assert torch.equal(linear.trimmed_mean(G, 0.5), G.median(0).values)
 
 
 def naive_krum(G, f, select):
@@ -80,5 +73,4 @@ def test_geometric_median_by_hand():
 def test_geometric_median_of_one_point():
     p = torch.tensor([0.25, 0.75], dtype=torch.float64)
     for K in (torch.zeros(2, 2), torch.full((2, 2), 4.0)):
-        assert (rules.median_coefficients(K, p, 100, 1e-6)).sum().item() == pytest.approx(1)
         assert torch.equal(rules.median_coefficients(K, p, 100, 1e-6), p)

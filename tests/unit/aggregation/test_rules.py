@@ -94,13 +94,12 @@ def test_rules_are_their_functions(rule, options, expected, m):
     [*(name for name in rules.registry if name != "mean"), {"name": "principal", "scope": "tensor"}],
     ids=str,
 )
-@pytest.mark.parametrize("method", ["scaffold", "fedper", "local"])
-def test_rules_combine_with_any_client(rule, method):
-    """Also with updates of which a part, or nothing, travels, and with a cohort of one."""
-    for fraction in (0.15, 0.6):
-        it = play(settings(method, "norm", rounds=2, server={"rule": rule}, cohort={"fraction": fraction}))
-        assert it.reason == "finished"
-        assert it.w.isfinite().all()
+@pytest.mark.parametrize(("method", "fraction"), [("scaffold", 0.15), ("fedper", 0.6)])
+def test_rules_combine_with_any_client(rule, method, fraction):
+    """Also with updates of which a part travels, and with a cohort of one."""
+    it = play(settings(method, "norm", rounds=2, server={"rule": rule}, cohort={"fraction": fraction}))
+    assert it.reason == "finished"
+    assert it.w.isfinite().all()
 
 
 def test_a_rule_for_some_groups_sees_the_weights_of_their_columns():
@@ -123,11 +122,8 @@ def test_a_rule_for_some_groups_sees_the_weights_of_their_columns():
     [
         ("trimmed_mean", {}, 9, r"trim 0\.1 leaves out nobody of 9 clients a round"),
         ("trimmed_mean", {}, 10, None),
-        ("trimmed_mean", {"trim": 0.0}, 9, None),
         ("krum", {}, 4, "byzantine 1 has its guarantee from 5 clients a round on; here are 4"),
-        ("krum", {"byzantine": 2, "select": 3}, 7, None),
         ("krum", {"select": 5}, 5, "select 5 of 5 clients is their plain mean"),
-        ("median", {}, 5, None),
     ],
 )
 def test_what_a_robust_rule_cannot_do_is_a_warning(rule, options, members, message):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import ROOT, clean_env, gone
 
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, mpi, report
 from fedmpi.doctor.report import format_row
 from fedmpi.runtime import memory
@@ -227,7 +227,7 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
         ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
         ("method.name=fedprxo", "memory", "did you mean 'fedprox'?"),
         ("comm.backend=nccl", "back end", "computes without a GPU"),
-        ("comm.interface=ib*", "interface", "has no such network interface. It has lo"),
+        ("comm.interface=ib*", "interface", "has no such network interface with an IPv4 address. It has lo"),
         ("sede=1", "config", "did you mean 'seed'?"),
     ],
 )

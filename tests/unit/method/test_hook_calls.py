@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import small_settings
 
-from fedmpi.method import FLAT, INITIAL, SCALAR, SHARED, Method, Row, Slot, Slots, State
+from fedmpi.method import FLAT, INITIAL, SCALAR, Method, Row, Slot, Slots, State
 from fedmpi.runtime import build
 from fedmpi.runtime.record.durable import read_tensors
 from fedmpi.runtime.run import execute
@@ -118,12 +118,3 @@ def test_a_checkpoint_is_flat_in_order_of_declaration_and_of_the_models_type(mad
     rows = [read_tensors(path)[0]["row"] for path in (folder / "state").iterdir()]
     assert {len(row) for row in rows} == {1 + d}
     assert all(row[0] in (1, 2) for row in rows)
-    parts = np.load(folder / "partition.npz")
-    assert len(parts["offsets"]) == 4
-    assert sorted(parts["indices"]) == [*range(60)]
-
-
-@pytest.mark.parametrize("name", ["n", "p", "mean", "get", "items"])
-def test_reserved_names_hold_for_every_declaration(name):
-    with pytest.raises(TypeError, match="a slot cannot be called"):
-        Slots(**{name: SHARED})

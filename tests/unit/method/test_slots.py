@@ -21,18 +21,6 @@ def test_shapes_from_letters():
     assert [a for a, _ in ends] == [0, *(b for _, b in ends[:-1])]
 
 
-def test_views_alias_the_row():
-    packing = Packing({"x": (2, 3), "y": (), "z": (2,)})
-    row = torch.arange(9.0)
-    views = packing.views(row)
-    assert views.x.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert views.y.shape == ()
-    row[6] = 60
-    assert views.y.item() == 60
-    views.z.fill_(-1)
-    assert row.tolist()[7:] == [-1, -1]
-
-
 @pytest.mark.parametrize("m", [1, 4])
 def test_views_of_many_rows(m):
     """Also where the rows are a part of longer ones; a scalar slot is (m,)."""
@@ -43,7 +31,7 @@ def test_views_of_many_rows(m):
     for i in range(m):
         assert torch.equal(views.x[i], packing.views(rows[i].contiguous()).x)
         assert views.y[i] == rows[i, 6]
-    views.x.zero_()
+    views.x.zero_()  # views alias the rows
     assert not rows[:, :6].any()
 
 
@@ -54,14 +42,11 @@ def test_write_and_read_back():
     assert row.tolist() == [0, 1, 2, 3, 4, 5, 3.5, 7, 7]  # z was not named and stays
 
 
-def test_write_refuses_what_does_not_fit():
+@pytest.mark.parametrize(("size", "value"), [(5, torch.zeros(2)), (5, torch.zeros(3, 1)), (4, torch.zeros(3))])
+def test_write_refuses_what_does_not_fit(size, value):
+    """Too few entries, as many in another shape, and a row that is too short."""
     packing = Packing({"x": (3,), "y": (2,)})
-    for size in (2, 4, 1):
-        with pytest.raises(ValueError, match=r"slot 'x' holds \(3,\), not"):
-            packing.write(torch.zeros(5), {"x": torch.zeros(size)})
-    with pytest.raises(ValueError, match=r"slot 'y' holds"):
-        packing.write(torch.zeros(4), {"y": torch.zeros(3)})
-    with pytest.raises(ValueError, match=r"slot 'x' holds \(3,\), not \(3, 1\)"):
-        packing.write(torch.zeros(5), {"x": torch.zeros(3, 1)})  # as many entries, another shape
+    with pytest.raises(ValueError, match=r"slot '[xy]' holds"):
+        packing.write(torch.zeros(size), {"x": value, "y": torch.zeros(2 if size == 5 else 3)})
     with pytest.raises(KeyError):
         packing.write(torch.zeros(5), {"w": torch.zeros(3)})

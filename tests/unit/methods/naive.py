@@ -65,6 +65,16 @@ def loss_of(module, rows):
         return cross_entropy(module.eval()(x), y).item()
 
 
+def batches(it, k, t, fit=0):
+    """x and y of each step of a client's round."""
+    train, (x, y) = it.made.settings.train, rows_of(it, k)
+    generator = seeds.generator(it.made.settings.seed, "batches", t, k, fit)
+    for _ in range(train.epochs):
+        for rows in torch.randperm(len(x), generator=generator).split(train.batch_size):
+            if len(rows) == train.batch_size or not train.drop_last:
+                yield x[rows], y[rows]
+
+
 def train_epochs(
     module, rows, stream, lr=0.05, epochs=1, momentum=0.9, weight_decay=0.0, batch_size=10, drop_last=False
 ):

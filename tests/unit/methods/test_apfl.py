@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from helpers import play, prepare, settings
-from naive import NET, assert_is_fedavg, flat, loss_of, module_of, rows_of
+from naive import NET, assert_is_fedavg, batches, flat, loss_of, module_of, rows_of
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -56,15 +56,15 @@ def test_two_clients_two_rounds(quadratic, adapt):
         assert shown == pytest.approx({0: a1 * v1 + (1 - a1) * w, 1: a2 * v2 + (1 - a2) * w}, abs=1e-11)
 
 
-def round_by_hand(module, x, y, batches, v, v_b, alpha, lr, adapt):
+def round_by_hand(module, steps, v, v_b, alpha, lr, adapt):
     """A client's steps with torch: changes module, v (a list) and v_b (its buffers by name), returns alpha."""
     names = [name for name, _ in module.named_parameters()]
-    for step, rows in enumerate(batches):
+    for step, (x, y) in enumerate(steps):
         w = list(module.parameters())
         u = [alpha * a + (1 - alpha) * b for a, b in zip(v, w, strict=True)]
-        f = functional_call(module, dict(zip(names, u, strict=True)) | v_b, x[rows])  # which moves v_b in place
-        at_u = torch.autograd.grad(cross_entropy(f, y[rows]), u)
-        at_w = torch.autograd.grad(cross_entropy(module(x[rows]), y[rows]), w)
+        f = functional_call(module, dict(zip(names, u, strict=True)) | v_b, x)  # which moves v_b in place
+        at_u = torch.autograd.grad(cross_entropy(f, y), u)
+        at_w = torch.autograd.grad(cross_entropy(module(x), y), w)
         slope = sum(((a - b) * g).sum().item() for a, b, g in zip(v, w, at_u, strict=True))
         for a, b, g, h in zip(v, w, at_w, at_u, strict=True):
             b.data -= lr * g
@@ -81,14 +81,12 @@ def round_by_hand(module, x, y, batches, v, v_b, alpha, lr, adapt):
         ("step", 0.3, True, 0.6),
         ("never", 0.7, True, 0.6),
         ("step", 0.5, False, 0.15),
-        ("step", 0.0, False, 0.6),
         ("round", 1.0, False, 0.6),
     ],
 )
 def test_three_rounds_against_a_loop(adapt, alpha, drop_last, fraction):
     """Batches of one, or with drop_last clients that make no step; cohorts of one; who is absent keeps v and alpha."""
-    size = 22 if drop_last else 11
-    train = {"batch_size": size, "drop_last": drop_last, "epochs": 2}
+    train = {"batch_size": 22 if drop_last else 11, "drop_last": drop_last, "epochs": 2}
     train |= {"lr": 0.5, "schedule": "exponential", "decay": 0.8}
     options, cohort = {"alpha": alpha, "adapt": adapt}, {"fraction": fraction}
     it = play(settings("apfl", "norm", model=NET, options=options, cohort=cohort, train=train))
@@ -101,13 +99,10 @@ def test_three_rounds_against_a_loop(adapt, alpha, drop_last, fraction):
         before, n, mean = copy.deepcopy(module.state_dict()), 0, {}
         for k in row["cohort"]:
             module.load_state_dict(before)
-            x, y = rows_of(it, k)
-            g = seeds.generator(0, "batches", t, k, 0)
-            drawn = [rows for _ in range(2) for rows in torch.randperm(len(x), generator=g).split(size)]
-            batches = [rows for rows in drawn if not drop_last or len(rows) == size]
-            own[k][2] = round_by_hand(module, x, y, batches, *own[k], 0.5 * 0.8**t, adapt)
-            n += len(x)
-            mean = {name: mean.get(name, 0) + len(x) * value for name, value in module.state_dict().items()}
+            own[k][2] = round_by_hand(module, batches(it, k, t), *own[k], 0.5 * 0.8**t, adapt)
+            size = len(it.made.data.train[k])
+            n += size
+            mean = {name: mean.get(name, 0) + size * value for name, value in module.state_dict().items()}
         module.load_state_dict({name: value / n for name, value in mean.items()})
         assert row["alpha"] == pytest.approx(sum(own[k][2] for k in row["cohort"]) / len(row["cohort"]), abs=1e-11)
     w, b = flat(module), dict(copy.deepcopy(module).named_buffers())
@@ -124,8 +119,7 @@ def test_three_rounds_against_a_loop(adapt, alpha, drop_last, fraction):
         assert losses[k] == pytest.approx(loss_of(module, rows_of(it, k, "test")), abs=1e-9)
 
 
-@pytest.mark.parametrize("adapt", ["round", "step", "never"])
-@pytest.mark.parametrize("model", [{}, {"model": NET}])
+@pytest.mark.parametrize(("adapt", "model"), [("round", {}), ("step", {"model": NET}), ("never", {"model": NET})])
 def test_the_global_model_is_fedavg_bit_for_bit(adapt, model):
     """Whatever alpha is, as long as the net does not draw: the gradient at u leaves batch statistics alone."""
     assert_is_fedavg("apfl", options={"adapt": adapt}, train={"momentum": 0.0}, **model)

@@ -43,14 +43,14 @@ class Half:
 def received(client_of):
     """(u, W, whether the first learning is over) of a client with one row, though the share is .8 of it."""
 
-    def receive(x, y, last, w, W=1.0, learned=1.0, bias=True, **options):
+    def receive(x, y, last, w, learned=1.0, bias=True, **options):
         row = torch.tensor([x]), torch.tensor([y])
         data = split(Dataset(*row, *row, classes=1), "iid", 1, 0)
         config = {"model": {"name": f"{__file__}:line", "bias": bias}, "task": {"name": f"{__file__}:Half"}}
         it = prepare(settings("fedala", options=options, **config), data)
         it.fed.server.w.copy_(torch.tensor(w))
         client = client_of(it)
-        for name, value in (("last", last), ("W", W), ("learned", learned)):
+        for name, value in (("last", last), ("learned", learned)):
             client.state[name].copy_(torch.tensor(value))
         u, state = it.made.method.receive(client)
         return u.tolist(), state.W.tolist(), bool(state.learned)
@@ -61,16 +61,11 @@ def received(client_of):
 def test_weights_are_clipped(received):
     """w_i = (1, 2, -1), w = (2, 0, -1), difference (1, -2, 0); y makes f - y 1, so the gradient is x.
 
-    x = (.3, .4, 5):  f = -4.4, W = clip(1 - .3, 1 + .8, 1) = (.7, 1, 1), u = (1.7, 0, -1).
-    x = (1, -.2, 1) from there:  f = .7, W = clip(.7 - 1, 1 - .4, 1) = (0, .6, 1), u = (1, .8, -1).
+    x = (.3, .4, 5):  f = -4.4, W = clip(1 - .3, 1 + .8, 1) = (.7, 1, 1), u = (1.7, 0, -1). The data are float32.
     """
-    models = {"last": (1.0, 2.0, -1.0), "w": (2.0, 0.0, -1.0), "bias": False}
-    u, W, _ = received([0.3, 0.4, 5.0], -5.4, **models)
-    assert pytest.approx([0.7, 1, 1], abs=1e-6) == W  # the data are float32
+    u, W, _ = received([0.3, 0.4, 5.0], -5.4, last=(1.0, 2.0, -1.0), w=(2.0, 0.0, -1.0), bias=False)
+    assert pytest.approx([0.7, 1, 1], abs=1e-6) == W
     assert u == pytest.approx([1.7, 0, -1], abs=1e-6)
-    u, W, _ = received([1.0, -0.2, 1.0], -0.3, W=W, **models)
-    assert pytest.approx([0, 0.6, 1], abs=1e-6) == W
-    assert u == pytest.approx([1, 0.8, -1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +76,6 @@ def test_weights_are_clipped(received):
         (0.1, 0.1, 1.0, 1),
         # losses 2 / 4^k; the deviation of the last ten is .149 after 11 passes, .0373 after 12, .0093 after 13
         (0.1, 0.1, 0.0, 12),
-        (0.1, 0.01, 0.0, 13),
         (0.1, 1e9, 0.0, 11),
         (0.001, 0.0, 0.0, 100),  # no deviation is below 0
     ],
@@ -113,9 +107,10 @@ def by_hand(it, rate, share, threshold, low):
         for k in row["cohort"]:
             (x, y), W, losses, u = rows_of(it, k), Ws[k], [], w
             drawn = torch.randperm(len(x), generator=seeds.generator(config.seed, "client", k, "share", t))
+            some = max(int(share * len(x)), min(2, len(x)))
+            some -= some > 1 and some % size == 1  # no batch of one row
             while any(not torch.equal(m, p) for m, p in zip(last[k], w, strict=True)):
-                some = max(int(share * len(x)), min(2, len(x)))
-                for rows in drawn[: some - (some > 1 and some % size == 1)].split(size):
+                for rows in drawn[:some].split(size):
                     load_pieces(module, mixed(w, last[k], W, low))
                     loss = cross_entropy(module(x[rows]), y[rows])
                     g = gradient(module, loss)
@@ -158,15 +153,3 @@ def test_runs_against_the_loops(options, train):
         load_pieces(module, mixed(w, last[k], W[k], low))
         assert line["loss"] == pytest.approx(loss_of(module, rows_of(it, k, "test")), abs=1e-9)
     assert it.rows[-1]["up_parameters"] == 4 * (len(it.w) + len(it.b))  # as FedAvg's
-
-
-def normed(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
-
-
-def test_a_share_leaves_no_batch_of_one_row():
-    """.8 of 34 rows are 27, and batches of 26 would leave one; no client's own rows leave one."""
-    model, cohort = {"name": "test_fedala:normed"}, {"fraction": 1.0}
-    it = play(settings("fedala", rounds=2, train={"batch_size": 26}, model=model, cohort=cohort))
-    assert 34 in it.made.data.train_sizes
-    assert len(it.rows) == 2

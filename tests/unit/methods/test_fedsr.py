@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, settings
 from naive import flat, module_of, rows_of
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
 
 from fedmpi.common import seeds
-from fedmpi.models.gaussian import REFERENCE, Gaussian
+from fedmpi.models.gaussian import Gaussian
 
 
 def gaussian(inputs=6, width=5, classes=3):
@@ -76,10 +76,3 @@ def test_one_round_of_a_client_by_hand(client_of, options):
     with seeds.seeded(0, "torch", 0, 2):
         it.made.method.train(client)
     torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-5)
-
-
-def test_references_may_be_shared():
-    """Else they stay with the client (test_own_parts.py)."""
-    it = play(settings("fedsr", options={"share_reference": True}, cohort={"fraction": 1.0}))
-    for s in (s for s in it.made.model.layout.segments if s.group == REFERENCE):
-        assert not torch.equal(s.view(it.w), s.view(it.w0))

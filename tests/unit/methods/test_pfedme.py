@@ -3,10 +3,8 @@
 import pytest
 import torch
 from helpers import play, settings
-from naive import NET, gradient, load_pieces, module_of, pieces, rows_of, weighted_mean
+from naive import NET, batches, gradient, load_pieces, module_of, pieces, weighted_mean
 from torch.nn.functional import cross_entropy
-
-from fedmpi.common import seeds
 
 # f = (theta - 1)^2 / 2 from 0, lam 2, lr and personal_lr .1, K = 2, R = 2:  theta <- .7 theta + .1 + .2 w,
 # w <- w - .2 (w - theta)
@@ -34,8 +32,6 @@ def thetas(it, t):
         ({}, (0.080172, 0.153916450416), (0.26486, 0.32379764408)),
         # theta .1, .17, w .034; from w again: .1306, .19822, w .034 - .2 (.034 - .19822) = .066844
         ({"start": "w"}, (0.066844, 0.129219879664), (0.19822, 0.25181418232)),
-        # theta <- .65 theta + .1 + .2 w:  .1, .165, w .033; .21385, .2456025, w .0755205
-        ({"decay": 0.5}, (0.0755205, 0.142485981119625), (0.2456025, None)),
     ],
 )
 def test_two_rounds_by_hand(play_quadratic, options, w, theta):
@@ -43,8 +39,7 @@ def test_two_rounds_by_hand(play_quadratic, options, w, theta):
     it = small(play_quadratic, options=options)
     assert [row["x0"] for row in it.rows] == pytest.approx(w, abs=1e-14)
     for t in range(2):
-        if theta[t] is not None:
-            assert thetas(it, t) == pytest.approx([theta[t]], abs=1e-14)
+        assert thetas(it, t) == pytest.approx([theta[t]], abs=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,6 @@ def test_two_rounds_by_hand(play_quadratic, options, w, theta):
         # A client with c takes w to w + .080172 (c - w), see above. c = 1, -1 with 3 and 1 rows: their mean is .5, so
         # w <- w + beta .080172 (.5 - w);  with equal weights it is 0, and w stays there
         (2.0, "samples", [0.080172, 0.147488900832]),
-        (0.5, "samples", [0.020043, 0.039282556302]),
         (2.0, "uniform", [0.0, 0.0]),
     ],
 )
@@ -78,12 +72,6 @@ def test_who_makes_no_step_keeps_theta(play_quadratic):
     assert thetas(it, 0) == pytest.approx([0, 0.26486], abs=1e-14)
 
 
-def test_who_never_took_part_uses_the_initial_model(play_quadratic):
-    it = small(play_quadratic, SAME, rounds=1, cohort={"fraction": 0.5})
-    (member,) = it.rows[0]["cohort"]
-    assert thetas(it, 0) == pytest.approx([0.26486 if k == member else 0 for k in (0, 1)], abs=1e-14)
-
-
 def by_hand(it, lam, personal_lr, steps, start, decay, beta):
     """Algorithm 1 on lists of tensors: (w, {client: theta})."""
     module, train = module_of(it).train(), it.made.settings.train
@@ -91,20 +79,15 @@ def by_hand(it, lam, personal_lr, steps, start, decay, beta):
     for row in it.rows:
         ends = []
         for k in row["cohort"]:
-            x, y = rows_of(it, k)
-            generator = seeds.generator(0, "batches", row["round"], k, 0)
             mine, own = w, w
-            for _ in range(train.epochs):
-                for rows in torch.randperm(len(x), generator=generator).split(train.batch_size):
-                    own = mine if start == "w" else own
-                    for _ in range(steps):
-                        load_pieces(module, own)
-                        g = gradient(module, cross_entropy(module(x[rows]), y[rows]))
-                        own = [
-                            o - personal_lr * (d + lam * (o - m) + decay * o)
-                            for o, d, m in zip(own, g, mine, strict=True)
-                        ]
-                    mine = [m - train.lr * lam * (m - o) for m, o in zip(mine, own, strict=True)]
+            for x, y in batches(it, k, row["round"]):
+                own = mine if start == "w" else own
+                for _ in range(steps):
+                    load_pieces(module, own)
+                    g = gradient(module, cross_entropy(module(x), y))
+                    pull = [d + lam * (o - m) + decay * o for o, d, m in zip(own, g, mine, strict=True)]
+                    own = [o - personal_lr * d for o, d in zip(own, pull, strict=True)]
+                mine = [m - train.lr * lam * (m - o) for m, o in zip(mine, own, strict=True)]
             theta[k] = own
             ends.append(mine)
         means = weighted_mean([len(it.made.data.train[k]) for k in row["cohort"]], ends)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.common.errors import UserError
 from fedmpi.models.cnns import mcmahan_cnn
 from fedmpi.models.net import Net
 
@@ -22,19 +21,6 @@ class Backwards(nn.Module):
 
     def forward(self, x):
         return self.out(self.inner(x).tanh())
-
-
-class Dropping(nn.Module):
-    """features and head, with a dropout between them: head(features(x)) alone would train another model."""
-
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Linear(4, 64)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(64, 2)
-
-    def forward(self, x):
-        return self.head(self.drop(self.features(x)))
 
 
 class Counting(nn.Module):
@@ -59,14 +45,6 @@ def test_last_applied_not_last_registered():
     assert net.head_names() == {"out.weight", "out.bias"}
     assert torch.equal(z, module.inner(x).tanh())
     assert torch.equal(logits, module(x))
-
-
-def test_the_modules_own_forward_decides():
-    torch.manual_seed(0)
-    module = Dropping().train()
-    z, logits = Net(module, (4,)).forward(torch.randn(5, 4))
-    assert (z == 0).float().mean().item() == pytest.approx(0.5, abs=0.15)  # z is what the head was given
-    assert torch.equal(module.head(z), logits)
 
 
 def test_head_may_be_more_than_a_linear_layer():
@@ -119,19 +97,6 @@ def test_dry_run_leaves_no_trace():
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(parameter.grad is None for parameter in module.parameters())
     assert not any(part._forward_hooks for part in module.modules())
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Linear(3, 2), r"Linear fails .*\(2, 4\).*mat1 and mat2"),
-        (nn.Flatten(0), r"Flatten returns shape \(8,\) for a batch of 2"),
-        (nn.LSTM(4, 2), "LSTM returns tuple"),
-    ],
-)
-def test_modules_that_do_not_fit_are_named(module, message):
-    with pytest.raises(UserError, match=message):
-        Net(module, (4,))
 
 
 def test_features_of_a_compiled_module():

@@ -112,21 +112,23 @@ TASK = r"""
 loss = None
     plugin, which has no function loss
 def loss(self, model, x, y): return functional.cross_entropy(model(x), y, reduction=later())
-    evaluation after round 0: task plugin: loss returned shape \(20,\)
+    evaluation after round 0: task plugin: loss returned Tensor of shape \(20,\); it must return a tensor \(\)
 names = ('round',)
-    a metric is called 'round', which is the name of something else
+    a metric is called 'round'; names are texts
 names = ('hits', 'hits_std')
     a metric is called 'hits_std'
-names = 'hits'
-    names is the text 'hits'; it must be a tuple of names: \('hits',\)
 def metrics(self, outputs, y): pass
     metrics returned NoneType; it must return \{name: number\}
 def metrics(self, outputs, y): return {'hits': 1.0, 'round': 7}
-    metrics returned 'hits', 'round', but names is .*: they must agree in 'round'
+    metrics returned 'hits', 'round'; it must return what its names are, \('hits',\)
 def metrics(self, outputs, y): return {'hits': torch.ones(2)}
-    returned Tensor of shape \(2,\) for 'hits'; a number is needed
+    metrics returned Tensor of shape \(2,\); it must return a number for 'hits'
 def metrics(self, outputs, y): raise SystemExit(0)
     SystemExit: 0
+names = () | def metrics(self, outputs, y): return {}
+    metrics gives no figure; names are texts, one at least
+names = () | def metrics(self, outputs, y): return {'hits': 1 / 0}
+    task plugin, which has no names = .*: ZeroDivisionError
 """
 SOURCE = r"""
 return None
@@ -248,6 +250,8 @@ client_state = Slots(c=FLAT)
     hook train, upload left out the declared slot 'c'; return client\.state
 client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return Row(), k.state
     hook train, upload both returned the slot 'c'; one of them returns it
+def train(self, k): return State(c=k.w)
+    hook train returned slot 'c', which is not declared; allowed: none
 server_state = Slots(c=FLAT) | def aggregate(self, s, up): return up.mean('dw'), State()
     round 0: method plugin, hook aggregate left out the declared slot 'c'; return server\.state
 def aggregate(self, s, up): return up.mean('dw'), State(c=s.w)
@@ -273,9 +277,9 @@ def travels(self, t, rounds): return Travel(groups=('haed',))
 def travels(self, t, rounds): return Travel(slots=('dw', 'c'))
     method plugin, hook travels, round 0: sends declares no slot 'c'
 trains = 'head'
-    trains is the text 'head'; it must be a tuple of names
+    method plugin, trains: 'head' is text; write \('head',\)
 receives = ('g',)
-    receives names 'g', which server_state does not
+    receives is \('g',\); it must be a tuple of server_state's slots: none
 client_state = dict(c=FLAT)
     client_state is dict; it must be Slots\(\.\.\.\)
 needs = frozenset({'plain sgd'})
