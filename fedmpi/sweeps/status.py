@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedmpi.common.errors import UserError
@@ -130,18 +129,7 @@ def _facts(place: Path, states: Iterable[Facts]) -> Facts:
     runs = list(states)
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     counts[DIED] += sum(run["state"] == NEVER for run in runs)
-    return {"directory": str(place), "runs": runs, "counts": counts, "eta_s": _eta_s(runs)}
-
-
-def _eta_s(runs: list[Facts]) -> float | None:
-    """Estimate the seconds until all are done, as many at once as now; None where nothing runs."""
-    running = [run for run in runs if run["state"] == RUNNING]
-    run_seconds = [run["rounds"] * run["round_s"] for run in runs if run["rounds"] and run["round_s"]]
-    if not running or not run_seconds:
-        return None
-    left = [fmean(run_seconds) if run["eta_s"] is None else run["eta_s"] for run in running]
-    waiting = sum(run["state"] == WAITING for run in runs)
-    return max(max(left), (sum(left) + waiting * fmean(run_seconds)) / len(running))
+    return {"directory": str(place), "runs": runs, "counts": counts}
 
 
 def lines(facts: Facts) -> list[str]:
@@ -150,8 +138,6 @@ def lines(facts: Facts) -> list[str]:
     shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
     shown.append(f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}")
-    if facts["eta_s"] is not None:
-        shown.append(f"about {duration(facts['eta_s'])} left")
     return shown
 
 
