@@ -1,8 +1,7 @@
 """Who holds what under a config, before anything is trained: sizes, classes, how far clients are from the whole.
 
 The distance of a client is the total variation between its distribution of labels and that of all samples,
-1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds. That between two
-clients is the same of their two distributions.
+1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds.
 
 The pictures are FedUV's (supplement, Figs. 1-6): label_counts, and for each client the histogram of its samples' mean
 values, which tells where inputs differ rather than labels.
@@ -28,7 +27,6 @@ from fedmpi.data.partitions.parts import Partition
 from fedmpi.runtime import build_data
 
 CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
-PAIRS = 1_000  # clients at most of which each two are compared
 DRAWN = 150  # clients at most of a picture, which has a row for each
 BINS, PASS = 30, 1024  # of the histograms of sample means; samples read at once
 
@@ -95,8 +93,6 @@ def lines(data: Federated) -> list[str]:
         return text
     text.append(_spread("classes a client", (counts > 0).sum(1)))
     text.append(_spread("distance to all samples", distances(counts)))
-    if 1 < data.clients <= PAIRS:
-        text.append(_spread("distance of two clients", pairs(counts)))
     if data.clients <= CLIENTS and data.classes <= CLASSES:
         names = data.site_names or tuple(map(str, range(data.clients)))
         rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
@@ -118,12 +114,6 @@ def distances(counts: np.ndarray) -> np.ndarray:
     """
     shares = counts / counts.sum(1, keepdims=True)
     return np.abs(shares - counts.sum(0) / counts.sum()).sum(1) / 2
-
-
-def pairs(counts: np.ndarray) -> np.ndarray:
-    """(N, C) label counts -> (N (N - 1) / 2,) total variation between any two clients."""
-    shares = counts / counts.sum(1, keepdims=True)
-    return np.concatenate([np.abs(shares[k + 1 :] - row).sum(1) / 2 for k, row in enumerate(shares)])
 
 
 def histograms(data: Federated) -> tuple[np.ndarray, np.ndarray]:

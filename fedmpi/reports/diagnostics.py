@@ -95,16 +95,9 @@ LOCAL_STEPS = (
                {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
                f"Mean over local steps and clients. {BELOW}"),
 )  # fmt: skip
-PROFILES = (  # singular values that are drawn side by side
-    ("spectrum", "singular values of features", "Standard deviations along the principal directions of the head's "
-     "input."),
-    ("classifier", "singular values of the classifier", "Of the weights of the last layer."),
-)  # fmt: skip
 MAPS = (  # matrices, drawn of the last round
     ("features", "predicted", "what local models predict", ("client", "class"), "probability",
      "Mean probability that a local model gives to each class, on the same samples of the global test set."),
-    ("features", "by_class", "what the global model predicts", ("class", "predicted class"), "probability",
-     "Mean probability that the global model gives to each class, by the class that samples are of."),
     ("similarity", "matrix", "similarity of local models' features", ("client", "other client"), "CKA",
      "Linear CKA of two local models' features on the same samples of the global test set."),
 )  # fmt: skip
@@ -148,20 +141,9 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Draw features, heads and outputs of the models; for one run of global and local models, with maps."""
+    """Draw features, heads and outputs of the models; for one run also what local models predict, as maps."""
     parts = _over_rounds(runs, "features", FEATURES, _analysis(runs))
-    if runs.alone is None:
-        return parts
-    rows = [row for row in runs.alone.analysis if isinstance(row.get("features"), dict)]
-    for key, title, note in PROFILES:
-        profiles = {
-            f"{GLOBAL}, round {row['round']}": numbers(row["features"].get(key)) for row in rows[:1] + rows[-1:]
-        }
-        for row in rows[-1:]:
-            profiles[f"{LOCAL}, round {row['round']}"] = numbers(row["features"].get(f"{key}_local"))
-        what = ("number of the singular value", "singular value")
-        parts.append(_profiles(f"features-{key}-values", title, profiles, what, note, from_zero=True))
-    return [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
+    return parts if runs.alone is None else [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
 
 
 def local_steps(runs: Runs) -> list[Part | None]:
@@ -175,10 +157,14 @@ def local_steps(runs: Runs) -> list[Part | None]:
         values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
         if any(v is not None for v in values):
             by_round[row["round"]] = values
-    lines = {f"round {t}": by_round[t] for t in reversed(thinned(list(by_round)[::-1], STEPS))}
+    shown = thinned(list(by_round)[::-1], STEPS)[::-1]
+    series = [Series(f"round {t}", range(1, len(by_round[t]) + 1), by_round[t]) for t in shown]
+    data: list[list[Value]] = [[t, i, v] for t in shown for i, v in enumerate(by_round[t], 1)]
     note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
     title = "cosine of the step and the proximal gradient, step by step"
-    return [*parts, _profiles("steps-first", title, lines, ("local step", "cosine"), note), _layers(runs.alone)]
+    chart = Lines(series, "local step", "cosine")
+    steps = Figure("steps-first", title, chart, ("round", "local step", "cosine"), data, note) if series else None
+    return [*parts, steps, _layers(runs.alone)]
 
 
 def _analysis(runs: Runs) -> dict[Path, list[Row]]:
@@ -246,22 +232,6 @@ def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note:
     chart = Grid(rows, [str(t) for t in columns], values, "client", "round", unit, signed=True)
     note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
     return Figure(name, title, chart, ("round", "client", unit), _records(of), note)
-
-
-def _profiles(
-    name: str,
-    title: str,
-    lines: Mapping[str, Sequence[float | None]],
-    what: tuple[str, str],
-    note: str,
-    from_zero: bool = False,
-) -> Figure | None:
-    """Draw a line for each list of numbers, over their positions."""
-    lines = {label: values for label, values in lines.items() if values}
-    series = [Series(label, range(1, len(values) + 1), values) for label, values in lines.items()]
-    data: list[list[Value]] = [[label, i, v] for label, values in lines.items() for i, v in enumerate(values, 1)]
-    chart = Lines(series, *what, from_zero=from_zero)
-    return Figure(name, title, chart, ("of", "number", what[1]), data, note) if lines else None
 
 
 def _last_map(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import ROOT, fedmpi
 
-from fedmpi.analysis.partition import distances, histograms, pairs
+from fedmpi.analysis.partition import distances, histograms
 from fedmpi.common.inputs import Inputs
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -19,8 +19,6 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 def test_distances_by_hand():
     counts = np.array([[6, 0, 0], [0, 3, 3]])  # of all samples 1/2, 1/4, 1/4 are of each class
     assert distances(counts).tolist() == [0.5, 0.5]
-    assert pairs(counts).tolist() == [1.0]
-    assert pairs(np.array([[2, 2], [1, 3], [4, 0]])).tolist() == [0.25, 0.5, 0.75]
 
 
 def test_symbols_have_no_mean():

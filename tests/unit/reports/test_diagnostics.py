@@ -70,7 +70,7 @@ SEEN = {
     **{"deviation": 0.3, "deviation_local": 0.2, "energy": 0.1, "energy_local": 0.15, "rank": 4.0, "rank_local": 3.0},
     **{"uniformity": 0.4, "uniformity_local": 0.5, "spectrum": [2.0, 1.0], "spectrum_local": [3.0, 0.5]},
     **{"classifier": [2.5, 1.5], "classifier_local": [1.0]},
-    **{"predicted": [[0.9, 0.1], [0.2, 0.8]], "by_class": [[0.7, 0.3], [0.4, 0.6]]},
+    **{"predicted": [[0.9, 0.1], [0.2, 0.8]]},
 }
 ALIKE = {"pairs_mean": 0.5, "before_mean": 0.7, "after_mean": 0.8, "matrix": [[1.0, 0.5], [0.5, 1.0]]}
 
@@ -83,18 +83,13 @@ def test_features_of_one_run(tmp_path):
     ]
     found = figures(diagnostics.features, made(tmp_path / "r", rows))
     curves = ["deviation", "classifier", "energy", "uniformity", "rank", "similarity"]
-    names = [f"features-{name}" for name in (*curves, "spectrum-values", "classifier-values", "predicted", "by-class")]
+    names = [f"features-{name}" for name in (*curves, "predicted")]
     assert list(found) == [*names, "similarity-matrix"]
     assert found["features-deviation"].data == [[0, 0.3, 0.2], [5, 0.35, 0.2]]
     assert found["features-similarity"].data == [[0, 0.8, 0.7, 0.5], [5, 0.8, 0.7, None]]
     assert found["features-classifier"].data[0] == [0, 2.0, 1.0]  # means of lists
-    spectrum = found["features-spectrum-values"].chart.series
-    names = ["global model, round 0", "global model, round 5", "local models, mean, round 5"]
-    assert [(line.label, line.y) for line in spectrum] == list(zip(names, ([2, 1], [4, 1], [3, 0.5]), strict=True))
-    assert found["features-spectrum-values"].data[2:4] == [[names[1], 1, 4.0], [names[1], 2, 1.0]]
     assert found["features-predicted"].data[1] == ["7", "1", 0.1]
     assert found["features-predicted"].title.endswith("round 5")
-    assert found["features-by-class"].chart.values == [[0.7, 0.3], [0.4, 0.6]]
     assert found["similarity-matrix"].chart.rows == ["7", "8"]
     assert found["similarity-matrix"].head == ("client", "other client", "CKA")
 
@@ -118,7 +113,7 @@ def test_local_steps_of_one_run(tmp_path):
     assert found["steps-cosine"].data[2] == [2, -0.2, -0.5]
     assert [line.y[1] for line in found["steps-cosine"].chart.series] == [-0.1, -0.5]
     assert [line.label for line in found["steps-first"].chart.series] == ["round 2", "round 5", "round 8"]
-    assert found["steps-first"].data[:2] == [["round 2", 1, None], ["round 2", 2, -0.25]]
+    assert found["steps-first"].data[:2] == [[2, 1, None], [2, 2, -0.25]]
     bars = found["steps-layers"]
     assert (bars.chart.rows, bars.chart.spans) == (["body", "head"], {"strength": [(0, 0.0, 0.1), (1, 0.0, 0.2)]})
     assert bars.data[1] == [0, "head", 0.2, 0.8, 0.4, 2.0, 16]
