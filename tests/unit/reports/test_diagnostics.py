@@ -6,7 +6,7 @@ import pytest
 
 from fedmpi.reports import diagnostics, report
 from fedmpi.reports.groups import read
-from fedmpi.reports.page import Figure, Text
+from fedmpi.reports.page import Figure
 
 
 def made(path, rows, seed=0, file="analysis"):
@@ -120,15 +120,6 @@ def test_local_steps_of_one_run(tmp_path):
     assert len(bars.data) == 18
 
 
-def test_local_steps_of_several_runs(tmp_path):
-    runs = [made(tmp_path / str(s), [{"round": 3, "orthogonality": {**STEPS, "loss": s}}], s) for s in (1.0, 3.0)]
-    found = figures(diagnostics.local_steps, *runs)
-    assert list(found) == ["steps-loss", "steps-cosine-cosine", "steps-cosine-head"]
-    (line,) = found["steps-loss"].chart.series
-    assert (line.y, line.low) == ([2.0], (pytest.approx(2 - 2**0.5),))
-    assert found["steps-cosine-head"].chart.series[0].y == [-0.5]
-
-
 # ---- updates ----
 GRAM = {"cosine_mean": 0.2, "cosine_min": -0.5, "negative_pairs": 0.25, "eigenvalues": [6.0, 3.0, 1.0]}
 
@@ -175,9 +166,3 @@ def test_updates_of_several_runs(tmp_path):
     assert kept[2:] == [1.0, pytest.approx(2**-0.5), 2]
     assert found["updates-spectrum"].data[0][2] == pytest.approx(0.6)
     assert found["updates-cosine-cosine_min"].data[0][2] == -0.5
-
-
-def test_updates_of_which_little_is_recorded(tmp_path):
-    parts = diagnostics.updates(read([made(tmp_path / "some", [updates_row(0, [1.0], 1.0)], file="updates")]))
-    assert {part.name for part in parts if isinstance(part, Figure)} == {"updates-norms", "updates-kept"}
-    assert "record.updates: gram" in next(part.text for part in parts if isinstance(part, Text))
