@@ -12,7 +12,7 @@ from fedmpi.analysis.charts import Bars, Grid, Lines, Series, stacked_bars
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import count, format_metric, metric_title
 from fedmpi.reports.groups import Group, Runs, by_group, by_name, mean_curve
-from fedmpi.reports.page import Figure, Part, Table, Text, Value
+from fedmpi.reports.page import Figure, Part, Table, Text, Value, cell
 from fedmpi.reports.run_data import Curve, Run, base_name, curve, number, thinned
 from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record.data_files import MANY
@@ -216,21 +216,20 @@ def classes(runs: Runs) -> list[Part | None]:
             accuracies[group.name] = {t: [each.get(t) for each in curves] for t in rounds}
     if not accuracies:
         return []
-    names = [str(c) for c in range(max(len(row) for rounds in accuracies.values() for row in rounds.values()))]
     note = "Percent of the samples of a class in the global test set that are recognised as of it."
-    if len(accuracies) > 1:
-        last = {name: rounds[max(rounds)] for name, rounds in accuracies.items()}
-        values = [[*row, *[None] * (len(names) - len(row))] for row in last.values()]
-        chart = Grid(list(last), names, values, "settings", "class", "%", written=True)
-        data: list[list[Value]] = [[name, c, v] for name, row in last.items() for c, v in enumerate(row)]
-        head = ("settings", "class", "accuracy")
-        return [Figure("classes", "accuracy by class, last round", chart, head, data, note)]
-    (by_round,) = accuracies.values()
-    shown = thinned(list(by_round), ROUNDS)
-    columns = [list(each) for each in zip(*(by_round[t] for t in shown), strict=True)]
-    chart = Grid(names, [str(t) for t in shown], columns, "class", "round", "%", written=len(shown) < 10)
-    data = [[t, c, v] for t, row in by_round.items() for c, v in enumerate(row)]
-    return [Figure("classes", "accuracy by class and round", chart, ("round", "class", "accuracy"), data, note)]
+    if len(accuracies) == 1:
+        (by_round,) = accuracies.values()
+        columns, title = {str(t): row for t, row in by_round.items()}, "accuracy by class and round"
+    else:
+        columns = {name: rounds[max(rounds)] for name, rounds in accuracies.items()}
+        title = "accuracy by class, last round"
+    what = "round" if len(accuracies) == 1 else "settings"
+    shown = thinned(list(columns), ROUNDS)
+    names = [str(c) for c in range(max(map(len, columns.values())))]
+    values = [[dict(enumerate(columns[each])).get(c) for each in shown] for c in range(len(names))]
+    chart = Grid(names, shown, values, "class", what, "%", written=len(shown) < 10)
+    data: list[list[Value]] = [[each, c, v] for each, row in columns.items() for c, v in enumerate(row)]
+    return [Figure("classes", title, chart, (what, "class", "accuracy"), data, note)]
 
 
 def partition(runs: Runs) -> list[Part | None]:
@@ -266,8 +265,8 @@ def partition(runs: Runs) -> list[Part | None]:
 
 
 def faults(runs: Runs) -> list[Part | None]:
-    """Rank failures, uploads that were refused or clipped, divergence, runs that have not finished, damaged files."""
-    parts, lost, uploads = list[Part | None](), list[list[Value]](), list[list[Value]]()
+    """Show rank failures, uploads that were refused or clipped, divergence, unfinished runs and damaged files."""
+    parts, rows = list[Part | None](), list[list[Value]]()
     for run in runs.all:
         name = runs.labels[run.path]
         since = run.summary.get("diverged")
@@ -275,21 +274,17 @@ def faults(runs: Runs) -> list[Part | None]:
         notes += [] if run.complete else [f"{run.state}."]
         parts += [Text(f"{name}: {text}", warning=True) for text in (*notes, *run.notes)]
         for row in run.faults:
-            ranks = [f"{rank} on {host}" if host else str(rank) for rank, host in (row.get("ranks") or {}).items()]
-            out, gone = (", ".join(map(str, row.get(key) or ())) for key in ("clients", "gone"))
-            lost.append([name, row.get("round"), ", ".join(ranks), out, gone, str(row.get("why", ""))])
+            ranks = [f"rank {rank} on {host}" for rank, host in (row.get("ranks") or {}).items()]
+            out = ", ".join(map(str, row.get("clients") or ())) or "none"
+            text = f"{row.get('why', '')}; clients out of the round: {out}"
+            rows.append([name, row.get("round"), f"lost: {', '.join(ranks)}", text])
         for row in run.rows:
-            for key, what in (("refused", "refused"), ("clipped", "taken at the bound")):
+            for key, what in (("refused", "upload refused"), ("clipped", "upload taken at the bound")):
                 for each in row.get(key) or ():
-                    text = "the client came to an error" if each.get("error") else what
-                    norms = [number(each.get("norm")), number(each.get("bound"))]
-                    uploads.append([name, row["round"], each.get("client"), text, *norms])
-            uploads += [[name, row["round"], k, "lost with its rank", None, None] for k in row.get("lost") or ()]
-    if lost:
-        head = ("run", "round", "ranks lost", "clients out of the round", "clients gone", "why")
-        parts.append(Table(head, lost[:ROWS], "Lost ranks"))
-    if uploads:
-        note = f"The first {ROWS} of {len(uploads):,}." if len(uploads) > ROWS else ""
-        head = ("run", "round", "client", "what", "norm", "bound")
-        parts.append(Table(head, uploads[:ROWS], "Uploads that did not count as they were", note))
+                    norm, bound = cell(number(each.get("norm"))), cell(number(each.get("bound")))
+                    text = "an error while it trained" if each.get("error") else f"norm {norm}, bound {bound}"
+                    rows.append([name, row["round"], f"client {each.get('client')}: {what}", text])
+    if rows:
+        note = f"The first {ROWS} of {len(rows):,}." if len(rows) > ROWS else ""
+        parts.append(Table(("run", "round", "what", "details"), rows[:ROWS], "Lost ranks and uploads", note))
     return parts
