@@ -37,30 +37,7 @@ INK, SOFT, RULE, WHITE = "#1b1b1b", "#6b6b6b", "#e3e3e3", "#fefefe"
 VARIABLES = {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
 VARIABLES |= {INK: "ink", SOFT: "soft", RULE: "rule", WHITE: "on"}
 FILLS = [to_rgba(colour, alpha) for alpha in (1.0, 0.5) for colour in COLOURS]  # of bars
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 11,
-    "text.color": INK,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.labelcolor": INK,
-    "axes.edgecolor": SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titley": 1.0,
-    "grid.color": RULE,
-    "xtick.bottom": False,
-    "xtick.labelcolor": INK,
-    "ytick.left": False,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 11,
-}
+STYLE = Path(__file__).with_suffix(".mplstyle")
 WIDE, LETTER, LINE = 5.6, 0.087, 0.24  # inches: of a chart, of a letter, of a line of text
 POINTS, MARKS = 600, 20  # of a line, at most
 CELLS = 600  # of a grid that is drawn cell by cell; a larger one is an image
@@ -142,7 +119,7 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
         alone: it is to be a file, on white paper and with plain colours.
     """
     text = io.StringIO()
-    with rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+    with rc_context({"svg.hashsalt": name}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that matplotlib's font lacks, and the reader's screen has
         figure = _draw(chart).figure
         figure.savefig(text, format="svg", metadata={"Date": None})
@@ -168,7 +145,7 @@ def write(chart: Chart, path: Path, title: str) -> Path:
     if path.suffix == ".svg":
         path.write_text(svg(chart, path.stem, title, alone=True), encoding="utf-8")
         return path
-    with rc_context({**STYLE, "savefig.facecolor": "white"}), warnings.catch_warnings():
+    with rc_context({"savefig.facecolor": "white"}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure = _draw(chart).figure
         figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
