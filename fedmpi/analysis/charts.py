@@ -121,7 +121,7 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     text = io.StringIO()
     with rc_context({"svg.hashsalt": name}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that matplotlib's font lacks, and the reader's screen has
-        figure = _draw(chart).figure
+        figure = DRAW[type(chart)](chart).figure
         figure.savefig(text, format="svg", metadata={"Date": None})
     # What stands before is the head of a file, and a style that would be that of the whole page.
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
@@ -147,7 +147,7 @@ def write(chart: Chart, path: Path, title: str) -> Path:
         return path
     with rc_context({"savefig.facecolor": "white"}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = _draw(chart).figure
+        figure = DRAW[type(chart)](chart).figure
         figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
         return save(figure, path, bbox_inches="tight")
 
@@ -169,13 +169,6 @@ def short(value: float, _: object = None) -> str:
         if size <= abs(value) < 1e15:
             return f"{value / size:.4g}{suffix}"
     return f"{value:.4g}"
-
-
-def _draw(chart: Chart) -> Any:
-    """Draw a chart in a figure of its own."""
-    if isinstance(chart, Lines):
-        return _lines(chart)
-    return _bars(chart) if isinstance(chart, Bars) else _grid(chart)
 
 
 def _axes(
@@ -206,11 +199,6 @@ def _numbers(axis: Any, most: int, *, integer: bool = False) -> None:
     axis.grid(True)
 
 
-def _array(values: Any) -> np.ndarray:
-    """Return numbers as float64; None is nan."""
-    return np.array(values, dtype=object).astype(float)
-
-
 def _lines(chart: Lines) -> Axes:
     looks: list[dict[str, Any]] = [
         {"color": COLOURS[i % 7], "linestyle": DASHES[i % 4], "marker": MARKERS[i % 5], "markersize": 5, "lw": 1.7}
@@ -220,7 +208,9 @@ def _lines(chart: Lines) -> Axes:
     axes = _axes(2.5, 0.7, 0.5, [(Line2D([], [], **look), each.label) for look, each in named], LINE)
     for look, each in zip(looks, chart.series, strict=True):
         every = -(-len(each.x) // POINTS) or 1
-        x, y, low, high = (_array(side)[::every] for side in (each.x, each.y, each.low, each.high))
+        x, y, low, high = (
+            np.array(side, object).astype(float)[::every] for side in (each.x, each.y, each.low, each.high)
+        )
         gap = np.isnan([math.nan, *y, math.nan])
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]  # a point between two gaps shows by its mark only
         marked = np.flatnonzero(alone | (np.arange(len(x)) % (-(-len(x) // MARKS) or 1) == 0))
@@ -275,7 +265,7 @@ def _bars(chart: Bars) -> Axes:
 
 
 def _grid(chart: Grid) -> Axes:
-    values = _array(chart.values).reshape(len(chart.rows), -1)
+    values = np.array(chart.values, object).astype(float).reshape(len(chart.rows), -1)  # None is nan
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
     columns = [_text(name, 16) for name in chart.columns]
     longest, many = LETTER * max(map(len, columns), default=1), len(columns)
@@ -323,3 +313,6 @@ def _colour_key(axes: Axes, chart: Grid, most: float, gaps: bool) -> None:
     key.set_axis_off()
     key.text(-0.8, 0, short(-most) if chart.signed else "0", ha="right", va="center")
     key.text(len(shades) - 0.2, 0, text, va="center")
+
+
+DRAW: dict[type, Any] = {Lines: _lines, Bars: _bars, Grid: _grid}  # each draws a chart in a figure of its own

@@ -105,7 +105,14 @@ MAPS = (  # matrices, drawn of the last round
 
 def updates(runs: Runs) -> list[Part | None]:
     """Draw norms of updates, and their cosines with each other and with the server's direction."""
-    rows = {run.path: [{**row, **_ratios(row)} for row in run.updates] for run in runs.all}
+    rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
+    for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
+        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
+        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+        norms, length = numbers(row.get("norms")), number(row.get("direction"))
+        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+        kept = length / fmean(norms) if length is not None and any(norms) else None
+        rows[path].append({**row, "shares": shares, "kept": kept})
     parts = _over_rounds(runs, "updates", UPDATES, rows)
     if runs.alone is not None:
         parts.insert(0, _norms(runs.alone))
@@ -117,14 +124,6 @@ def updates(runs: Runs) -> list[Part | None]:
         more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
         parts.append(Text(f"{more}record.updates: gram for any rule."))
     return parts
-
-
-def _ratios(row: Row) -> Row:
-    """Return the norm of the server's direction over the mean norm, and the eigenvalues' shares of their sum."""
-    values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
-    norms, length = numbers(row.get("norms")), number(row.get("direction"))
-    shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-    return {"shares": shares, "kept": length / fmean(norms) if length is not None and any(norms) else None}
 
 
 def analysis(runs: Runs) -> list[Part | None]:
@@ -200,7 +199,7 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
                 curves.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_name(k): curves[k] for k in sorted(curves)}
+    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
 
 
 def _norms(run: Run) -> Figure | None:
@@ -216,11 +215,8 @@ def _norms(run: Run) -> Figure | None:
         series = [Series("mean", rounds, [fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at])]
         note = "Mean over the clients of a round; the band is from the shortest to the longest."
     chart = Lines(series, "round", "norm", from_zero=True)
-    return Figure("updates-norms", "length of the updates", chart, ("round", "client", "norm"), _records(of), note)
-
-
-def _records(of: Mapping[str, Curve]) -> list[list[Value]]:
-    return [[t, name, value] for name, each in of.items() for t, value in each.items()]
+    data: list[list[Value]] = [[t, name, value] for name, each in of.items() for t, value in each.items()]
+    return Figure("updates-norms", "length of the updates", chart, ("round", "client", "norm"), data, note)
 
 
 def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note: str) -> Figure | None:
@@ -231,7 +227,8 @@ def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note:
     values = [[of[k].get(t) for t in columns] for k in rows]
     chart = Grid(rows, [str(t) for t in columns], values, "client", "round", unit, signed=True)
     note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
-    return Figure(name, title, chart, ("round", "client", unit), _records(of), note)
+    data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
+    return Figure(name, title, chart, ("round", "client", unit), data, note)
 
 
 def _last_map(
@@ -242,7 +239,7 @@ def _last_map(
     if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
         return None
     values = [[number(v) for v in each] for each in rows[-1][source][key]]
-    clients = [run.client_name(k) for k in rows[-1].get("clients") or ()]
+    clients = [run.client_names.get(k, str(k)) for k in rows[-1].get("clients") or ()]
     names, columns = (
         clients if side.endswith("client") else [str(c) for c in range(size)]
         for side, size in zip(sides, (len(values), len(values[0])), strict=True)

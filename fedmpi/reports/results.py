@@ -102,7 +102,10 @@ def learning(runs: Runs) -> list[Part | None]:
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     of_sites = [name for name in names if "@" in name]
     names = [name for name in names if name not in of_sites]
-    parts = [_metric(runs, f"learning-{name}", name, metric_title(name)) for name in names]
+    parts = list[Part | None]()
+    for name in names:
+        curves = {run.path: curve(run.rows, name) for run in runs.all}
+        parts.append(by_group(runs, f"learning-{name}", name.replace("_", " "), metric_title(name), curves, name))
     for what in dict.fromkeys(name.partition("@")[0] for name in of_sites) if runs.alone else ():
         own = [name for name in of_sites if name.startswith(f"{what}@")]
         sites = {name.partition("@")[2]: curve(runs.all[0].rows, name) for name in own}
@@ -116,13 +119,11 @@ def learning(runs: Runs) -> list[Part | None]:
 
 def own_metrics(runs: Runs) -> list[Part | None]:
     """Draw the metrics that methods report about their steps."""
-    names = dict.fromkeys(name for run in runs.all for name in run.own_metrics)
-    return [_metric(runs, f"method-{name}", name, name) for name in names]
-
-
-def _metric(runs: Runs, figure: str, name: str, label: str) -> Part | None:
-    curves = {run.path: curve(run.rows, name) for run in runs.all}
-    return by_group(runs, figure, name.replace("_", " "), label, curves, name)
+    parts = list[Part | None]()
+    for name in dict.fromkeys(name for run in runs.all for name in run.own_metrics):
+        curves = {run.path: curve(run.rows, name) for run in runs.all}
+        parts.append(by_group(runs, f"method-{name}", name.replace("_", " "), name, curves, name))
+    return parts
 
 
 def clients(runs: Runs) -> list[Part | None]:
@@ -144,17 +145,18 @@ def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
         for run in runs.all
     }
 
-    def curves(part: str) -> dict[Path, Curve]:
-        return {path: {t: each[part] or 0.0 for t, each in rounds.items()} for path, rounds in statistics.items()}
-
+    curves: dict[str, dict[Path, Curve]] = {
+        part: {path: {t: each[part] or 0.0 for t, each in rounds.items()} for path, rounds in statistics.items()}
+        for part in SPREAD
+    }
     parts = list[Part | None]()
     if len(runs.groups) == 1:
-        lines = {part: mean_curve(curves(part).values()) for part in SPREAD}
+        lines = {part: mean_curve(curves[part].values()) for part in SPREAD}
         many = len(runs.all)
         note = "Over all clients that were evaluated." + (f" Means over {many} runs." if many > 1 else "")
         parts.append(by_name(slug, f"{title} over clients", label, lines, note=note))
     else:
-        parts.append(by_group(runs, f"{slug}-worst", f"{title}: worst client", label, curves("worst"), "worst"))
+        parts.append(by_group(runs, f"{slug}-worst", f"{title}: worst client", label, curves["worst"], "worst"))
     if runs.alone is not None and (own := by_round[runs.alone.path]):
         order = sorted(own[max(own)].items(), key=lambda pair: pair[1])
         names, values = [client for client, _ in order], [value for _, value in order]
@@ -175,7 +177,9 @@ def _client_metrics(run: Run, protocol: str, name: str) -> dict[int, dict[str, f
     by_round: dict[int, dict[str, float]] = {}
     for line in run.clients:
         if str(line.get("protocol")) == protocol and (value := number(line.get(name))) is not None:
-            by_round.setdefault(line["round"], {})[run.client_name(line.get("client"))] = value
+            by_round.setdefault(line["round"], {})[
+                run.client_names.get(line.get("client", -1), str(line.get("client")))
+            ] = value
     return by_round
 
 
@@ -240,7 +244,7 @@ def partition(runs: Runs) -> list[Part | None]:
     sizes, counts = run.by_client
     drawn = thinned(range(len(sizes)), CLIENTS)
     listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
-    names, parts = [run.client_name(k) for k in range(len(sizes))], list[Part | None]()
+    names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
         parts.append(Text(f"Runs have other partitions, by seed or setting; that of {runs.labels[run.path]} is shown."))
     if counts is not None and any(map(any, counts)):

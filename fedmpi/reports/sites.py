@@ -116,7 +116,7 @@ def sites(run: Run) -> list[Site]:
         own = evaluated.get("personal") or evaluated.get("global")
         by_class = [int(c) for c in counts[k]] if known else None
         part = (took_part, refused, clipped, shares.get(k))
-        result.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
+        result.append(Site(k, run.client_names.get(k, str(k)), int(n), by_class, *part, evaluated, own, run.falls))
     return result
 
 
