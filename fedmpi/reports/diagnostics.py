@@ -22,7 +22,6 @@ class OverRounds(NamedTuple):
 
     Attributes:
         keys: label -> where the number stands in a row, `probe.number` or `list.place`.
-        runs: "one" or "several" if it is drawn for these only.
     """
 
     name: str
@@ -31,13 +30,12 @@ class OverRounds(NamedTuple):
     keys: Mapping[str, str]
     note: str = ""
     from_zero: bool = False
-    runs: str = ""
 
 
 BELOW = "Below 0 a step raises the proximal loss; 0: orthogonal."
 UPDATES = (
     OverRounds("norms", "length of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
-               runs="several"),
+               from_zero=True),
     OverRounds("kept", "what is left of them in the aggregate", "norm / mean norm", {"": "kept"},
                "The norm of the server's direction over the updates' mean norm: 1 where all clients agree, 1/sqrt(m) "
                "where m updates of one length have nothing in common, 0 where they cancel."),
@@ -47,11 +45,9 @@ UPDATES = (
     OverRounds("negative-pairs", "pairs of clients in conflict", "share of pairs", {"": "negative_pairs"},
                "Pairs whose updates have a cosine below 0."),
     OverRounds("spectrum", "spectrum of the updates", "share of the sum",
-               {f"direction {j + 1}": f"shares.{j}" for j in range(DIRECTIONS)},
+               {"leading direction": "shares.0", "second direction": "shares.1"},
                "Eigenvalues of the updates' Gram matrix over their sum. One near 1: all updates lie along one line.",
-               from_zero=True, runs="one"),
-    OverRounds("spectrum", "share of the leading direction", "largest eigenvalue / sum", {"": "shares.0"},
-               runs="several"),
+               from_zero=True),
 )  # fmt: skip
 ANALYSIS = (
     OverRounds("losses", "what the loss is made of", "loss",
@@ -115,8 +111,9 @@ def updates(runs: Runs) -> list[Part | None]:
         rows[path].append({**row, "shares": shares, "kept": kept})
     parts = _over_rounds(runs, "updates", UPDATES, rows)
     if runs.alone is not None:
-        parts.insert(0, _norms(runs.alone))
-        cosines = _of_clients(runs.alone, runs.alone.updates, "to_direction")
+        lengths, cosines = (_of_clients(runs.alone, runs.alone.updates, key) for key in ("norms", "to_direction"))
+        note = "The norm of each client's change of the weights, as much of it as travels."
+        parts.insert(1, _client_map("updates-by-client", "length of each update", lengths, "norm", note, signed=False))
         title = "cosine of each update with the server's direction"
         note = "Below 0: the step of that round went against what the client had learned."
         parts.append(_client_map("updates-direction", title, cosines, "cosine", note))
@@ -176,16 +173,16 @@ def _over_rounds(
     parts = list[Part | None]()
     for each in figures:
         name = f"{section}-{each.name}"
-        if runs.alone is not None and each.runs != "several":
+        if runs.alone is not None:
             own = rows[runs.alone.path]
             lines = {label or "value": curve(own, *key.split(".")) for label, key in each.keys.items()}
             head = [label if key[-1].isdigit() else key.rpartition(".")[2] for label, key in each.keys.items()]
             parts.append(by_name(name, each.title, each.y_label, lines, head, each.note, each.from_zero))
-        elif runs.alone is None and each.runs != "one":
-            for label, key in each.keys.items():
-                curves, column = {path: curve(own, *key.split(".")) for path, own in rows.items()}, key.split(".")[-1]
-                title, file = (f"{each.title}: {label}", f"{name}-{column}") if label else (each.title, name)
-                parts.append(by_group(runs, file, title, each.y_label, curves, column, each.note))
+            continue
+        for label, key in each.keys.items():
+            curves, column = {path: curve(own, *key.split(".")) for path, own in rows.items()}, key.split(".")[-1]
+            title, file = (f"{each.title}: {label}", f"{name}-{column}") if label else (each.title, name)
+            parts.append(by_group(runs, file, title, each.y_label, curves, column, each.note))
     return parts
 
 
@@ -202,30 +199,15 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
     return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
 
 
-def _norms(run: Run) -> Figure | None:
-    """Draw the norms of updates: a line for each client; for many clients the mean with a band from least to most."""
-    of = _of_clients(run, run.updates, "norms")
-    if not of:
-        return None
-    note = "The norm of each client's change of the weights, as much of it as travels."
-    series = [Series(name, list(each), list(each.values())) for name, each in of.items()]
-    if len(of) > NAMED:
-        rounds = sorted({t for each in of.values() for t in each})
-        at = [[each[t] for each in of.values() if t in each] for t in rounds]
-        series = [Series("mean", rounds, [fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at])]
-        note = "Mean over the clients of a round; the band is from the shortest to the longest."
-    chart = Lines(series, "round", "norm", from_zero=True)
-    data: list[list[Value]] = [[t, name, value] for name, each in of.items() for t, value in each.items()]
-    return Figure("updates-norms", "length of the updates", chart, ("round", "client", "norm"), data, note)
-
-
-def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note: str) -> Figure | None:
+def _client_map(
+    name: str, title: str, of: Mapping[str, Curve], unit: str, note: str, signed: bool = True
+) -> Figure | None:
     """Draw a map of clients by rounds."""
     if not of:
         return None
     rows, columns = thinned(list(of), SIDE), thinned(sorted({t for each in of.values() for t in each}), SIDE)
     values = [[of[k].get(t) for t in columns] for k in rows]
-    chart = Grid(rows, [str(t) for t in columns], values, "client", "round", unit, signed=True)
+    chart = Grid(rows, [str(t) for t in columns], values, "client", "round", unit, signed)
     note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
     data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
     return Figure(name, title, chart, ("round", "client", unit), data, note)
