@@ -62,7 +62,7 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
 
 
 def _draw(data: Federated, path: Path) -> Iterator[Path]:
-    """Draw the samples by client and class, and where samples have means their histograms, with a CSV; yield files."""
+    """Draw the samples by client and class, and where samples have means their histograms; yield the files."""
     from fedmpi.analysis import charts
 
     names = data.site_names or tuple(map(str, range(data.clients)))
@@ -80,7 +80,6 @@ def _draw(data: Federated, path: Path) -> Iterator[Path]:
         chart = charts.Grid(rows, bins, shares, "client (samples)", "mean value of a sample", "% of its samples")
         features = path.with_name(f"{path.stem}-features{path.suffix}")
         yield charts.write(chart, features, "mean values of samples by client")
-        yield _numbers(features.with_suffix(".csv"), data, edges, histogram)
 
 
 def lines(data: Federated) -> list[str]:
@@ -131,17 +130,6 @@ def _means(shard: Shard) -> np.ndarray:
     """(n,) of a client's samples, in passes of PASS."""
     means = [x.flatten(1).double().mean(1).cpu() for x, _ in batches(shard, PASS, None)]
     return torch.cat(means).numpy()
-
-
-def _numbers(path: Path, data: Federated, edges: np.ndarray, counts: np.ndarray) -> Path:
-    names = data.site_names or tuple(map(str, range(data.clients)))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["client", "mean_from", "mean_to", "samples"])
-        for name, row in zip(names, counts.tolist(), strict=True):
-            bins = zip(edges[:-1].tolist(), edges[1:].tolist(), row, strict=True)
-            table.writerows([name, low, high, n] for low, high, n in bins if n)
-    return path
 
 
 def _write(path: Path, owner: np.ndarray) -> None:

@@ -261,9 +261,9 @@ def partition(runs: Runs) -> list[Part | None]:
     else:
         why = "sites keep it to themselves, or targets are no classes"
         parts.append(Text(f"Which client holds how many samples of which class is not recorded: {why}."))
-    held = [float(n) for n in sizes]
-    held = held if len(held) <= NAMED else sorted(held, reverse=True)
-    chart = _by_client(names, held, "samples", "training samples", "clients, the largest first")
+    samples = [float(n) for n in sizes]
+    samples = samples if len(samples) <= NAMED else sorted(samples, reverse=True)
+    chart = _by_client(names, samples, "samples", "training samples", "clients, the largest first")
     data = [[names[k], int(sizes[k])] for k in listed]
     return [*parts, Figure("samples", "training samples by client", chart, ("client", "samples"), data)]
 
