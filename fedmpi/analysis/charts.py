@@ -106,7 +106,8 @@ def stacked_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_la
     for name, lengths in parts.items():
         for k, length in enumerate(lengths):
             side = ends[length < 0]
-            spans[name].append((k, *sorted((side[k], side[k] + length))))  # type: ignore[arg-type]
+            start, end = sorted((side[k], side[k] + length))
+            spans[name].append((k, start, end))
             side[k] += length
     return Bars(rows, spans, x_label)
 

@@ -139,7 +139,7 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
             cell.published = published.value(dict(zip((axis.name for axis in axes), key, strict=True)))
     notes = _comparability_notes(sweep, [run for _, run, _ in done])
     if metric is not None and name != metric:
-        notes.insert(0, f"{name} is compared, as no model of most runs has {metric}")
+        notes.insert(0, f"{name} is compared, as most runs have no {metric}")
     source = published.source or "published" if published else None
     less = lower_is_better(name, falling)
     return Cells(sweep, name, of, tuple(axes), cells, tuple(options), source, less, tuple(notes))

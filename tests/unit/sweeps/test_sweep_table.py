@@ -105,7 +105,7 @@ def test_a_metric_goes_by_the_name_of_what_most_runs_have(asked, without):
         cells = table.collect(base, given, None)
         assert table_formats.caption(cells).startswith("personal accuracy, after the last round")
         assert cells.cells["A", "0.1"].values == {"0": 70.0, "1": 71.0, "2": 72.0}
-        note = "personal_accuracy is compared, as no model of most runs has accuracy"
+        note = "personal_accuracy is compared, as most runs have no accuracy"
         assert table_formats.gaps(cells)[0] == note
     alone = expand.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
     assert table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
