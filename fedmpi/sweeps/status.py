@@ -14,17 +14,7 @@ from fedmpi.common.text import count, shorten
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading import status as run_status
 from fedmpi.runtime.reading.files import SWEEP_LIST
-from fedmpi.runtime.reading.status import (
-    BAD,
-    DIED,
-    FAILED,
-    FINE,
-    FINISHED,
-    GOES_ON,
-    NEVER,
-    RUNNING,
-    STOPPED,
-)
+from fedmpi.runtime.reading.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
 from fedmpi.runtime.record.plugins import moved_with
 from fedmpi.sweeps import progress, slurm
 from fedmpi.sweeps.expand import Sweep, is_sweep, load
@@ -120,9 +110,9 @@ def show(sweep: Sweep, say: Callable[[str], None]) -> int:
 def code(facts: Facts) -> int:
     """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none runs, else 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
-        return BAD
+        return run_status.BAD
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
-    return GOES_ON if rest and not facts["counts"][RUNNING] else FINE
+    return run_status.GOES_ON if rest and not facts["counts"][RUNNING] else run_status.FINE
 
 
 def _one(place: Path, name: str) -> Facts:

@@ -54,17 +54,6 @@ def test_analysis_of_one_run(tmp_path):
     assert found["analysis-gain"].data == [[0, "4", 0.1], [0, "7", -0.2], [5, "7", 1.0]]
 
 
-def test_of_several_seeds_means_and_bands(tmp_path):
-    runs = [
-        made(tmp_path / str(s), [{"round": 0, "clients": [0], "losses": {**LOSSES, "shift": shift}}], s)
-        for s, shift in enumerate((1.0, 3.0))
-    ]
-    found = figures(diagnostics.analysis, *runs)
-    (line,) = found["analysis-losses-shift"].chart.series
-    assert (line.y, line.low) == ([2.0], (pytest.approx(2 - 2**0.5),))
-    assert "analysis-drift-divergence" not in found
-
-
 # ---- features ----
 SEEN = {
     **{"deviation": 0.3, "deviation_local": 0.2, "energy": 0.1, "energy_local": 0.15, "rank": 4.0, "rank_local": 3.0},
