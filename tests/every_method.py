@@ -67,21 +67,6 @@ VARIANTS = {
         "cnn",
         {"options": {"period": 2, "client": "fedsol"}, "server": {"rule": {"name": "principal", "groups": ["coef"]}}},
     ),
-    **{
-        f"fedatom, {net['name']}": (
-            "fedatom",
-            "cnn",
-            {
-                "rounds": 2,
-                "model": net,
-                "options": {"period": 2},
-                "cohort": {"fraction": 0.3},  # two clients, few steps, one evaluation: these nets take a while
-                "evaluate": {"every": 100, "protocol": ["global"]},
-                "train": {"batch_size": 25},
-            },
-        )
-        for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})
-    },
     "fedavg, int8 up, topk down": ("fedavg", "norm", wire("int8", "topk")),
     "fedavg, topk up, int8 down": ("fedavg", "cnn", wire("topk", "int8")),
     "scaffold, bf16": ("scaffold", "norm", wire("bf16", "bf16")),
@@ -128,7 +113,8 @@ def sizes(messages, t):
 
 
 def main() -> None:
-    chunk, block, on_gpu = linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU
+    # Slots of the tiny models are large, too: they are added as they come, or shared out.
+    linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = 64, 128, 64
     job, backend = detect(os.environ), sys.argv[2]
     device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
@@ -140,9 +126,6 @@ def main() -> None:
         comm = Solo(torch.device("cpu"))
     found = {}
     for name, config in cases().items():
-        # Slots of the tiny models are large, too: they are added as they come, or shared out.
-        real = any(net in name for net in ("alexnet", "vgg", "resnet"))
-        linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = (chunk, block, on_gpu) if real else (64, 128, 64)
         counted = comm.sent_bytes, comm.received_bytes
         it = prepare(config, comm=comm, device=device)
         it.fed.run()
