@@ -570,7 +570,7 @@ class _Autocast(torch.autocast):
         super().__init__("cpu", *args, **kwargs)
 
 
-class _PolledWork:
+class PolledWork:
     """A message of gloo, which ends only where one waits for it, as one that can be polled, as NCCL's."""
 
     def __init__(self, work) -> None:
@@ -610,7 +610,7 @@ def _patch_distributed() -> None:
 
     def batch_isend_irecv(operations):
         _on_gpu(*(each.tensor for each in operations))
-        return [_PolledWork(work) for work in batch(operations)]
+        return [PolledWork(work) for work in batch(operations)]
 
     class ProcessGroupGloo(dist.ProcessGroupGloo):
         def send(self, tensors, *args):

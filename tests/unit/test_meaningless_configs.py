@@ -114,8 +114,8 @@ def test_own_models_that_nobody_looks_at_are_told(name):
     assert not told("global", "personal")
 
 
-class Softened:
-    """A task of a user's own that is a classification, and says so."""
+class Weighing:
+    """A task of a user's own that weighs by the counts that it is told."""
 
     names = ("accuracy",)
     classification = True
@@ -123,21 +123,14 @@ class Softened:
     def __init__(self, classes):
         pass
 
-    def loss(self, model, x, y):
-        return nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)
-
-    def metrics(self, outputs, y):
-        return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
-
-
-class Weighing(Softened):
-    """Weighs by the counts that it is told."""
-
     def weigh(self, counts):
         self.w = 1.0 / counts.clamp(min=1).double()
 
     def loss(self, model, x, y):
         return nn.functional.cross_entropy(model(x), y, weight=self.w.to(torch.float32))
+
+    def metrics(self, outputs, y):
+        return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
 
 
 def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
