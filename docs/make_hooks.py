@@ -97,7 +97,7 @@ FILES = (
 CHECKPOINT = """A client that has not trained yet has no file. A slot of shape (n, d) is n rows of d, one after the
 other. By default the last two checkpoints are there (`checkpoint: {every: 1, keep: 2}`). `Slots.bind` makes of sizes
 what finds a slot by its name. For the third method of
-[write_a_method.md](write_a_method.md#the-third-the-server-learns-what-each-client-gets):"""
+[write_a_method.md](write_a_method.md#third-example-server-state-and-downloads-for-single-clients):"""
 CODE = """```python
 # read_state.py
 import sys

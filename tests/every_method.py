@@ -108,8 +108,7 @@ def sizes(messages, t):
     told again."""
     told = messages.announcement(messages.groups(t - 1) if t else None)
     exact = not t and messages.wire.down is not None and messages.wire.down.changes_only  # the first message
-    own = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
-    return told.packing.size if exact else told.size, own, messages.upload(t).size
+    return told.packing.size if exact else told.size, messages.per_client.size, messages.upload(t).size
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from fedmpi.comm.base import ConnectionLostError
 from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.rendezvous.store_server import ALL
 from fedmpi.comm.timeouts import Clock, Timeouts

@@ -1,7 +1,6 @@
 """The commands on existing runs: status, compare, report, verify, export, predict, reproduce."""
 
 import json
-import shutil
 import signal
 import sys
 import time
@@ -99,11 +98,11 @@ def compare(
     """Show which settings, data, code, versions and machines of two runs differ, and from which round on their results
     do; of two sweeps run by run. Exit code: 0 the same results, 1 they differ, or one has more rounds."""
     many = [not files.is_run(files.folder(each)) and bool(files.runs_in(each)) for each in (a, b)]
-    differences = comparing.sweeps(a, b) if all(many) else comparing.compare(a, b)
+    differences = comparing.compare_sweeps(a, b) if all(many) else comparing.compare(a, b)
     if as_json:
         typer.echo(json.dumps(differences, indent=2))
     else:
-        for line in comparing.lines(differences, shutil.get_terminal_size().columns):
+        for line in comparing.lines(differences):
             typer.echo(line)
     raise typer.Exit(0 if differences["same"] else 1)
 
@@ -186,10 +185,8 @@ def verify(
     with fast_import():
         from fedmpi.runtime.finished import verify as checks
 
-    options = {"trusted": trust, "overrides": overrides or (), "tolerance": tolerance, "asked": seal}
-    raise typer.Exit(
-        checks.verify_all(directory, typer.echo, number=None if rounds == "all" else int(rounds), **options)
-    )
+    options = checks.Options(None if rounds == "all" else int(rounds), trust, overrides or (), tolerance, seal)
+    raise typer.Exit(checks.verify_all(directory, typer.echo, options))
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")

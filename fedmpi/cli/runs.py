@@ -191,6 +191,6 @@ def partition(
 def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     """Show what this machine has, what CONFIG would get here, and what is wrong, to be read or put into a bug report.
     Exit code 1 if something keeps CONFIG from running."""
-    from fedmpi.doctor import report
+    from fedmpi.doctor import mpi, report
 
-    leave(0 if report.silent() else report.report(typer.echo, config, overrides or ()))
+    leave(0 if mpi.is_silent() else report.report(typer.echo, config, overrides or ()))

@@ -23,7 +23,7 @@ from fedmpi.config import resources
 from fedmpi.config.loading import shown
 
 if TYPE_CHECKING:
-    from fedmpi.comm.launchers.job import Job
+    from fedmpi.comm.job import Job
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
@@ -62,7 +62,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def current_job() -> "Job | None":
     """Return this process's place among the ranks; None where the launcher is used wrongly."""
-    from fedmpi.comm.launchers.launcher_env import detect
+    from fedmpi.comm.launchers import detect
 
     try:
         return detect(os.environ)
@@ -72,7 +72,7 @@ def current_job() -> "Job | None":
 
 def require_single_process(command: str = "analyse") -> None:
     """Raise UserError where a launcher has started several processes."""
-    from fedmpi.comm.launchers.launcher_env import detect
+    from fedmpi.comm.launchers import detect
 
     job = detect(os.environ)
     if job.size > 1:

@@ -87,7 +87,7 @@ def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
     from fedmpi.sweeps import progress, slurm
 
     settings = progress.resuming(slurm.find_run(asked, name))
-    if progress.check_state(settings).what == progress.DONE:
+    if progress.read_state(settings).what == progress.DONE:
         return 0
     apply_machine_settings(settings)
     with fast_import():

@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.launchers.launcher_env import detect
+from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import detect
 from fedmpi.comm.timeouts import Timeouts
 
 if TYPE_CHECKING:

@@ -25,24 +25,26 @@ class Audit:
     def __init__(self) -> None:
         self.waiting: list[str] = []
         self.path: Path | None = None
-        self.private = False
+        self.mode = 0o600  # of the file
 
     def open(self, path: Path, private: bool) -> None:
-        """Raises UserError where it cannot be written there."""
-        self.path, self.private = path, private
+        """Write all lines to this file from here on. Raises UserError where it cannot be written."""
+        self.path, self.mode = path, 0o600 if private else 0o666
         try:
             path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
             if path.exists():
                 with path.open("rb+") as file:
                     file.truncate(file.read().rfind(b"\n") + 1)  # of half a line, which a full disk has left
         except OSError as error:
-            raise self._cannot(error) from error
+            raise self._cannot_write(error) from error
         self._write(self.waiting)
 
     def sent(self, about: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
+        """Note a message to one rank."""
         self.said(about, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
     def said(self, about: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
+        """Note some bytes to a rank, or to "all"."""
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "round": about[0],
@@ -58,14 +60,12 @@ class Audit:
 
     def _write(self, lines: list[str]) -> None:
         assert self.path is not None
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         try:
-            with open(os.open(self.path, flags, 0o600 if self.private else 0o666), "wb", buffering=0) as file:
-                content = "".join(f"{line}\n" for line in lines).encode()
-                while content:
-                    content = content[file.write(content) :]
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self.mode)
+            with open(file, "w", encoding="utf-8") as stream:
+                stream.writelines(f"{line}\n" for line in lines)
         except OSError as error:
-            raise self._cannot(error) from error
+            raise self._cannot_write(error) from error
 
-    def _cannot(self, error: OSError) -> UserError:
+    def _cannot_write(self, error: OSError) -> UserError:
         return UserError(f"data.audit: cannot write {self.path}: {error.strerror or error}; free some space there")

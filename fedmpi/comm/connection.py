@@ -10,11 +10,10 @@ from dataclasses import replace
 import torch
 
 from fedmpi.comm import network
-from fedmpi.comm.backends.interfaces import set_interface
 from fedmpi.comm.base import Communicator, Lost, Solo
 from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.comm.timeouts import Timeouts
 
 
@@ -26,14 +25,14 @@ def connect(
     error_reporter: ErrorReporter | None = None,
     interface: str | Sequence[str] | None = None,
 ) -> Communicator:
-    """The communicator of `job`, once all its ranks are there.
+    """Return the communicator of `job`, once all its ranks are there.
 
-    backend           auto | nccl | gloo | mpi; auto is NCCL when every rank has a GPU of its own, else gloo
-    device            where this rank computes (default: CPU)
-    timeouts          past `start` Lost names the ranks that have not arrived, past `round` the peer of a message
-    error_reporter    gets the ranks' store as soon as it is found, and ends when the communicator is closed
-    interface         network interface for the ranks' store, gloo, NCCL and the TCP messages of Open MPI: a name, a
-                      pattern, or several to try
+    Args:
+        backend: auto | nccl | gloo | mpi; auto is NCCL when every rank has a GPU of its own, else gloo.
+        device: where this rank computes (default: CPU).
+        timeouts: past `start` Lost names the ranks that have not arrived, past `round` the peer of a message.
+        error_reporter: gets the ranks' store as soon as it is found, and ends when the communicator is closed.
+        interface: network interface for gloo, NCCL and the TCP messages of Open MPI: a name, a pattern, or several.
 
     Raises UserError for a mistake in launcher or config, Lost for ranks that do not arrive.
     """
@@ -43,24 +42,28 @@ def connect(
     address = ""
     if interface:
         name, address = network.choose(interface)
-        set_interface(name, os.environ)
+        network.set_interface(name, os.environ)
     timeouts = timeouts or Timeouts()
     error_reporter = error_reporter or ErrorReporter(job, timeouts)
     if backend == "mpi":
-        from fedmpi.comm.backends import mpi_comm
-        from fedmpi.comm.rendezvous import lookup
-
-        mine = mpi_comm.connect(job, timeouts)
-        with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
-            limit_s = min(timeouts.start, timeouts.store)
-            store = lookup.find_store(replace(job, launcher="mpi"), limit_s, timeouts=timeouts, address=address)
-            error_reporter.listen(store.new_connection)
-            mine.outlive(store, error_reporter)
-        comm: Communicator = mine
+        comm: Communicator = _connect_by_mpi(job, timeouts, error_reporter, address)
     else:
         from fedmpi.comm.backends import torch_dist
 
         comm = torch_dist.connect(job, backend, device, timeouts, error_reporter, address)
     comm.at_end = error_reporter.close
     error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.waiting_for, store))
+    return comm
+
+
+def _connect_by_mpi(job: Job, timeouts: Timeouts, error_reporter: ErrorReporter, address: str) -> Communicator:
+    from fedmpi.comm.backends import mpi_comm
+    from fedmpi.comm.rendezvous import lookup
+
+    comm = mpi_comm.connect(job, timeouts)
+    with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
+        limit_s = min(timeouts.start, timeouts.store)
+        store = lookup.find_store(replace(job, launcher="mpi"), limit_s, timeouts=timeouts, interface=address)
+        error_reporter.listen(store.new_connection)
+        comm.outlive(store, error_reporter)
     return comm

@@ -1,4 +1,4 @@
-"""The network interfaces of this host: their addresses, and which of them leads to another host."""
+"""The network interfaces of this host, and which of them the back ends use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import fnmatch
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedmpi.common.errors import UserError
 
@@ -16,6 +17,10 @@ from fedmpi.common.errors import UserError
 SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP = 0x8913, 0x8915, 1
 # Bridges of containers and virtual machines, which have the same address on every host: they are offered last.
 BRIDGES = ("docker*", "br-*", "virbr*", "cni*", "podman*", "lxc*")
+# The environment variables by which gloo, NCCL and Open MPI are given an interface.
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+OPEN_MPI = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
+LOOPBACK = "lo"  # Linux's name for it
 
 
 def addresses() -> dict[str, str]:
@@ -42,7 +47,7 @@ def describe() -> str:
 
 def outward_addresses() -> list[str]:
     """Return the addresses of this host at which other hosts may reach it, bridges of containers last."""
-    outward = [(name, address) for name, address in addresses().items() if address and not is_loopback(address)]
+    outward = [(name, address) for name, address in addresses().items() if not is_loopback(address)]
     return [address for name, address in sorted(outward, key=lambda item: _matches(item[0], BRIDGES))]
 
 
@@ -65,7 +70,7 @@ def is_loopback(address: str) -> bool:
 def resolve(host: str) -> str:
     """Return the IPv4 address of a host; "" if its name does not resolve."""
     try:
-        return socket.gethostbyname(host)
+        return socket.gethostbyname(host) if host else ""
     except (OSError, UnicodeError):  # a label that is empty or too long
         return ""
 
@@ -80,8 +85,8 @@ def is_own(address: str) -> bool:
         return False
 
 
-def address_towards(host: str) -> str:
-    """Return the address that this host uses towards `host`; "" if there is no way.
+def interface_towards(host: str) -> str | None:
+    """Return the network interface whose address this host uses towards `host`; None if it cannot be found.
 
     Connecting a datagram socket sends nothing: it only asks the routing table.
     """
@@ -89,16 +94,12 @@ def address_towards(host: str) -> str:
         try:
             probe.connect((host, 9))
         except (OSError, UnicodeError):
-            return ""
-        return str(probe.getsockname()[0])
+            return None
+        own = probe.getsockname()[0]
+    return next((name for name, address in addresses().items() if address == own), None)
 
 
-def interface_towards(host: str) -> str | None:
-    """Return the network interface whose address this host uses towards `host`; None if it cannot be found."""
-    here = address_towards(host)
-    return next((name for name, address in addresses().items() if here and address == here), None)
-
-
+# ---- which interface the back ends use ----
 def choose(interface: str | Sequence[str]) -> tuple[str, str]:
     """Return name and address of the first interface of this host that comm.interface names.
 
@@ -108,18 +109,55 @@ def choose(interface: str | Sequence[str]) -> tuple[str, str]:
     """
     wanted = [interface] if isinstance(interface, str) else list(interface)
     here = addresses()
-    matching = [name for pattern in wanted for name in here if _matches(name, [pattern])]
-    for name in matching:
-        if here[name]:
-            return name, here[name]
-    shown = wanted[0] if len(wanted) == 1 else f"[{', '.join(wanted)}]"
-    problem = (
-        f"{matching[0]} of host {socket.gethostname()} is down or has no IPv4 address"
-        if matching
-        else f"host {socket.gethostname()} has no such network interface"
+    for pattern in wanted:
+        for name, address in here.items():
+            if address and _matches(name, [pattern]):
+                return name, address
+    raise UserError(
+        f"comm.interface: {', '.join(wanted)}: host {socket.gethostname()} has no such network interface with an "
+        f"IPv4 address. It has {describe()}; name one that leads to the other hosts."
     )
-    raise UserError(f"comm.interface: {shown}: {problem}. It has {describe()}; name one that leads to the other hosts.")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def set_interface(name: str, env: MutableMapping[str, str]) -> None:
+    """Give the back ends a network interface, by the environment variables that they read when they start.
+
+    Open MPI tries each address of a host, also one that is on every host (a bridge of containers), and may wait for
+    ever for an answer. It refuses to start if both of its options are set; what the user has set stays.
+    """
+    env[GLOO], env[NCCL] = name, f"={name}"  # "=": not the names that begin so
+    if not any(option in env for option in OPEN_MPI):
+        env[OPEN_MPI[0]] = name
+
+
+def choose_for_gloo(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
+    """Choose gloo's network interface by GLOO_SOCKET_IFNAME, unless comm.interface or the user has set it.
+
+    Without it gloo binds to the address of the host's own name, or to the loopback interface if the name does not
+    resolve. That is left alone where other hosts can reach the address. If they cannot, as with the 127.0.1.1 of
+    Debian's /etc/hosts, gloo is given the interface over which the ranks have reached rank 0's store; and the loopback
+    interface if all ranks are on one host.
+
+    Args:
+        rank: of this process.
+        cards: "host", "network" and "address" of each rank: its host's name, its network namespace, and the address
+            from which it has reached rank 0's store.
+        rank_0: the address at which this rank has reached the store.
+    """
+    if GLOO in os.environ:
+        return
+    mine = cards[rank]
+    others = [card for card in cards if card["network"] != mine["network"]]
+    if not others:
+        if LOOPBACK in addresses():
+            os.environ[GLOO] = LOOPBACK
+        return
+    own = resolve(mine["host"])
+    if is_loopback(own) or not is_own(own):
+        interface = interface_towards(rank_0 if cards[0] in others else others[0]["address"])
+        if interface:
+            os.environ[GLOO] = interface

@@ -10,15 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
-
-
-class Event(Protocol):
-    """What a thread can wait for: a `threading.Event`, for example."""
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 class Clock:
@@ -32,7 +23,7 @@ class Clock:
         """Let this thread do nothing for so long."""
         time.sleep(seconds)
 
-    def wait(self, event: Event, seconds: float) -> bool:
+    def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait until the event is set, `seconds` at most; return whether it is."""
         return event.wait(max(0.0, seconds))
 

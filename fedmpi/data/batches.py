@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.inputs import Inputs, concatenate
-from fedmpi.data.layout import stored_channels_last
+from fedmpi.data.augment.operation import stored_channels_last
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.streaming import Stream, prefetch

@@ -1,7 +1,6 @@
 """Which test rows are a client's own.
 
-shards       the test part cut into shards and dealt like the training part, by the same label matrix (FedRep 2021);
-             class_match, with a warning, where a class has fewer test rows than shards
+shards       the test part cut into shards and dealt like the training part, by the same label matrix (FedRep 2021)
 class_match  all test rows of the classes it trains on
 aligned      of class c  floor(T n_kc / n_k)  rows of its t_c test rows, without replacement; clients overlap. T: 1000
              (FedSOL 2024), or as many as all its classes have rows for, min_c floor(t_c n_k / n_kc): FedSOL's own
@@ -16,7 +15,6 @@ auto         site if clients are sites and the data set knows the sites of the t
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -60,10 +58,8 @@ def client_tests(
         return np.full(len(counts), len(every)), PerClient(len(counts), lambda k: every)
     if client_test == "site":
         if at is None or dataset.test_site is None:
-            raise UserError(
-                "data.client_test: site needs partition scheme site or domain, and a data set with test_site; take "
-                "aligned"
-            )
+            needed = "partition scheme site or domain, and a data set with test_site"
+            raise UserError(f"data.client_test: site needs {needed}; take aligned")
         sites = max(int(at.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
         return _by_client(Partition.from_owners(dataset.test_site.numpy(), sites), at)
     if regression:
@@ -72,20 +68,14 @@ def client_tests(
         )
     if client_test == "shards":
         if names is None:
-            raise UserError(
-                "data.client_test: shards needs partition scheme shards without `sorted`; take aligned or class_match"
-            )
+            raise UserError("data.client_test: shards needs partition scheme shards without `sorted`; take aligned")
         test_y = dataset.test_y.numpy()
-        scarce = [c for c in np.unique(names) if (test_y == c).sum() < (names == c).sum()]
-        if not scarce:
-            return _by_client(deal(test_y, names, seeds.numpy_rng(seed, "test shards")), np.arange(len(counts)))
-        rows, shards = (test_y == scarce[0]).sum(), (names == scarce[0]).sum()
-        warnings.warn(
-            f"data.client_test: shards cannot cut the {rows} test rows of class {scarce[0]} into {shards}; every "
-            "client is tested on all test rows of its classes instead (class_match)",
-            stacklevel=3,
-        )
-        client_test = "class_match"
+        scarce = next((c for c in np.unique(names) if (test_y == c).sum() < (names == c).sum()), None)
+        if scarce is not None:
+            rows, shards = (test_y == scarce).sum(), (names == scarce).sum()
+            what = f"the {rows} test rows of class {scarce} into {shards}"
+            raise UserError(f"data.client_test: shards cannot cut {what}; take class_match")
+        return _by_client(deal(test_y, names, seeds.numpy_rng(seed, "test shards")), np.arange(len(counts)))
     of_class = Partition.from_owners(dataset.test_y.numpy(), counts.shape[1])
     there = of_class.sizes
     # In blocks of clients, so that what is computed on the way stays small.

@@ -49,44 +49,27 @@ class Dataset:
             object.__setattr__(self, "classes", int(self.classes))
         if not isinstance(self.classes, int) or isinstance(self.classes, bool) or self.classes < 1:
             raise UserError(f"data set: classes is {self.classes!r}; a whole number >= 1 is needed (1 = regression)")
-        for name in ("train_x", "test_x"):
-            given: Any = getattr(self, name)
+        for part in ("train", "test"):
+            given: Any = getattr(self, f"{part}_x")
             if isinstance(given, Mapping):
-                object.__setattr__(self, name, _named(name, given))
-        for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site", "group"):
-            for said, x in named_tensors(getattr(self, name), name):
-                _check_tensor(said, x, optional=name in ("site", "test_site", "group"))
+                object.__setattr__(self, f"{part}_x", _named(f"{part}_x", given))
+            _check_part(part, getattr(self, f"{part}_x"), getattr(self, f"{part}_y"), self.classes)
         if len(self.train_x) == 0:
             raise UserError("data set: there is no training sample")
-        for name, x, y_name, y in (
-            ("train_x", self.train_x, "train_y", self.train_y),
-            ("test_x", self.test_x, "test_y", self.test_y),
-        ):
-            for said, part in named_tensors(x, name):
-                if len(part) != len(y):
-                    has = f"{said} has {len(part)} rows, {y_name} the shape {tuple(y.shape)}"
-                    raise UserError(f"data set: {has}; both need one row a sample")
-                if not isinstance(part, Pictures):  # those are of bytes, all of which are numbers
-                    _check_values(said, part, single=said == name)
-            _check_targets(y_name, y, self.classes)
-        if (sample_shape(self.train_x), self.train_x.dtype) != (sample_shape(self.test_x), self.test_x.dtype):
-            raise UserError(
-                f"data set: a row of train_x is {_look(self.train_x)}, one of test_x {_look(self.test_x)}; they "
-                "must agree"
-            )
-        if (self.train_y.shape[1:], self.train_y.dtype) != (self.test_y.shape[1:], self.test_y.dtype):
-            raise UserError(
-                f"data set: a row of train_y is {_look(self.train_y)}, one of test_y {_look(self.test_y)}; they "
-                "must agree"
-            )
+        for kind in "xy":
+            train, test = (_describe(getattr(self, f"{part}_{kind}")) for part in ("train", "test"))
+            if train != test:
+                what = f"a row of train_{kind} is {train}, one of test_{kind} {test}"
+                raise UserError(f"data set: {what}; they must agree")
         if self.global_x is not None:
-            _check_tensor("global_x", self.global_x, optional=False)
-            _check_values("global_x", self.global_x, single=True)
-            if len(self.global_x) != len(self.test_x) or _look(self.global_x) != _look(self.test_x):
-                raise UserError(f"data set: global_x is {_look(self.global_x)} a row; it must be as test_x, row by row")
-        _check_sites("site", self.site, "train_x", self.train_x, self.site_names)
-        _check_sites("test_site", self.test_site, "test_x", self.test_x, self.site_names)
-        _check_sites("group", self.group, "train_x", self.train_x, ())
+            _check_tensor("global_x", self.global_x)
+            _check_samples("global_x", self.global_x, single=True)
+            if len(self.global_x) != len(self.test_x) or _describe(self.global_x) != _describe(self.test_x):
+                what = f"global_x is {_describe(self.global_x)} a row"
+                raise UserError(f"data set: {what}; it must be as test_x, row by row")
+        _check_owners("site", self.site, len(self.train_x), self.site_names)
+        _check_owners("test_site", self.test_site, len(self.test_x), self.site_names)
+        _check_owners("group", self.group, len(self.train_x), ())
 
     @property
     def input_shape(self) -> Shape:
@@ -100,41 +83,48 @@ def is_labels(y: Tensor, classes: int) -> bool:
 
 
 def _named(name: str, given: Mapping[Any, Any]) -> Inputs:
-    odd = next((key for key in given if not isinstance(key, str) or not key.isidentifier()), None)
-    if not given or odd is not None:
-        text = "is empty" if not given else f"has the key {odd!r}"
+    wrong = next((key for key in given if not isinstance(key, str) or not key.isidentifier()), None)
+    if not given or wrong is not None:
+        text = "is empty" if not given else f"has the key {wrong!r}"
         raise UserError(f"data set: {name} {text}; a dictionary of tensors by names such as input_ids is needed")
     return Inputs(given)
 
 
-def _check_tensor(name: str, x: Any, optional: bool) -> None:
-    """A dense tensor of rows on the CPU without a graph."""
-    if x is None and optional:
-        return
-    if isinstance(x, Pictures) and name in ("train_x", "test_x"):
+def _describe(x: Samples) -> str:
+    """Shape and type of a row."""
+    return "; ".join(
+        f"{name} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
+        for name, part in named_tensors(x, "")
+    )
+
+
+def _check_part(part: str, samples: Samples, y: Tensor, classes: int) -> None:
+    for name, x in named_tensors(samples, f"{part}_x"):
+        _check_tensor(name, x)
+        _check_tensor(f"{part}_y", y)
+        if len(x) != len(y):
+            has = f"{name} has {len(x)} rows, {part}_y the shape {tuple(y.shape)}"
+            raise UserError(f"data set: {has}; both need one row a sample")
+        if not isinstance(x, Pictures):  # those are of bytes, all of which are numbers
+            _check_samples(name, x, single=name == f"{part}_x")
+    _check_targets(f"{part}_y", y, classes)
+
+
+def _check_tensor(name: str, x: Any) -> None:
+    """Raise UserError unless x is a dense tensor of rows on the CPU without a graph, or Pictures."""
+    if isinstance(x, Pictures):
         return
     if not isinstance(x, Tensor):
         advice = ": torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
         raise UserError(f"data set: {name} is {type(x).__name__}; a torch.Tensor is needed{advice}")
-    odd = "a number without rows" if x.ndim == 0 else "a complex tensor" if x.is_complex() else ""
-    odd = odd or ("a sparse tensor" if x.layout is not torch.strided else "")
-    odd = odd or (f"a tensor on {x.device}" if x.device.type != "cpu" else "")
-    odd = odd or ("a tensor that requires gradients (.detach() it)" if x.requires_grad else "")
-    if odd:
-        raise UserError(f"data set: {name} is {odd}; a dense tensor of real numbers on the CPU is needed")
+    if x.ndim == 0 or x.is_complex() or x.layout is not torch.strided or x.device.type != "cpu" or x.requires_grad:
+        what = f"of shape {tuple(x.shape)}, {x.dtype}, {x.layout}, on {x.device}, requires_grad={x.requires_grad}"
+        raise UserError(f"data set: {name} is {what}; a dense, detached tensor of real numbers on the CPU is needed")
 
 
-def _look(x: Samples) -> str:
-    return "; ".join(
-        f"{said} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
-        for said, part in named_tensors(x, "")
-    )
-
-
-def _check_values(name: str, x: Tensor, single: bool) -> None:
+def _check_samples(name: str, x: Tensor, single: bool) -> None:
     if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
-        whole = not (x.is_floating_point() or x.dtype == torch.bool)
-        how = f"{name}.long() for symbols, {name}.float() for numbers" if whole else f"{name}.float()"
+        how = f"{name}.long() for symbols, {name}.float() for numbers"
         raise UserError(f"data set: {name} is {x.dtype}; float32 (or int64 for symbols) is needed: {how}")
     # By blocks of rows: what isfinite makes on its way takes as much memory as they do.
     if x.is_floating_point() and not all(bool(torch.isfinite(some).all()) for some in x.split(1 << 14)):
@@ -144,10 +134,8 @@ def _check_values(name: str, x: Tensor, single: bool) -> None:
 
 def _check_targets(name: str, y: Tensor, classes: int) -> None:
     if y.dtype not in (torch.int64, torch.float32, torch.bool):
-        raise UserError(
-            f"data set: {name} is {y.dtype}; int64 class numbers or float32 targets are needed: {name}.long() or "
-            f"{name}.float()"
-        )
+        how = f"{name}.long() or {name}.float()"
+        raise UserError(f"data set: {name} is {y.dtype}; int64 class numbers or float32 targets are needed: {how}")
     if y.is_floating_point() and bool(y.isinf().any()):  # NaN may be a target to ignore, which the task knows
         row = int(y.isinf().nonzero()[0, 0])
         raise UserError(f"data set: {name} holds a target that is infinite, first in row {row}; correct or drop it")
@@ -159,17 +147,14 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
         )
 
 
-def _check_sites(name: str, site: Tensor | None, x_name: str, x: Samples, names: tuple[str, ...]) -> None:
-    if site is None:
+def _check_owners(name: str, owner: Tensor | None, rows: int, names: tuple[str, ...]) -> None:
+    if owner is None:
         return
-    if site.dtype != torch.int64 or tuple(site.shape) != (len(x),):
-        raise UserError(
-            f"data set: {name} is {site.dtype} of shape {tuple(site.shape)}; int64 ({len(x)},), one a row of "
-            f"{x_name}, is needed"
-        )
+    _check_tensor(name, owner)
+    if owner.dtype != torch.int64 or tuple(owner.shape) != (rows,):
+        what = f"{name} is {owner.dtype} of shape {tuple(owner.shape)}"
+        raise UserError(f"data set: {what}; int64 ({rows},), one a row, is needed")
     lowest = -1 if name == "test_site" else 0
-    if len(site) and (int(site.min()) < lowest or (names and int(site.max()) >= len(names))):
-        raise UserError(
-            f"data set: {name} holds sites {int(site.min())}..{int(site.max())}, but {len(names)} sites are named: "
-            f"{names}"
-        )
+    if len(owner) and (int(owner.min()) < lowest or (names and int(owner.max()) >= len(names))):
+        what = f"{name} holds sites {int(owner.min())}..{int(owner.max())}"
+        raise UserError(f"data set: {what}, but {len(names)} sites are named: {names}")

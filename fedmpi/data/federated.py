@@ -18,18 +18,19 @@ from torch import Tensor
 
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Shape, Type
+from fedmpi.common.inputs import Inputs, Shape, Type
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.common.text import count, nearest
+from fedmpi.common.text import nearest
 from fedmpi.common.user_code_errors import located_error
+from fedmpi.data.augment.operation import Operation, to_memory_format
+from fedmpi.data.augment.pipeline import ImagePipeline, named
 from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
-from fedmpi.data.layout import to_memory_format
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import feature_noise, noisy
-from fedmpi.data.partitions.parts import Partition
+from fedmpi.data.partitions.parts import Partition, index_array
 from fedmpi.data.partitions.shards import label_matrix, shards
 from fedmpi.data.pictures import FLOATS, Pictures
 from fedmpi.data.preparation import Preparation, ready
@@ -79,14 +80,15 @@ class Federated:
         trained = {id(x) for _, x, _ in samples_of(self.train)}
 
         def move(x: Any) -> Any:
-            if id(x) not in moved:
-                if isinstance(x, Pictures):
-                    new = x.to(device, channels_last)
-                    seldom = id(x) in trained or 4 * new.shape.numel() > FLOATS
-                    moved[id(x)] = new if seldom else new.floats()
-                else:
-                    new = x.to(device)
-                    moved[id(x)] = to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
+            if id(x) in moved:
+                return moved[id(x)]
+            if isinstance(x, Pictures):
+                new = x.to(device, channels_last)
+                stays = id(x) in trained or 4 * new.shape.numel() > FLOATS
+                moved[id(x)] = new if stays else new.floats()
+            else:
+                new = x.to(device)
+                moved[id(x)] = to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
             return moved[id(x)]
 
         return self.with_samples(move, move)
@@ -114,32 +116,32 @@ def split(
     client_test: how a client's own test rows are chosen, see client_test.py.
     Raises UserError if the data do not allow this division.
     """
-    made = registry.make(KIND, registry.Selection(scheme, options))
-    cut = made.func
+    scheme_with_options = registry.make(KIND, registry.Selection(scheme, options))
+    cut, options = scheme_with_options.func, scheme_with_options.keywords
     labels = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
     labels.flags.writeable = False
     keys = _sites(dataset, scheme) if cut in (site, domain) else labels
     if cut is site:
-        made = partial(site, only=_sites_named(dataset, made.keywords.get("only", ())))
-        if clients is None:
-            clients = len(made.keywords["only"] or dataset.site_names) or int(keys.max()) + 1
+        only = _sites_named(dataset, options.get("only", ()))
+        scheme_with_options = partial(site, only=only)
+        clients = clients or len(only or dataset.site_names) or int(keys.max()) + 1
     if clients is None and cut is not file:
         raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
     if clients is not None and clients < 1:
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
-    parts = _checked(made(keys, clients, seeds.numpy_rng(seed, "partition")), len(labels), clients, scheme, cut)
+    given = scheme_with_options(keys, clients, seeds.numpy_rng(seed, "partition"))
+    parts = _checked(given, len(labels), clients, scheme, cut)
     clients = len(parts)
     if cut is feature_noise:
-        dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **made.keywords))
+        dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **options))
 
     if is_labels(dataset.train_y, dataset.classes):
         _warn_of_absent_classes(dataset)
-    if dataset.group is not None:
-        _warn_of_divided_groups(dataset.group, parts, scheme)
     counts = label_counts(dataset.train_y, dataset.classes, parts)
     at = keys[parts.order[parts.offsets[:-1]]] if cut in (site, domain) else None  # the site of each client
-    dealt = client_test == "shards" and cut is shards and not made.keywords.get("sorted")
-    names = _label_matrix(labels, clients, seed, **made.keywords) if dealt else None
+    names = None
+    if client_test == "shards" and cut is shards and not options.get("sorted"):
+        names = _label_matrix(labels, clients, seed, **options)
     test_sizes, test_rows = client_tests(dataset, counts, client_test, at, seed, names)
     global_x, group = dataset.test_x if dataset.global_x is None else dataset.global_x, dataset.group
     return Federated(
@@ -163,27 +165,35 @@ def split(
     )
 
 
+def _sites(dataset: Dataset, scheme: str) -> np.ndarray:
+    if dataset.site is None:
+        raise UserError(
+            f"data.partition: scheme {scheme} needs a data set that says whose each sample is, and this one does not "
+            "(Dataset.site is None); take iid, shards or dirichlet"
+        )
+    return dataset.site.numpy()
+
+
+def _sites_named(dataset: Dataset, only: Sequence[Any]) -> tuple[int, ...]:
+    """Numbers of the sites of that name, ascending; of that number where they have no names, for a name may be one."""
+    names = dataset.site_names or [str(k) for k in range(int(_sites(dataset, "site").max()) + 1)]
+    numbers = {name: k for k, name in enumerate(names)}
+    chosen = []
+    for name in only:
+        if str(name) not in numbers:
+            raise UserError(f"data.partition.only: the data set has no site {name!r}; {nearest(str(name), numbers)}")
+        if numbers[str(name)] in chosen:
+            raise UserError(f"data.partition.only: {name!r} is a site that stands there already; name each one once")
+        chosen.append(numbers[str(name)])
+    return tuple(sorted(chosen))
+
+
 def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
     """The test rows of each site that has some, by its name or number."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
     names = dataset.site_names or tuple(map(str, range(max(present, default=-1) + 1)))
     rows = {names[k]: torch.nonzero(test_site == k).flatten() for k in present}
     return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}
-
-
-def _sites_named(dataset: Dataset, only: Sequence[Any]) -> tuple[int, ...]:
-    """Numbers of the sites of that name, ascending; of that number where they have no names, for a name may be one."""
-    count_ = len(dataset.site_names) or int(_sites(dataset, "site").max()) + 1
-    known = {name: k for k, name in enumerate(dataset.site_names or map(str, range(count_)))}
-    unknown = next((name for name in only if str(name) not in known), None)
-    if unknown is not None:
-        said = nearest(str(unknown), dataset.site_names) if dataset.site_names else f"allowed: 0 to {count_ - 1}"
-        raise UserError(f"data.partition.only: the data set has no site {unknown!r}; {said}")
-    found = [known[str(name)] for name in only]
-    twice = next((name for at, name in enumerate(only) if found[at] in found[:at]), None)
-    if twice is not None:
-        raise UserError(f"data.partition.only: {twice!r} is a site that stands there already; name each one once")
-    return tuple(sorted(found))
 
 
 def _label_matrix(
@@ -215,53 +225,18 @@ def _warn_of_absent_classes(dataset: Dataset) -> None:
     absent = np.flatnonzero(np.bincount(dataset.train_y.numpy(), minlength=dataset.classes) == 0)
     if len(absent):
         names = dataset.preparation.class_names if dataset.preparation is not None else ()
-        named = [names[k] if names else str(k) for k in absent[:5].tolist()]
-        shown = ", ".join(named) + (", ..." if len(absent) > 5 else "")
-        remedy = "number the labels 0, 1, ... without a gap, or say data.classes"
-        if names:
-            remedy = "the model learns nothing of it; add samples, or take it out of the classes"
+        shown = ", ".join([names[k] if names else str(k) for k in absent[:5].tolist()] + ["..."] * (len(absent) > 5))
         warnings.warn(
-            f"data: no training sample is of class {shown}, though there are {dataset.classes} classes; {remedy}",
+            f"data: no training sample is of class {shown}, though there are {dataset.classes} classes: the model "
+            "learns nothing of it; number the labels 0, 1, ... without a gap, or name the classes that there are",
             stacklevel=3,
         )
-
-
-def _warn_of_divided_groups(groups: Tensor, parts: Partition, scheme: str) -> None:
-    """Warn where rows of one group, such as a patient's, go to several clients."""
-    group = groups.numpy()[parts.order]
-    pairs = np.unique(np.stack([group, parts.owner]), axis=1)
-    many = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
-    if many:
-        of = f"{count(many, 'group')} of {len(np.unique(group))}"
-        warnings.warn(
-            f"data.partition: scheme {scheme} gives rows of one group (a patient's, say) to several clients: of {of}; "
-            "sites keep groups together ({scheme: site})",
-            stacklevel=3,
-        )
-
-
-def _sites(dataset: Dataset, scheme: str) -> np.ndarray:
-    if dataset.site is None:
-        raise UserError(
-            f"data.partition: scheme {scheme} needs a data set that says whose each sample is, and this one does not "
-            "(Dataset.site is None); take iid, shards or dirichlet"
-        )
-    return dataset.site.numpy()
 
 
 def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: Any) -> Partition:
     """The parts, sorted and checked, as the partition may be the user's own. It may leave samples out."""
     where = f"data.partition: scheme {scheme}"
-    if isinstance(given, Partition):  # fedmpi's own schemes
-        parts = given
-    elif not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
-        raise located_error(
-            f"{where} returned {type(given).__name__}; it must return a list of index arrays, one a client", cut
-        )
-    else:
-        parts = Partition.from_parts(
-            _part(f"{where} gave client {k}", part, samples, cut) for k, part in enumerate(given)
-        )
+    parts = given if isinstance(given, Partition) else _own_parts(given, samples, where, cut)
     if clients is not None and len(parts) != clients:
         raise located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
     if (parts.sizes == 0).any():
@@ -276,21 +251,61 @@ def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: An
     return parts
 
 
-def _part(said: str, part: Any, samples: int, cut: Any) -> np.ndarray:
-    """One client's indices, (n,) int64, ascending."""
-    needed = f"whole numbers 0..{samples - 1} are allowed, in an array (n,)"
-    try:
-        indices = np.asarray(part)
-    except (TypeError, ValueError) as error:
-        raise located_error(f"{said} {type(part).__name__} ({error}); {needed}", cut) from error
-    if indices.ndim != 1:
-        raise located_error(f"{said} {type(part).__name__} of shape {indices.shape}; {needed}", cut)
-    if len(indices) == 0:
-        return indices.astype(np.int64)
-    if indices.dtype == bool:
-        raise located_error(f"{said} a mask of bool; {needed}: np.flatnonzero(mask)", cut)
-    if indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= samples:
-        numbers = indices.dtype.kind in "iuf"
-        span = f"indices {indices.min()}..{indices.max()}" if numbers else "indices"
-        raise located_error(f"{said} {span} ({indices.dtype}); {needed}", cut)
-    return np.sort(indices.astype(np.int64))
+def _own_parts(given: Any, samples: int, where: str, cut: Any) -> Partition:
+    """What a user's scheme returns: a list of index arrays, one a client."""
+    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
+        kind = type(given).__name__
+        raise located_error(f"{where} returned {kind}; it must return a list of index arrays, one a client", cut)
+    parts = []
+    for k, part in enumerate(given):
+        try:
+            parts.append(index_array(part, samples))
+        except ValueError as error:
+            raise located_error(f"{where} gave client {k} {error}", cut) from error
+    return Partition.from_parts(parts)
+
+
+def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
+    """The federation whose clients train on augmented pictures; tests go through what draws nothing.
+
+    Raises UserError if the operations do not fit the pictures or their targets, or leave them in two sizes.
+    """
+    if not operations:
+        return data
+    moving = next((each for each in operations if each.moves_pixels), None)
+    if moving and len(data.target_shape) > 1:
+        has = " x ".join(map(str, data.target_shape))
+        raise UserError(
+            f"data.augment: {named(moving)} moves pixels, and the targets of these data are masks ({has}), which would "
+            "stay where they are; colour, normalise and cutout go with masks"
+        )
+    changed: dict[int, Pictures] = {}
+
+    def change(x: Any) -> Pictures:
+        if id(x) not in changed:
+            if isinstance(x, Inputs) or x.dtype != torch.float32:
+                what = f"several tensors ({', '.join(x)})" if isinstance(x, Inputs) else f"of {x.dtype}"
+                raise UserError(f"data.augment is for pictures, and a sample of these data is {what}; leave it out")
+            changed[id(x)] = _with_operations(x, operations)
+        return changed[id(x)]
+
+    new = data.with_samples(change)
+    if changed:
+        return replace(new, input_shape=tuple(next(iter(changed.values())).shape[1:]))
+    shape = data.input_shape  # all that a rank without clients knows
+    own = ImagePipeline(operations=tuple(operations))
+    return replace(new, input_shape=own.out(shape)) if isinstance(shape, tuple) else new
+
+
+def _with_operations(x: Tensor | Pictures, operations: Sequence[Operation]) -> Pictures:
+    pipeline = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=tuple(operations))
+    pipeline.steps  # noqa: B018  whether they stand in an order that makes sense
+    stored = x.stored if isinstance(x, Pictures) else x
+    trained, tested = (pipeline.out(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
+    if trained != tested:
+        sizes = [" x ".join(map(str, shape[1:])) for shape in (trained, tested)]
+        raise UserError(
+            f"data.augment: pictures are {sizes[0]} pixels in training, but at tests {sizes[1]}; what draws nothing "
+            f"is done to both, so end with centre_crop: {min(trained[1:])}, behind a resize where pictures are smaller"
+        )
+    return Pictures(stored, pipeline)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.data.augment.colour import Normalise
-from fedmpi.data.augment.look import Look
-from fedmpi.data.layout import stored_channels_last, to_memory_format
+from fedmpi.data.augment.operation import stored_channels_last, to_memory_format
+from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.data.streaming import Stream, concatenate_streams
 
 FLOATS = 1 << 28  # bytes: test pictures that take no more as floats are kept as such
@@ -24,14 +24,18 @@ class Pictures:
     """n samples that stand for a float32 tensor (n, C, H, W), in a quarter of its size; `read` gives rows of it.
 
     stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: how they become
-    inputs. Any other attribute, operator or function of torch works on the whole float tensor, computed for that
+    inputs. Any other attribute or function of torch works on the whole float tensor, computed for that
     purpose, so that code that changes a source's data need not know how they are stored.
     """
 
     dtype = torch.float32
 
     def __init__(
-        self, stored: Tensor | Stream, look: Look, device: torch.device | None = None, blocks: bool | None = None
+        self,
+        stored: Tensor | Stream,
+        look: ImagePipeline,
+        device: torch.device | None = None,
+        blocks: bool | None = None,
     ) -> None:
         """device, blocks: where rows that are read lie, and whether as (n, H, W, C); None: as what is stored."""
         self.stored, self.look = stored, look
@@ -111,18 +115,6 @@ class Pictures:
         return Pictures(stored, self.look, self.device, self.blocks)
 
 
-def _operator(name: str) -> Any:
-    def of_numbers(self: Pictures, *other: Any) -> Any:
-        return getattr(self.floats(), name)(*other)
-
-    return of_numbers
-
-
-# Python looks for these in the class alone: data.train_x * 2 - 1
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg"):
-    setattr(Pictures, f"__{_name}__", _operator(f"__{_name}__"))
-
-
 def of_bytes(
     images: np.ndarray | Tensor | Stream,
     mean: Sequence[float] | None,
@@ -139,8 +131,8 @@ def of_bytes(
     stored = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images
     given = mean is not None or std is not None
     normal = Normalise(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
-    bytes_ = stored.dtype == torch.uint8
-    return Pictures(stored, Look(bytes=bytes_, unit=not bytes_, normal=normal, channels=channels or stored.shape[1]))
+    is_bytes, channels = stored.dtype == torch.uint8, channels or stored.shape[1]
+    return Pictures(stored, ImagePipeline(bytes=is_bytes, unit=not is_bytes, normal=normal, channels=channels))
 
 
 def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:

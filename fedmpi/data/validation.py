@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,32 +15,6 @@ from fedmpi.common.text import shorten
 from fedmpi.data.batches import Shard, Shards
 from fedmpi.data.federated import Federated, count_labels, label_counts
 from fedmpi.data.partitions.parts import Partition
-
-
-def held_out(n: int, share: float) -> int:
-    """How many of n samples: floor(share n), at least one where there are two; one is always left to train on."""
-    return min(max(int(share * n + 1e-9), 1), n - 1) if share else 0
-
-
-def _drawn(n: int, share: float, group: Tensor | None, generator: torch.Generator) -> Tensor:
-    """(n,) bool: which of a client's samples are put aside. Of several groups one is always left to train on."""
-    wanted = held_out(n, share)
-    if group is None:
-        out = torch.zeros(n, dtype=torch.bool)
-        out[torch.randperm(n, generator=generator)[:wanted]] = True
-        return out
-    _, number, many = group.unique(return_inverse=True, return_counts=True)
-    order, size = torch.randperm(len(many), generator=generator).tolist(), many.tolist()
-    taken: list[int] = []
-    held = 0
-    for g in order:
-        nearer = abs(held + size[g] - wanted) < abs(held - wanted)
-        if nearer and len(taken) < len(order) - 1:
-            taken.append(g)
-            held += size[g]
-    if not taken and len(order) > 1:  # all are large
-        taken = [min(order, key=size.__getitem__)]
-    return torch.isin(number, torch.tensor(taken, dtype=torch.int64))
 
 
 def hold_out(data: Federated, share: float, seed: int) -> Federated:
@@ -55,14 +30,36 @@ def hold_out(data: Federated, share: float, seed: int) -> Federated:
     new = _of_one_data_set(data, share, seed) if isinstance(data.train, Shards) else _of_several(data, share, seed)
     alone = [k for k in data.train if data.train_sizes[k] > 1 and not new.validation_sizes[k]]
     if alone:
-        whose = f"{'clients' if len(alone) > 1 else 'client'} {shorten(', '.join(map(str, alone)))}"
-        said = "the rows there are all of one group (data.group_column), and stay together"
-        warnings.warn(f"data.validation holds out nothing of {whose}: {said}", stacklevel=2)
+        reason = "the rows there are all of one group (data.group_column), and stay together"
+        warnings.warn(f"data.validation holds out nothing of clients {shorten(str(alone))}: {reason}", stacklevel=2)
     return replace(new, train_sizes=data.train_sizes - new.validation_sizes)
 
 
-def _of_client(data: Federated, client: int, n: int, share: float, seed: int) -> Tensor:
-    return _drawn(n, share, data.group.get(client), seeds.generator(seed, "validation", client))
+def validation_size(n: int, share: float) -> int:
+    """How many of n samples are held out: floor(share n), at least one where there are two, never the last one."""
+    return min(max(int(share * n + 1e-9), 1), n - 1) if share else 0
+
+
+def _draw(data: Federated, client: int, n: int, share: float, seed: int) -> Tensor:
+    """(n,) bool: which of a client's samples are put aside. Of several groups one is always left to train on."""
+    generator, wanted = seeds.generator(seed, "validation", client), validation_size(n, share)
+    group = data.group.get(client)
+    if group is None:
+        out = torch.zeros(n, dtype=torch.bool)
+        out[torch.randperm(n, generator=generator)[:wanted]] = True
+        return out
+    _, number, many = group.unique(return_inverse=True, return_counts=True)
+    order, size = torch.randperm(len(many), generator=generator).tolist(), many.tolist()
+    chosen: list[int] = []
+    total = 0
+    for g in order:
+        nearer = abs(total + size[g] - wanted) < abs(total - wanted)
+        if nearer and len(chosen) < len(order) - 1:
+            chosen.append(g)
+            total += size[g]
+    if not chosen and len(order) > 1:  # all are large
+        chosen = [min(order, key=size.__getitem__)]
+    return torch.isin(number, torch.tensor(chosen, dtype=torch.int64))
 
 
 def _of_one_data_set(data: Federated, share: float, seed: int) -> Federated:
@@ -72,16 +69,16 @@ def _of_one_data_set(data: Federated, share: float, seed: int) -> Federated:
     assert isinstance(train.rows, Partition)
     order, offsets, owner = train.rows.order, train.rows.offsets.tolist(), train.rows.owner
     out = np.zeros(len(order), dtype=bool)
-    for k in range(data.clients):
-        if held_out(offsets[k + 1] - offsets[k], share):
-            out[offsets[k] : offsets[k + 1]] = _of_client(data, k, offsets[k + 1] - offsets[k], share, seed).numpy()
-    held = np.bincount(owner[out], minlength=data.clients)
-    left = Partition.from_sizes(order[~out], train.rows.sizes - held)
+    for k, (first, end) in enumerate(pairwise(offsets)):
+        if validation_size(end - first, share):
+            out[first:end] = _draw(data, k, end - first, share, seed).numpy()
+    sizes = np.bincount(owner[out], minlength=data.clients)
+    left = Partition.from_sizes(order[~out], train.rows.sizes - sizes)
     return replace(
         data,
         train=Shards(train.x, train.y, left),
-        validation=Shards(train.x, train.y, Partition.from_sizes(order[out], held)),
-        validation_sizes=held,
+        validation=Shards(train.x, train.y, Partition.from_sizes(order[out], sizes)),
+        validation_sizes=sizes,
         label_counts=label_counts(train.y, data.classes, left),
         parts=left,
     )
@@ -90,12 +87,12 @@ def _of_one_data_set(data: Federated, share: float, seed: int) -> Federated:
 def _of_several(data: Federated, share: float, seed: int) -> Federated:
     """`hold_out` where clients have data of their own, of which this rank may see some."""
     train, validation = {}, {}
-    held, counts = np.zeros(data.clients, dtype=np.int64), np.zeros_like(data.label_counts)
+    sizes, counts = np.zeros(data.clients, dtype=np.int64), np.zeros_like(data.label_counts)
     for k, shard in data.train.items():
-        out = _of_client(data, k, len(shard), share, seed)
+        out = _draw(data, k, len(shard), share, seed)
         validation[k] = Shard(shard.x, shard.y, shard.index[out])
         train[k] = Shard(shard.x, shard.y, shard.index[~out])
         counts[k] = count_labels(shard.y[train[k].index], data.classes)
-        held[k] = int(out.sum())
+        sizes[k] = int(out.sum())
     parts = None if data.parts is None else Partition.from_parts(train[k].index.numpy() for k in range(data.clients))
-    return replace(data, train=train, validation=validation, validation_sizes=held, label_counts=counts, parts=parts)
+    return replace(data, train=train, validation=validation, validation_sizes=sizes, label_counts=counts, parts=parts)

@@ -1,19 +1,18 @@
 """`fedmpi plan`: the memory and bytes that a run on so many ranks would need, from the shapes of its tensors.
 
 Data and model are made as a run makes them; nothing is trained. Memory, of rank 0 and of a rank that trains:
-    libraries    what this process holds beside data and model: Python, torch, what they have loaded
-    data         samples and targets; every rank holds all of them, of sites its own ones
+    process      what this process has held: Python, torch, data and model
     model        weights, gradients, velocities, copies, announcement, server state and optimiser
     rows         of uploads: as many as rank 0, and a rank that trains, holds at a time
     state        of clients, on the rank that has most
-    step         what a forward pass keeps of a batch for the backward pass
-and never less than reading the data has taken here. With a GPU all but the libraries lies there, and has a sum of its
-own; what rank 0 gathers lies there, too, where NCCL carries it or nothing travels.
+    step         what a forward pass keeps of a batch for the backward pass, twice: gradients, too
+With a GPU all but the process lies there, and has a sum of its own, with the data.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedmpi.comm import Job, detect
 from fedmpi.comm.base import Solo
@@ -30,8 +28,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count
 from fedmpi.config import Settings
-from fedmpi.data.batches import samples_of
-from fedmpi.data.federated import Federated
 from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import pick_device, set_numerics
 
@@ -51,78 +47,58 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     except UserError:
         if settings.compute.device != "cuda":
             raise
-        device = torch.device("cpu")  # of this machine; the sbatch line asks for GPUs
+        device = torch.device("cpu")
     set_numerics(settings)
     silos = bool(settings.data.silos)
     if silos:
         build_data.site_ranks(settings, ranks)
     data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
-    reading = _status("VmHWM")
     experiment = build.experiment(settings, data, device)
     job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
     memory.check_job(experiment, replace(job, local_size=min(job.local_size, 2)))
     facts: Facts = {"config": settings.name, "ranks": ranks, "hosts": hosts, "device": str(device.type)}
-    facts |= _memory(experiment, ranks, reading)
-    facts |= {"bytes": _bytes(experiment, ranks), "rounds": settings.rounds}
+    facts |= {**_memory(experiment, ranks), "bytes": _bytes(experiment, ranks), "rounds": settings.rounds}
     return facts | {"threads": settings.compute.threads, "cuda": settings.compute.device == "cuda"}
 
 
-def _memory(experiment: build.Experiment, ranks: int, reading: int) -> dict[str, dict[str, Parts]]:
+def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Parts]]:
     """Return the bytes of each part, for rank 0 and a rank that trains: of the host ("memory"), and with a GPU of that.
 
-    `all` is their sum; of the host it is at least `reading`, which reading the data has taken.
+    `all` is their sum.
     """
     s, on_gpu = experiment.settings, experiment.model.w.is_cuda
     gathers_on_gpu = on_gpu and (ranks == 1 or s.comm.backend in ("auto", "nccl"))
     needs = memory.memory_needs(experiment, ranks, gathers_on_gpu, on_gpu)
     row, row_counts = experiment.itemsize * experiment.messages.largest_upload(), memory.upload_rows(experiment, ranks)
     on_host, state = needs["of which on the host"], needs["of which client state"]
-    rows = int(row * row_counts[0]), on_host or int(row * row_counts[1])
+    root_rows, trainer_rows = int(row * row_counts[0]), on_host or int(row * row_counts[1])
     optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * experiment.itemsize * experiment.model.layout.size
-    data, trainers = _data_bytes(experiment.data), len(build_data.training_ranks(s, ranks))
-    batch, most = s.train.batch_size, int(experiment.data.train_sizes.max(initial=0))
-    step = (
-        2 * experiment.net.activation_bytes() * (most if batch == "full" else min(batch, most))
-    )  # and their gradients
+    most = int(experiment.data.train_sizes.max(initial=0))
+    batch = most if s.train.batch_size == "full" else min(s.train.batch_size, most)
 
     place = "gpu_memory" if on_gpu else "memory"  # of what a rank computes with
     carried = "memory" if on_host else place  # of what travels
-    libraries = max(_status("VmRSS") - (0 if on_gpu else data + experiment.model.w.nbytes), 0)
-    both = Counter({("memory", "libraries"): libraries, (place, "data"): data // trainers if s.data.silos else data})
-    root = Counter({(carried, "model"): needs["rank 0"] - rows[0] + optimiser, (carried, "rows"): rows[0]})
-    trainer = Counter({(place, "model"): needs["a training rank"] - rows[1] - state, (carried, "rows"): rows[1]})
-    trainer += Counter({(place, "state"): state, (place, "step"): step})
+    both = Counter({("memory", "process"): _peak_bytes()})
+    both += Counter({("gpu_memory", "data"): torch.cuda.memory_allocated() if on_gpu else 0})
+    root = Counter({(carried, "model"): needs["rank 0"] - root_rows + optimiser, (carried, "rows"): root_rows})
+    trainer = Counter(
+        {(place, "model"): needs["a training rank"] - trainer_rows - state, (carried, "rows"): trainer_rows}
+    )
+    trainer += Counter({(place, "state"): state, (place, "step"): 2 * experiment.net.activation_bytes() * batch})
     if ranks == 1 or s.server.trains:  # rank 0 does both
         root += trainer
     by_rank = {"rank 0": both + root} | ({} if ranks == 1 else {"a training rank": both + trainer})
     sums: dict[str, dict[str, Parts]] = {}
     for where in ("memory", *(["gpu_memory"] if on_gpu else [])):
         named = {who: {name: n for (at, name), n in parts.items() if at == where} for who, parts in by_rank.items()}
-        least = reading if where == "memory" else 0
-        sums[where] = {who: {**parts, "all": max(sum(parts.values()), least)} for who, parts in named.items()}
+        sums[where] = {who: {**parts, "all": sum(parts.values())} for who, parts in named.items()}
     return sums
 
 
-def _data_bytes(data: Federated) -> int:
-    """Return the bytes of all samples and targets, each tensor once."""
-    global_test = {} if data.global_test is None else {0: data.global_test}
-    sizes: dict[int, int] = {}
-    for shards in (data.train, data.test, data.validation, global_test):
-        for x in (each for _, *pair in samples_of(shards) for each in pair):
-            for tensor in _tensors(x):
-                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(sizes.values())
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    """Return the tensors of samples: one, several by name, or those of pictures."""
-    if isinstance(x, Tensor):
-        return [x]
-    values = (
-        [*vars(x).values()] if hasattr(x, "__dict__") else [getattr(x, name) for name in getattr(x, "__slots__", ())]
-    )
-    values = [each for one in values for each in (one.values() if isinstance(one, dict) else [one])]
-    return [each for each in values if isinstance(each, Tensor)]
+def _peak_bytes() -> int:
+    """Return the most memory that this process has held so far: libraries, reading of the data, data, model."""
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(peak[1]) if peak else 0
 
 
 def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
@@ -150,16 +126,7 @@ def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
     return {"way": way, "round": {key: usual[key] for key in totals}, "run": totals, "kinds": kinds}
 
 
-def _status(key: str) -> int:
-    """Return the memory of this process in bytes, now (VmRSS) or at most (VmHWM); 0 without /proc."""
-    try:
-        rows = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((1024 * int(row.split()[1]) for row in rows if row.startswith(f"{key}:")), 0)
-
-
-# ---- what the command shows ----
+# ---- output ----
 def lines(facts: Facts, words: Sequence[str]) -> list[str]:
     """Return the lines that `fedmpi plan` shows. words: the config and its overrides, for the sbatch line."""
     where = f"{count(facts['ranks'], 'rank')} on {count(facts['hosts'], 'host')}"

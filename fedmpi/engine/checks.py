@@ -1,4 +1,4 @@
-"""Whether a hook returned what its method declares. Told with hook, slot, client, round and line of the hook."""
+"""Checks of what hooks return: against what the method declares, at the upload and at the server's step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,17 @@ from fedmpi.method.base import Method
 from fedmpi.method.slots import Slots
 from fedmpi.method.values import Row, State
 
+UNCHANGED = {  # hook -> the state that it may return as it was
+    "aggregate": "; return server.state for state that stays as it was",
+    "train, upload": "; return client.state for state that stays as it was",
+}
+
 
 def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
-    """`round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`. by: what was called, if not the
-    method's own hook."""
+    """Return the error `round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`.
+
+    by: what was called, if not the method's own hook.
+    """
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
     return located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
 
@@ -49,55 +56,38 @@ def check_slots(
         due: the slots that it must return, default all declared.
     """
     if not isinstance(given, Mapping):
-        raise wrong(method, hook, where, f"returned {_name(given)}; it must return Row(...) or State(...)")
+        raise wrong(method, hook, where, f"returned {type(given).__name__}; it must return Row(...) or State(...)")
     for name in given:
         if name not in declared:
             text = f"returned slot {name!r}, which is not declared; {nearest(str(name), declared)}"
             raise wrong(method, hook, where, text)
     missing = [name for name in (declared if due is None else due) if name not in given]
     if missing:
-        raise wrong(method, hook, where, f"left out the declared slot {missing[0]!r}{_remedy(hook)}")
+        raise wrong(method, hook, where, f"left out the declared slot {missing[0]!r}{UNCHANGED.get(hook, '')}")
     for name, value in given.items():
         if name not in packing.shapes or (packing.shapes[name] == () and isinstance(value, (int, float))):
             continue
-        found = _odd(value, packing.shapes[name], ("cpu", like.device.type), floats=False)
-        if found:
-            raise wrong(method, f"{hook}:", where, f"slot {name!r} is {packing.shapes[name]}, but it returned {found}")
+        text = mismatch(value, packing.shapes[name], ("cpu", like.device.type), floats=False)
+        if text:
+            text = text.removeprefix("shape ")
+            raise wrong(method, f"{hook}:", where, f"slot {name!r} is {packing.shapes[name]}, but it returned {text}")
 
 
-def _remedy(hook: str) -> str:
-    if hook == "aggregate":
-        return "; return server.state for state that stays as it was"
-    return "; return client.state for state that stays as it was" if hook == "train, upload" else ""
-
-
-def check_hook_returns(
-    method: Method, upload: Packing, kept: Packing, states: Mapping[str, Any], sent: Any, where: str, like: Tensor
-) -> None:
+def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> None:
     """Raise UserError that names hook and slot if a client's hooks did not return what the method declares.
 
-    Args:
-        upload, kept: of what is uploaded in this round, and of client state.
-        states: hook -> the client state that it returned.
-        sent: the row that `upload` returned.
-        where: round and client.
-        like: any tensor of the device.
+    states: hook -> the client state that it returned; sent: the row that `upload` returned.
     """
-    declared = method.client_state
+    method, messages = client.trainer.method, client.trainer.messages
+    upload, declared = messages.upload(client.round).packing, method.client_state
     due = [name for name in upload.shapes if name in method.sends and name != "dw"]
     if type(sent) is Row and not (sent or due or declared) and all(type(s) is State and not s for s in states.values()):
         return  # as of many methods: nothing is returned, nothing is due
-    check_slots(method, "upload", sent, method.sends, upload, where, like, due)
-    by, returned = dict[str, str](), dict[str, Any]()
+    check_slots(method, "upload", sent, method.sends, upload, client.where, client.w, due)
     for hook, new in states.items():
-        check_slots(method, hook, new, declared, kept, where, like, ())
-        for name in new:
-            if name in by:
-                text = f"both returned the slot {name!r}; one of them returns it"
-                raise wrong(method, f"{by[name]}, {hook}", where, text)
-            by[name] = hook
-        returned |= new
-    check_slots(method, "train, upload", returned, declared, kept, where, like)
+        check_slots(method, hook, new, declared, messages.client_state, client.where, client.w, ())
+    returned = {name: value for new in states.values() for name, value in new.items()}
+    check_slots(method, "train, upload", returned, declared, messages.client_state, client.where, client.w)
 
 
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
@@ -120,51 +110,42 @@ def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> 
 
 
 def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where: str) -> None:
-    """No nan or inf in a row that stays or is sent on: what is written there is read for the rest of the run."""
+    """Raise UserError for nan or inf in a row that is kept or sent on, and would be read for the rest of the run."""
     if are_finite([row])[0]:
         return
     views = packing.views(row)
     slot = next(name for name in views if not bool(getattr(views, name).isfinite().all()))
-    what = f"slot {slot!r} is" if not slot.startswith("_") else "the client's own part of the model is"
-    raise wrong(
-        method, hook, where, f"gave values that are not finite (nan or inf) in {row.dtype}: {what}; the usual cause is "
-        "divergence: lower train.lr"
-    )  # fmt: skip
+    what = "the client's own part of the model" if slot.startswith("_") else f"slot {slot!r}"
+    text = f"gave values that are not finite (nan or inf) in {row.dtype}: {what} is; the usual cause is divergence: "
+    raise wrong(method, hook, where, f"{text}lower train.lr")
 
 
 def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, Any]:
-    """Two values."""
+    """Return what a hook returned if it is a pair, else raise UserError."""
     if not isinstance(given, tuple) or len(given) != 2:
         needed = "Row(...), State(...)" if hook == "upload" else "direction, State(...)"
-        raise wrong(method, hook, where, f"returned {_name(given)}; it must return the pair {needed}")
+        raise wrong(method, hook, where, f"returned {type(given).__name__}; it must return the pair {needed}")
     return given
 
 
 def check_tensor(
     method: Method, hook: str, value: Any, shape: tuple[int, ...], where: str, like: Tensor, by: Any = None
 ) -> None:
-    """A tensor of this shape: one of another, (1,) say, would be spread over all entries without a word.
+    """Raise UserError if a hook did not return a tensor of this shape; one of (1,), say, would fill all entries.
 
     like: any tensor of the device; by: the function that returned the value, if not the method's own hook.
     """
-    found = _odd(value, shape, (like.device.type,))
-    if found:
-        raise wrong(method, hook, where, f"returned {found}; it must return a tensor {shape} of floats", by)
+    text = mismatch(value, shape, (like.device.type,))
+    if text:
+        raise wrong(method, hook, where, f"returned {text}; it must return a tensor {shape} of floats", by)
 
 
-def check_rule(value: Any, shape: tuple[int, ...], where: str, like: Tensor, by: Any) -> None:
-    """The same of the server rule that stands in the config."""
-    found = _odd(value, shape, (like.device.type,))
-    if found:
-        raise located_error(f"{where}: the server rule returned {found}; it must return a tensor {shape} of floats", by)
-
-
-def _odd(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: bool = True) -> str:
-    """What a value is instead of a dense tensor of this shape with real numbers; "" if it is one."""
+def mismatch(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: bool = True) -> str:
+    """Describe a value that is no dense tensor of this shape with real numbers; "" if it is one."""
     if not isinstance(value, Tensor):
-        return _name(value)
+        return type(value).__name__
     if value.shape != shape:
-        return f"shape {tuple(value.shape)}" if floats else str(tuple(value.shape))
+        return f"shape {tuple(value.shape)}"
     if value.layout is not torch.strided:
         return f"a {str(value.layout).removeprefix('torch.')} tensor"
     if not value.is_floating_point() if floats else value.is_complex():
@@ -172,12 +153,8 @@ def _odd(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: boo
     return "" if value.device.type in devices else f"a tensor on {value.device}"
 
 
-def _name(value: Any) -> str:
-    return type(value).__name__
-
-
 def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
-    """A failed forward pass is the model's, though no line of a user's file may be in the traceback."""
+    """Return the error of a failed forward pass, which is the model's where the traceback names no user's file."""
     if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or known_fix(error):
         return error
     name, place = type(module).__name__, source_location(module)
@@ -197,36 +174,26 @@ def check_figures(method: Method, figures: Collection[str], metrics: Collection[
 
 
 def check_declarations(method: Method) -> None:
-    """Declarations of the right kind; those that name others name what there is."""
+    """Raise UserError for class data of a method that is of the wrong kind, or names what there is not."""
     text = f"method {type(method).__name__}"
-    for name in ("trains", "receives"):
-        if isinstance(getattr(method, name), str):
-            raise UserError(
-                f"{text}: {name} is the text {getattr(method, name)!r}; it must be a tuple of names: ('x',)"
-            )
     for name in ("client_state", "server_state", "per_client_download", "sends", "scratch"):
-        if not isinstance(getattr(method, name), Slots):
-            raise UserError(f"{text}: {name} is {type(getattr(method, name)).__name__}; it must be Slots(...)")
-        for slot, what in getattr(method, name).items():
-            if isinstance(what.start, str):
-                _check_start(method, name, slot, what.start)
-    for name in method.receives:
-        if name not in method.server_state:
-            raise UserError(f"{text}: receives names {name!r}, which server_state does not declare")
-
-
-def _check_start(method: Method, declaration: str, slot: str, start: str) -> None:
-    if start in numbers(method):
-        return
-    hook = declaration == "server_state"
-    if not hook or not callable(getattr(method, start, None)):
-        have = f"an option that is a number{', or a hook f(self, shape, generator)' if hook else ''}"
-        text = f"{declaration}: slot {slot!r} starts at {start!r}, which is not {have}"
-        raise UserError(f"method {type(method).__name__}, {text}")
+        slots = getattr(method, name)
+        if not isinstance(slots, Slots):
+            raise UserError(f"{text}: {name} is {type(slots).__name__}; it must be Slots(...)")
+        for slot, start in ((slot, each.start) for slot, each in slots.items() if isinstance(each.start, str)):
+            hook = name == "server_state"
+            if start not in numbers(method) and not (hook and callable(getattr(method, start, None))):
+                needed = f"an option that is a number{', or a hook f(self, shape, generator)' if hook else ''}"
+                raise UserError(f"{text}, {name}: slot {slot!r} starts at {start!r}, which is not {needed}")
+    if isinstance(method.receives, str) or not {*method.receives} <= {*method.server_state}:
+        declared = ", ".join(method.server_state) or "none are declared"
+        raise UserError(
+            f"{text}: receives is {method.receives!r}; it must be a tuple of server_state's slots: {declared}"
+        )
 
 
 def numbers(method: Method) -> dict[str, float]:
-    """The method's options that are numbers, by name."""
+    """Return the method's options that are numbers, by name."""
     names: list[str] = [f.name for f in fields(method)] if is_dataclass(method) else []
     options = {name: getattr(method, name) for name in names}
     return {n: value for n, value in options.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}

@@ -26,7 +26,7 @@ from math import isnan, nan
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
@@ -44,6 +44,7 @@ from fedmpi.tasks import contract
 from fedmpi.tasks.measures import Figures, pooled, spread
 
 MOST_CLASSES = 100  # for which accuracies by class are recorded
+View = Callable[[int], ClientContext]
 
 
 class Evaluation(NamedTuple):
@@ -71,17 +72,7 @@ def evaluate(
     weight: int | Tensor = 0
     with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
-            try:
-                f = predict(x) if predict else call(module, x)
-            except Exception as error:
-                raise not_passed(module, x, error) from error
-            shape = (len(x), *trainer.net.output_shape)
-            if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
-                given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
-                who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
-                text = f"{who} returned {given} for {len(x)} samples; it must return a tensor {shape}"
-                raise located_error(text, predict or module)
-            f = f.to(trainer.model.w.dtype)
+            f = _outputs(trainer, module, x, predict)
             of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
             if samples.written():
@@ -93,10 +84,27 @@ def evaluate(
         f, y = torch.cat(outputs), torch.cat(targets)
         whole = contract.whole_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # no answer, though argmax would name one
-            found = dict.fromkeys(task.names, nan)
+            figures = dict.fromkeys(task.names, nan)
         else:
-            found = contract.figures(task, f, y)
-        return Evaluation({"loss": (loss / weight if whole is None else whole).item(), **found}, f, y)
+            figures = contract.figures(task, f, y)
+        return Evaluation({"loss": (loss / weight if whole is None else whole).item(), **figures}, f, y)
+
+
+def _outputs(
+    trainer: ClientTrainer, module: nn.Module, x: Tensor, predict: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """Return the outputs (B, ...) for a batch of samples, in the model's type."""
+    try:
+        f = predict(x) if predict else call(module, x)
+    except Exception as error:
+        raise not_passed(module, x, error) from error
+    shape = (len(x), *trainer.net.output_shape)
+    if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
+        given = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+        who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
+        text = f"{who} returned {given} for {len(x)} samples; it must return a tensor {shape}"
+        raise located_error(text, predict or module)
+    return f.to(trainer.model.w.dtype)
 
 
 def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:
@@ -129,7 +137,6 @@ class Evaluator:
         self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
         self.trainer, self.comm = states.trainer, states.comm
         self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
-        self.only: int | None = None  # the class that the global model gives all test samples, if there is one
         self.by_class: list[float] = []  # accuracy of the global model on each class; [] if unknown
         self.exact: tuple[Tensor, Tensor] | None = None
         self.warned = set[str]()  # protocols for which models without finite outputs were reported
@@ -145,18 +152,6 @@ class Evaluator:
                 "evaluate.protocol: sites needs a data set that says whose each test row is (Dataset.test_site), and "
                 "this one does not; in silo mode personal has the figures of each site"
             )
-
-    def _record_classes(self, f: Tensor, y: Tensor) -> None:
-        """Set `only` and `by_class` by the outputs (n, ...) of the global model and the targets (n, ...)."""
-        self.only, self.by_class = None, []
-        logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2
-        if logits and bool(f.isfinite().all()) and bool((y != y[0]).any()):
-            given = f.argmax(1)
-            self.only = int(given[0]) if bool((given == given[0]).all()) else None
-            known = y.dtype == torch.int64 and y.ndim == 1 and int(y.min()) >= 0 and int(y.max()) < f.shape[1]
-            if known and f.shape[1] <= MOST_CLASSES:
-                right, every = (torch.bincount(c, minlength=f.shape[1]).double() for c in (y[given == y], y))
-                self.by_class = (100 * right / every).cpu().tolist()
 
     def __call__(
         self,
@@ -178,47 +173,65 @@ class Evaluator:
             inbox, downloads: the latest broadcast, and the downloads of the clients to be evaluated.
             last: whether no round follows.
         """
+
+        def view(client: int) -> ClientContext:
+            return self.states.view(client, t, lr, inbox, downloads[client])
+
         self.exact = exact
-        found: Figures = {}
+        figures: Figures = {}
         lines: list[dict[str, Any]] = []
         for protocol in self.protocol:
             if protocol.startswith("ft(") and not last:
                 continue
-            if protocol == "global" and not self.silo:
+            if protocol == "sites" or (protocol == "global" and not self.silo):  # of rank 0 alone
                 if model is not None:
-                    self.trainer.model.load(*model)
-                    assert self.data.global_test is not None
-                    with attribute_errors(f"evaluation after round {t}"):
-                        figures, f, y = evaluate(self.trainer, self.data.global_test, self.batch_size)
-                    self._record_classes(f, y)
-                    found |= figures
+                    figures |= self._by_site(t, *model) if protocol == "sites" else self._global(t, *model)
                 continue
-            if protocol == "sites":
-                found |= {} if model is None else self._by_site(t, *model)
-                continue
-            rows, weights = self._evaluate_clients(protocol, t, lr, inbox, downloads)
-            if model is None:
-                continue
-            found |= self._combine(t, protocol, rows, weights)
-            names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
-            for k in sorted(rows):
-                site = {"site": names[k]} if names else {}
-                samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
-                lines.append({"round": t, "client": k, **site, "protocol": protocol, "samples": samples, **rows[k]})
+            rows, weights = self._evaluate_clients(protocol, t, list(downloads), view)
+            if model is not None:
+                figures |= self._combine(t, protocol, rows, weights)
+                lines += self._lines(t, protocol, rows)
         if self.validates:
-            validated = self._validated(t, lr, model, inbox, downloads)
-            found |= {f"validation_{name}": value for name, value in validated.items()}
-        return found, lines
+            validated = self._validated(t, model, list(downloads), view)
+            figures |= {f"validation_{name}": value for name, value in validated.items()}
+        return figures, lines
+
+    def _lines(self, t: int, protocol: str, rows: Mapping[int, Figures]) -> list[dict[str, Any]]:
+        """Return the rows of clients.jsonl."""
+        names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
+        lines = []
+        for k in sorted(rows):
+            samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
+            site = {"site": names[k]} if names else {}
+            lines.append({"round": t, "client": k, **site, "protocol": protocol, "samples": samples, **rows[k]})
+        return lines
+
+    def _evaluate(self, t: int, shard: Shard) -> Evaluation:
+        with attribute_errors(f"evaluation after round {t}"):
+            return evaluate(self.trainer, shard, self.batch_size)
+
+    def _global(self, t: int, w: Tensor, b: Tensor) -> Figures:
+        """Return the metrics of the global model on the global test set; set `by_class`."""
+        assert self.data.global_test is not None
+        self.trainer.model.load(w, b)
+        figures, f, y = self._evaluate(t, self.data.global_test)
+        self.by_class = []
+        logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MOST_CLASSES
+        if logits and y.dtype == torch.int64 and y.ndim == 1 and bool(f.isfinite().all()):
+            known = int(y.min()) >= 0 and int(y.max()) < f.shape[1]
+            if known and bool((y != y[0]).any()):
+                right, every = (torch.bincount(c, minlength=f.shape[1]).double() for c in (y[f.argmax(1) == y], y))
+                self.by_class = (100 * right / every).cpu().tolist()
+        return figures
 
     def _by_site(self, t: int, w: Tensor, b: Tensor) -> Figures:
         """Return metrics on each site's test rows, and their spread over sites."""
         self.trainer.model.load(w, b)
         rows, weights = dict[str, Figures](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
-            with attribute_errors(f"evaluation after round {t}"):
-                rows[site], weights[site] = self._with_weight(evaluate(self.trainer, shard, self.batch_size))
-        found = self._combine(t, "sites", rows, weights)
-        return found | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
+            rows[site], weights[site] = self._with_weight(self._evaluate(t, shard))
+        spread_ = self._combine(t, "sites", rows, weights)
+        return spread_ | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
     def _with_weight(self, of: Evaluation) -> tuple[Figures, float]:
         """Return the metrics, and their weight in a mean over shards: the samples, or targets, that count."""
@@ -234,65 +247,54 @@ class Evaluator:
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.warned:
             self.warned.add(protocol)
-            names = [str(k) for k in bad[:5]] + ["..."] * (len(bad) > 5)
-            who = f"{'site' if protocol == 'sites' else 'client'} {', '.join(names)} (of {len(rows)})"
-            text = f"round {t}, {protocol}: the loss of {who} is no number, and so no figure of all of them is one"
+            who = f"{'site' if protocol == 'sites' else 'client'} {', '.join(map(str, bad[:5]))}"
+            text = f"round {t}, {protocol}: the loss of {who} (of {len(rows)}) is no number, and so no figure of all is"
             warnings.warn(RankWarning(text), stacklevel=2)
         if protocol in ("global", "validation"):
             return dict.fromkeys(self.names, nan) if bad else pooled(rows, weights)
-        found: Figures = {}
+        figures: Figures = {}
         for name in self.names:
             falling = lower_is_better(name, getattr(self.trainer.task, "falling", ()))
-            found |= spread(f"{protocol}_{name}", [nan] if bad else [rows[k][name] for k in sorted(rows)], falling)
-        return found
+            figures |= spread(f"{protocol}_{name}", [nan] if bad else [rows[k][name] for k in sorted(rows)], falling)
+        return figures
 
-    def _validated(
-        self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, downloads: Mapping[int, Tensor]
-    ) -> Figures:
+    def _validated(self, t: int, model: tuple[Tensor, Tensor] | None, clients: Sequence[int], view: View) -> Figures:
         """Return the metrics on the validation rows, at rank 0."""
         if self.silo or self.own:
-            rows, weights = self._evaluate_clients("validation", t, lr, inbox, downloads)
+            rows, weights = self._evaluate_clients("validation", t, clients, view)
             return {} if model is None else self._combine(t, "validation", rows, weights)
         if model is None:
             return {}
         self.trainer.model.load(*model)
-        with attribute_errors(f"evaluation after round {t}"):
-            return evaluate(self.trainer, pooled_rows(self.data.validation), self.batch_size).figures
+        return self._evaluate(t, pooled_rows(self.data.validation)).figures
 
     def _evaluate_clients(
-        self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
+        self, protocol: str, t: int, clients: Sequence[int], view: View
     ) -> tuple[dict[int, Figures], dict[int, float]]:
         """Return each client's metrics and their weights, computed on the rank that has its state; complete at rank 0.
 
         To be called within `seeds.preserve_rng`.
         """
-        comm, owner = self.comm, self.states.owner
-        rows: dict[int, Tensor] = {}
-        for client in downloads:
+        comm, owner, rows = self.comm, self.states.owner, dict[int, Tensor]()
+        for client in clients:
             if owner[client] == comm.rank:
                 seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
                 with attribute_errors(f"evaluation after round {t}, client {client}"):
-                    row, weight = self._evaluate_client(
-                        protocol, self.states.view(client, t, lr, inbox, downloads[client])
-                    )
+                    row, weight = self._evaluate_client(protocol, view(client))
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
                 rows[client] = torch.empty(1 + len(self.names), dtype=torch.float64, device=comm.device)
-        if comm.rank == 0:
-            comm.exchange([], [(owner[k], row) for k, row in rows.items() if owner[k] != 0])
-        else:
-            comm.about = t, ("weight", *self.names)
-            comm.exchange([(0, row) for row in rows.values()], [])
+        comm.about = t, ("weight", *self.names)
+        outgoing = [(0, row) for row in rows.values()] if comm.rank else []
+        comm.exchange(outgoing, [(owner[k], row) for k, row in rows.items() if owner[k] != comm.rank])
         numbers_of = {k: row.tolist() for k, row in rows.items()}
-        found = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
-        return found, {k: numbers[0] for k, numbers in numbers_of.items()}
+        figures = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
+        return figures, {k: numbers[0] for k, numbers in numbers_of.items()}
 
     def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """Return one client's metrics under one protocol, and their weight."""
-        trainer, where = self.trainer, client.where
-        inputs = client.read_only_check()
-        predict = None
+        trainer, inputs, predict = self.trainer, client.read_only_check(), None
         if protocol == "global" or (protocol == "validation" and not self.own):
             trainer.model.load(*(self.exact or (client.received, client.b0)))
         else:
@@ -300,6 +302,6 @@ class Evaluator:
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        found = self._with_weight(evaluate(trainer, shard, self.batch_size, predict))
-        inputs.check_hooks(trainer.method, where, "weights", "buffers", "tune", "predict")
-        return found
+        result = self._with_weight(evaluate(trainer, shard, self.batch_size, predict))
+        inputs.check_hooks(trainer.method, client.where, "weights", "buffers", "tune", "predict")
+        return result

@@ -121,9 +121,6 @@ class Messages:
             except TypeError as error:
                 raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
         self.server_state, self.per_client, self.scratch, kept = bound.values()
-        self.personal_coding = None
-        if wire.down is not None and not wire.down.changes_only:  # else nobody has what was sent before
-            self.personal_coding = self._coding(self.per_client, method.per_client_download, wire.down)
         self.unsent: dict[str, tuple[int, ...]] = {}  # slots of which a format leaves out what a later upload brings
         if wire.up is not None and wire.feedback:
             changes = {n: slot for n, slot in method.sends.items() if is_change(n, slot) and self.large(slot)}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 
 MOST = 1 << 16  # values of a tensor that are compared; of a larger one some from everywhere
-WHY = "it does not travel, and what one client leaves there would pass to the next one on its rank"
+REMEDY = (
+    "no message carries it, so what one client leaves there would pass to the next one on its rank; let a parameter "
+    "that changes require gradients, register a buffer without persistent=False, and write into buffers (copy_)"
+)
 
 
 class ReadOnlyCheck:
@@ -44,103 +45,61 @@ class ReadOnlyCheck:
             return
         own = [hook for hook in hooks if overrides(method, hook)]
         who = f"a hook of method {type(method).__name__} wrote" if hooks else "the server rule wrote"
-        raise located_error(
-            f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an "
-            f"assignment to [...]); make a copy, and return it as new state"
-            + (f". It was {' or '.join(own)}" if own else ""),
-            *(getattr(method, hook) for hook in own[:1]),
-            by,
-        )
+        text = f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an assignment to "
+        text += "[...]); make a copy, and return it as new state" + (f". It was {' or '.join(own)}" if own else "")
+        raise located_error(text, *(getattr(method, hook) for hook in own[:1]), by)
 
 
-@dataclass
-class FrozenTensor:
+class LocalTensor(NamedTuple):
     """A tensor of a model, and how its initial values are recognised."""
 
     name: str
-    kind: str  # "parameter" or "buffer"; "" if it travels
-    place: dict[str, Tensor | None]  # the module's, under `leaf`
+    place: dict[str, Any]  # the module's, under `leaf`
     leaf: str
     tensor: Tensor
-    mark: tuple[int, int]
-    values: bytes | None  # None: they cannot be read, or do not matter
-
-    def differs(self, thorough: bool) -> bool:
-        now = self.place.get(self.leaf)
-        if now is self.tensor and not (thorough and self.values) and _mark(now, self.kind) == self.mark:
-            return False
-        if not self.kind or now is None:
-            return now is not self.tensor or _mark(now, self.kind) != self.mark
-        if _values(now) != self.values:
-            return True
-        self.tensor, self.mark = now, _mark(now, self.kind)
-        return False
+    version: int
+    digest: bytes | None  # of the values; None: only whether it is the same tensor counts, as of a buffer that travels
 
 
 class FrozenTensorGuard:
     """Detects changes of the tensors of a rank's model that no message carries from client to client.
 
     These are frozen parameters and buffers that are not persistent. Other buffers must remain the same tensors: one
-    that is assigned (`self.mean = ...`) is no part of `b` any more. A write shows in torch's version counter or in
-    the address of the memory. It may restore the same values, as of a table of positions that each pass makes, so
-    values are compared before an error is raised. Writes through `.data` are not counted, so values are compared
-    from time to time, too.
+    that is assigned (`self.mean = ...`) is no part of `b` any more. A write shows in torch's version counter. It may
+    restore the same values, as of a table of positions that each pass makes, so values are compared then.
     """
 
     def __init__(self, model: FlatModel) -> None:
-        self.module, self.checks, self.tensors = model.module, 0, list[FrozenTensor]()
+        self.module, self.tensors = model.module, list[LocalTensor]()
         frozen = {id(p) for p in model.frozen.values()}
         for path, owner in model.module.named_modules():
-            parameters: dict[str, Tensor | None] = owner._parameters
-            found = [(parameters, leaf, "parameter") for leaf, p in parameters.items() if id(p) in frozen]
-            for leaf in owner._buffers:
-                found.append((owner._buffers, leaf, "buffer" if leaf in owner._non_persistent_buffers_set else ""))
-            for place, leaf, kind in found:
-                tensor, name = place[leaf], f"{path}.{leaf}" if path else leaf
-                if tensor is not None:  # a buffer that is None yet is made by some pass, as only it knows how
-                    values = _values(tensor) if kind else None
-                    self.tensors.append(FrozenTensor(name, kind, place, leaf, tensor, _mark(tensor, kind), values))
+            places: list[tuple[dict[str, Any], str, bool]]
+            places = [(owner._parameters, leaf, True) for leaf, p in owner._parameters.items() if id(p) in frozen]
+            places += [(owner._buffers, leaf, leaf in owner._non_persistent_buffers_set) for leaf in owner._buffers]
+            for place, leaf, compared in places:
+                tensor = place[leaf]
+                if tensor is not None:  # else some pass makes it
+                    name, digest = f"{path}.{leaf}" if path else leaf, _digest(tensor) if compared else None
+                    self.tensors.append(LocalTensor(name, place, leaf, tensor, _version(tensor), digest))
 
     def check(self, where: str = "") -> None:
         """Raise UserError if one of them has changed, after passes that `where` (round and client) names."""
-        self.checks += 1
-        thorough = not self.checks & (self.checks - 1)  # 1, 2, 4, 8 ...
-        for frozen in self.tensors:
-            if frozen.differs(thorough):
-                raise self._error(frozen, where)
-
-    def _error(self, frozen: FrozenTensor, where: str) -> UserError:
-        name, of = f"{where}: {frozen.name!r}" if where else repr(frozen.name), f"of model {type(self.module).__name__}"
-        if not frozen.kind:
-            text = (
-                f"{name}, a buffer {of}, is another tensor than when the model was made, by self.{frozen.leaf} = ... "
-                "or .data = ...: what travels would be the old one; write into it: "
-                f"self.{frozen.leaf}.copy_(...)"
-            )
-        elif frozen.kind == "parameter":
-            text = (
-                f"{name}, a frozen parameter {of} (requires_grad False), is not what it was when the model was made: "
-                f"{WHY}; make it a buffer (register_buffer), which travels and is averaged"
-            )
-        else:
-            text = (
-                f"{name}, a buffer {of} that is not persistent, is not what it was when the model was made: {WHY}; "
-                "leave out persistent=False (a float buffer travels and is averaged, an integer one starts anew with "
-                "each client), or keep it in no buffer, and make it in each pass"
-            )
-        return located_error(text, self.module)
+        for i, (name, place, leaf, tensor, version, digest) in enumerate(self.tensors):
+            now = place.get(leaf)
+            if now is tensor and (digest is None or _version(now) == version):
+                continue
+            if digest is None or now is None or _digest(now) != digest:
+                text = f"{name!r} of model {type(self.module).__name__} is not what it was when the model was made"
+                raise located_error(f"{where}{': ' if where else ''}{text}: {REMEDY}", self.module)
+            self.tensors[i] = LocalTensor(name, place, leaf, now, _version(now), digest)
 
 
-def _mark(tensor: Tensor, kind: str) -> tuple[int, int]:
-    """Return the address of a tensor, and its version if it matters and is counted (not in inference mode)."""
-    try:
-        return tensor.data_ptr(), tensor._version if kind and not tensor.is_inference() else 0
-    except RuntimeError:  # it has no memory of its own: sparse, or a tensor of vmap's that was left behind
-        return 0, 0
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # in inference mode writes are not counted
 
 
-def _values(tensor: Tensor) -> bytes | None:
-    """Return a digest of a tensor's type, shape and a regular sample of its values; None if these cannot be read."""
+def _digest(tensor: Tensor) -> bytes | None:
+    """Return a digest of type, shape and a sample of the values; None if these cannot be read (sparse, vmap's)."""
     try:
         flat = tensor.detach().reshape(-1)
         some = flat[:: -(-len(flat) // MOST) | 1].cpu().contiguous().view(torch.uint8)

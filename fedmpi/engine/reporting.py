@@ -92,7 +92,7 @@ class Reporter:
                 self.callbacks.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
             if due and self.evaluator.by_class:
                 row["class_accuracy"] = [round(v, 3) if v == v else None for v in self.evaluator.by_class]
-            since = self.divergence.record(row, last, self.evaluator.only if due else None)
+            since = self.divergence.record(row, last)
             self.callbacks.round(row if since is None else {**row, "diverged": since})
         self.reported_in = t
         return due and t > 0

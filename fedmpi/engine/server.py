@@ -17,15 +17,15 @@ from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
 from fedmpi.comm import Lost
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.federated import Federated
 from fedmpi.engine.checks import (
     are_finite,
     check_finite,
     check_pair,
-    check_rule,
     check_slots,
     check_tensor,
+    mismatch,
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
@@ -188,7 +188,10 @@ class FederationServer:
         declared, packing = self.method.server_state, self.messages.server_state
         check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
         if self.rule is not None:
-            check_rule(ruled, size, where, self.w, self.rule)
+            text = mismatch(ruled, size, (self.w.device.type,))
+            if text:
+                text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
+                raise located_error(text, self.rule)
             direction = ruled
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.flat.formats import Format, aligned, feed_back
-from fedmpi.flat.layout import Selection
+from fedmpi.flat.layout import Selection, merge_spans
 from fedmpi.flat.packing import Packing
 
 
@@ -32,14 +32,8 @@ class Coding:
     def __init__(self, packing: Packing, formats: Mapping[str, Format], dtype: torch.dtype) -> None:
         self.packing, self.dtype = packing, dtype
         self.formats = {name: form for name, form in formats.items() if prod(packing.shapes[name])}
-        self._plain: list[tuple[int, int]] = []  # spans of a row
+        self._plain = merge_spans(span for name, span in packing.spans.items() if name not in self.formats)
         self._coded: list[tuple[str, tuple[int, int], tuple[int, int], Format]] = []  # span of a row, of a message
-        for name, (a, b) in packing.spans.items():
-            if name in self.formats or a == b:
-                continue
-            if self._plain and self._plain[-1][1] == a:
-                a = self._plain.pop()[0]
-            self._plain.append((a, b))
         self._bytes = dtype.itemsize * sum(b - a for a, b in self._plain)
         at = aligned(self._bytes)
         for name, form in self.formats.items():

@@ -50,14 +50,6 @@ class Format(ABC):
     def __str__(self) -> str:
         return self.name
 
-    def needed(self, n: int, span: tuple[int, int]) -> tuple[int, int]:
-        """The entries of x (n,) that are encoded for whom only those of a span concern, which begins with a block."""
-        return span
-
-    def decode_part(self, packed: Tensor, n: int, start: int, out: Tensor) -> None:
-        """out <- the entries of x (n,) from `start` on, from what was encoded of those `needed`."""
-        self.decode(packed, out)
-
     def settle(self, x: Tensor) -> None:
         """x <- decode(encode(x)), in place."""
         packed = torch.empty(self.size(len(x), x.element_size()), dtype=torch.uint8, device=x.device)
@@ -155,16 +147,8 @@ class TopK(Format):
         values, places = self._parts(packed, out)
         out.zero_().index_copy_(0, places.long(), values)
 
-    def needed(self, n: int, span: tuple[int, int]) -> tuple[int, int]:
-        return 0, n  # how many are among the largest nobody knows beforehand
-
-    def decode_part(self, packed: Tensor, n: int, start: int, out: Tensor) -> None:
-        values, places = self._parts(packed, out, n)
-        here = (places >= start) & (places < start + len(out))
-        out.zero_().index_copy_(0, places[here].long() - start, values[here])
-
-    def _parts(self, packed: Tensor, x: Tensor, n: int | None = None) -> tuple[Tensor, Tensor]:
-        k = self.kept(len(x) if n is None else n)
+    def _parts(self, packed: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        k = self.kept(len(x))
         return _part(packed, 0, k, x.dtype), _part(packed, k * x.element_size(), k, torch.int32)
 
 

@@ -55,15 +55,7 @@ class Layout:
 
     def entries(self, segments: Iterable[Segment]) -> Selection:
         """What belongs to these segments, in ascending order."""
-        ranges: list[tuple[int, int]] = []
-        for s in segments:
-            if s.start == s.stop:
-                continue
-            if ranges and ranges[-1][1] == s.start:
-                ranges[-1] = (ranges[-1][0], s.stop)
-            else:
-                ranges.append((s.start, s.stop))
-        return Selection(self.size, ranges)
+        return Selection(self.size, merge_spans((s.start, s.stop) for s in segments))
 
     def part(self, groups: Collection[str]) -> Layout:
         """The layout of the vector that `select(groups)` takes out."""
@@ -84,6 +76,21 @@ class Layout:
             values = s.view(flat).contiguous()
             digest.update(values.view(-1).view(torch.uint8).numpy().data)  # numpy knows no bfloat16
         return digest.hexdigest()
+
+
+def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge ascending spans that follow one another; leave out empty ones.
+
+    >>> merge_spans([(0, 2), (2, 5), (5, 5), (7, 8)])
+    [(0, 5), (7, 8)]
+    """
+    merged: list[tuple[int, int]] = []
+    for a, b in spans:
+        if merged and merged[-1][1] == a and a < b:
+            merged[-1] = (merged[-1][0], b)
+        elif a < b:
+            merged.append((a, b))
+    return merged
 
 
 class Selection:

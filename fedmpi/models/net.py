@@ -1,6 +1,5 @@
 """One view of every architecture: features z, head, logits, whatever the module calls them."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -52,15 +51,6 @@ class Net:
             except ValueError as error:
                 return "Expected more than 1 value per channel" not in str(error)
         return True
-
-    def operations(self) -> int:
-        """Count the floating-point operations of one sample's forward pass, in matrix products and convolutions."""
-        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # it warns where there is no Triton
-        from torch.utils.flop_counter import FlopCounterMode
-
-        with _undisturbed(self.module), FlopCounterMode(display=False) as counter:
-            call(self.module, self._samples)
-        return int(counter.get_total_flops()) // len(self._samples)
 
     def activation_bytes(self) -> int:
         """Count the bytes that a forward pass in training keeps of one sample for the backward pass."""

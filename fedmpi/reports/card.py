@@ -16,11 +16,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, metric_title
 from fedmpi.config import yaml_source
-from fedmpi.reports.audits import FORMATS, read_audit
-from fedmpi.reports.charts import Bars
+from fedmpi.reports.charts import stacked_bars
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell
 from fedmpi.reports.run_data import Run
-from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, baseline_command, verdict
+from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, baseline_command, read_audit, verdict
 from fedmpi.runtime import introspection
 from fedmpi.runtime.record.run_dir import MODEL
 
@@ -119,7 +118,9 @@ def data(run: Run, sites: Sequence[Site]) -> list[Part]:
     if isinstance(fraction, float) and fraction:
         text += f" Of the training samples {fraction:.0%} were held out to choose by."
     bars = {f"class {c}": [float((s.counts or [0] * classes)[c]) for s in sites] for c in each}
-    chart = Bars([s.name for s in sites], bars or {"samples": [float(s.train) for s in sites]}, "training samples")
+    chart = stacked_bars(
+        [s.name for s in sites], bars or {"samples": [float(s.train) for s in sites]}, "training samples"
+    )
     note = "Class numbers are those of the data set." if each else ""
     parts: list[Part] = [
         Text(f"Source: {run.config.get('data.source')}. {text}", main=True),
@@ -148,32 +149,25 @@ def method(run: Run) -> list[list[Value]]:
         ["at a site", f"{work} a round, {local}"],
         ["weights of sites", "alike" if c.get("cohort.weighting") == "uniform" else "by training samples"],
         ["the server's rule", "the method's own" if rule == "auto" else str(rule)],
-        ["on the way", FORMATS.get(str(c.get("comm.wire.up.name")), "in the model's type")],
+        ["on the way", str(c.get("comm.wire.up.name") or "in the model's type")],
     ]
 
 
 def traffic_of_sites(run: Run, sites: Sequence[Site]) -> list[Part]:
     """Show messages and bytes of each site whose audit file is here; contents are on the sites' own pages."""
-    audits = {site.name: read_audit(run, site, sites) for site in sites}
-    rows: list[list[Value]] = [
-        [name, len(audit.lines), len(audit.uploads), size_text(audit.total), audit.sha256[:16]]
-        for name, audit in audits.items()
-        if audit is not None
-    ]
+    audits = {site.name: read_audit(run, site) for site in sites}
     analysis = ", and for `analysis` to all other sites, too, local models or their changes"
     text = (
         "Samples were not sent. What was: changes of the model, mean losses, figures of evaluation, numbers of "
         f"samples{analysis if run.config.get('analysis') else ''}. They tell something of the samples behind them: "
         "there is neither secure aggregation nor differential privacy, and fedmpi does not encrypt."
     )
-    parts: list[Part] = [Text(text, main=True)]
-    if rows:
-        head = ("site", "messages", "of these for training", "bytes in all", "SHA-256 of its record (begins)")
-        parts.append(Table(head, rows))
-    if none := [name for name, audit in audits.items() if audit is None]:
-        text = f"No record of what left them is here: {', '.join(none)}. Their pages say why."
-        parts.append(Text(text, warning=True))
-    return parts
+    rows: list[list[Value]] = [
+        [name, len(audit.lines), size_text(audit.bytes), audit.sha256[:16]] if audit else [name, None, None, "not here"]
+        for name, audit in audits.items()
+    ]
+    head = ("site", "messages", "bytes in all", "SHA-256 of its record (begins)")
+    return [Text(text, main=True), Table(head, rows)]
 
 
 def metrics_by_site(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[Part]:
@@ -207,17 +201,15 @@ def metrics_by_site(run: Run, sites: Sequence[Site], baseline: Baseline | None) 
 
 def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Figure:
     """Draw a bar for each site, and one below it for the site alone."""
-    labels, bars, rows = list[str](), {"together": list[float](), "alone": list[float]()}, list[list[Value]]()
+    labels, together, alone, rows = list[str](), list[float](), list[float](), list[list[Value]]()
     for site in evaluated:
         theirs = baseline.evaluated.get(site.client) if baseline else None
-        together, alone = site.last(name), theirs.last(name) if theirs else None
-        rows.append([site.name, together, alone])
-        for label, pair in ((site.name, (together, None)), (f"{site.name}, alone", (None, alone))):
-            if pair != (None, None):
-                labels.append(label)
-                for lengths, value in zip(bars.values(), pair, strict=True):
-                    lengths.append(value or 0.0)
-    chart = Bars(labels, {part: lengths for part, lengths in bars.items() if any(lengths)}, metric_title(name))
+        rows.append([site.name, site.last(name), theirs.last(name) if theirs else None])
+        labels += [site.name, f"{site.name}, alone"] if theirs else [site.name]
+        together += [site.last(name) or 0.0, 0.0] if theirs else [site.last(name) or 0.0]
+        alone += [0.0, theirs.last(name) or 0.0] if theirs else [0.0]
+    parts = {"together": together, "alone": alone} if any(alone) else {"together": together}
+    chart = stacked_bars(labels, parts, metric_title(name))
     return Figure(f"good-{name}", f"{metric_title(name)} by site", chart, ("site", "together", "alone"), rows)
 
 
@@ -262,32 +254,25 @@ def limits(run: Run, sites: Sequence[Site], baseline: Baseline | None) -> list[s
     ]
     few = [f"{s.name} ({s.samples}, one is {100 / s.samples:.1f} %)" for s in sites if s.samples and s.samples < FEW]
     single = [s.name for s in sites if s.counts and sum(n > 0 for n in s.counts) == 1]
-    rare = [f"class {c} at {s.name} ({n})" for s in sites for c, n in enumerate(s.counts or ()) if 0 < n < 10]
     largest = max(sites, key=lambda s: s.share or 0.0)
     refused = [f"{s.name} ({len(s.refused)})" for s in sites if s.refused]
-    clipped = [f"{s.name} ({len(s.clipped)})" for s in sites if s.clipped]
-    best_model = (summary.get("best_model"), run.environment.get("git"))
-    best, git = (each if isinstance(each, dict) else {} for each in best_model)
-    lost = f"Ranks were lost on the way ({len(run.faults)} times); faults.jsonl says which rounds lack whom."
-    chosen = f"{best.get('file')} was chosen by {best.get('figure')} (round {best.get('round')})"
-    most = len(sites) > 2 and (largest.share or 0) > 0.5
     absent = [s.name for s in sites if not s.took_part]
+    best, modified = summary.get("best_model") or {}, (run.environment.get("git") or {}).get("modified")
     conditions: tuple[tuple[Any, str], ...] = (  # whether it holds, and the sentence
         (few, f"Few test samples, so that figures are coarse: {', '.join(few)}."),
         (single, f"Training samples of one class alone: {', '.join(single)}."),
-        (rare, f"Fewer than 10 training samples: {', '.join(rare[:8])}{' and more' if len(rare) > 8 else ''}."),
-        (most, f"More than half of the weight was {largest.name}'s."),
+        (len(sites) > 2 and (largest.share or 0) > 0.5, f"More than half of the weight was {largest.name}'s."),
         (absent, f"Never took part in a round: {', '.join(absent)}."),
         (not run.complete, f"The run did not end as planned: {run.state}."),
-        ("diverged" in summary, f"Training diverged from round {summary.get('diverged')} on."),
+        (summary.get("diverged") is not None, f"Training diverged from round {summary.get('diverged')} on."),
         (refused, f"Uploads that did not count, as they could not be meant: {', '.join(refused)}."),
-        (clipped, f"Uploads that were taken at a bound, as they were far longer than others: {', '.join(clipped)}."),
-        (run.faults, lost),
-        (best, f"{chosen}; the figures here are those of the last round's model."),
-        (git.get("modified"), "The code had changes that no commit holds."),
-        (baseline is None, "Nobody has trained alone for comparison, so it is not known who is better off by taking "
-         "part."),
-        (True, "Figures are means over a site's samples. Whether it serves all groups of people alike within a site "
-         "(sex, age, device) was not looked at."),
-    )  # fmt: skip
-    return [*sentences, *(sentence for holds, sentence in conditions if holds)]
+        (run.faults, f"Ranks were lost {count(len(run.faults), 'time')}; faults.jsonl says which rounds lack whom."),
+        (best, f"{best.get('file')} is another model; the figures here are those of the last round's."),
+        (modified, "The code had changes that no commit holds."),
+        (baseline is None, "No run in which sites train alone shows who is better off by taking part."),
+    )
+    groups = (
+        "Figures are means over a site's samples. Whether it serves all groups of people alike within a site (sex, "
+        "age, device) was not looked at."
+    )
+    return [*sentences, *(sentence for holds, sentence in conditions if holds), groups]

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -35,23 +34,34 @@ COLOURS = (*OKABE_ITO[:-1], "#111111")  # matplotlib leaves black out of an SVG,
 INK, SOFT, RULE, WHITE = "#1b1b1b", "#6b6b6b", "#e3e3e3", "#fefefe"
 VARIABLES = {colour.lower(): f"c{i}" for i, colour in enumerate(COLOURS)}
 VARIABLES |= {INK: "ink", SOFT: "soft", RULE: "rule", WHITE: "on"}
-KINDS = [to_rgba(colour, alpha) for alpha in (1.0, 0.5) for colour in COLOURS]  # of boxes
+FILLS = [to_rgba(colour, alpha) for alpha in (1.0, 0.5) for colour in COLOURS]  # of bars
 STYLE: Any = {
-    **{"svg.fonttype": "none", "text.parse_math": False, "font.size": 11, "text.color": INK, "axes.labelcolor": INK},
-    **{"figure.facecolor": "none", "axes.facecolor": "none", "axes.edgecolor": SOFT, "grid.color": RULE},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.axisbelow": True},
-    **{"xtick.bottom": False, "ytick.left": False, "xtick.labelcolor": INK, "ytick.labelcolor": INK},
-    **{
-        "axes.titlesize": 11,
-        "axes.titlelocation": "left",
-        "axes.titley": 1.0,
-        "legend.frameon": False,
-        "legend.fontsize": 11,
-    },
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 11,
+    "text.color": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titley": 1.0,
+    "grid.color": RULE,
+    "xtick.bottom": False,
+    "xtick.labelcolor": INK,
+    "ytick.left": False,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 11,
 }
 WIDE, LETTER, LINE = 5.6, 0.087, 0.24  # inches: of a chart, of a letter, of a line of text
 POINTS, MARKS = 600, 20  # of a line, at most
-TIPS = 600  # boxes that tell their number under the pointer; more would make the page slow
+CELLS = 600  # of a grid that is drawn cell by cell; a larger one is an image
 SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -71,16 +81,16 @@ class Lines:
     series: Sequence[Series]
     x_label: str
     y_label: str
-    whole_x: bool = True  # x are whole numbers
+    integer_x: bool = True
     from_zero: bool = False  # the y axis begins at 0
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars, one under another, each of parts in a row. parts: name -> a length for each bar."""
+    """Horizontal bars in rows. spans: name -> (row, from, to) of each bar of one colour."""
 
-    labels: Sequence[str]
-    parts: Mapping[str, Sequence[float]]
+    rows: Sequence[str]
+    spans: Mapping[str, Sequence[tuple[int, float, float]]]
     x_label: str
 
 
@@ -101,19 +111,23 @@ class Grid:
     written: bool = False  # the numbers stand in the cells, if there is room
 
 
-Box = tuple[float, float, float, str]  # row, from, to, what it says under the pointer
+Chart = Lines | Bars | Grid
 
 
-@dataclass(frozen=True)
-class Spans:
-    """Time spans in rows. boxes: kind -> the spans of one colour."""
+def stacked_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> Bars:
+    """Return a chart with a bar for each row, of parts end to end; negative ones extend to the left.
 
-    rows: Sequence[str]
-    boxes: Mapping[str, Sequence[Box]]
-    x_label: str
-
-
-Chart = Lines | Bars | Grid | Spans
+    >>> stacked_bars(["a"], {"p": [1.0], "q": [2.0]}, "x").spans
+    {'p': [(0, 0.0, 1.0)], 'q': [(0, 1.0, 3.0)]}
+    """
+    spans: dict[str, list[tuple[int, float, float]]] = {name: [] for name in parts}
+    ends = {sign: [0.0] * len(rows) for sign in (False, True)}
+    for name, lengths in parts.items():
+        for k, length in enumerate(lengths):
+            side = ends[length < 0]
+            spans[name].append((k, *sorted((side[k], side[k] + length))))  # type: ignore[arg-type]
+            side[k] += length
+    return Bars(rows, spans, x_label)
 
 
 def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
@@ -123,19 +137,13 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
         name: unlike that of any other chart in the page, since ids contain it.
         alone: it is to be a file, on white paper and with plain colours.
     """
-    tips, text = list[list[str]](), io.StringIO()
+    text = io.StringIO()
     with rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that matplotlib's font lacks, and the reader's screen has
-        figure = DRAW[type(chart)](chart, tips).figure
+        figure = _draw(chart).figure
         figure.savefig(text, format="svg", metadata={"Date": None})
     # What stands before is the head of a file, and a style that would be that of the whole page.
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
-    pieces = re.split(r'<g id="tips-(\d+)">(.*?)</g>', drawn, flags=re.DOTALL)
-    for i in range(1, len(pieces), 3):  # a place in `tips`, the boxes as matplotlib draws them, and what follows
-        paths = zip(re.split(r"(?<=\")/>", pieces[i + 1]), tips[int(pieces[i])], strict=False)
-        boxes = "".join(f"{path}><title>{escape(tip)}</title></path>" for path, tip in paths)
-        pieces[i : i + 2] = "", f'<g shape-rendering="crispEdges">{boxes}</g>'
-    drawn = "".join(pieces)
     drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn)
     drawn = re.sub(r"(?<= d=\")[^\"]*", lambda d: re.sub(r"(\.\d)\d+", r"\1", d[0]).replace("\n", ""), drawn)
     drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # nothing to cut off
@@ -146,6 +154,8 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     height, label = f"{72 * figure.get_figheight():g}", escape(printable(title))
     paper = 'xmlns="http://www.w3.org/2000/svg" style="background:#fff" width="720" ' if alone else ""
     size = f'viewBox="0 0 {72 * WIDE:g} {height}" role="img" aria-label="{label}"'
+    if not isinstance(chart, Lines):  # cells side by side have no seams
+        size += ' shape-rendering="crispEdges"'
     return f'<svg {paper}xmlns:xlink="http://www.w3.org/1999/xlink" {size}>{drawn}'
 
 
@@ -154,9 +164,28 @@ def write(chart: Chart, name: str, title: str, folder: Path) -> None:
     (folder / f"{name}.svg").write_text(svg(chart, name, title, alone=True), encoding="utf-8")
     with rc_context({**STYLE, "savefig.facecolor": "white"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = DRAW[type(chart)](chart, []).figure
+        figure = _draw(chart).figure
         figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
         save(figure, folder / f"{name}.png", bbox_inches="tight")
+
+
+def short(value: float, _: object = None) -> str:
+    """Format a number beside an axis.
+
+    >>> [short(v) for v in (0.0, 0.25, 20.0, 1500.0, 2e6, 1e-5, -3.0)]
+    ['0', '0.25', '20', '1.5k', '2M', '1e-05', '-3']
+    """
+    for size, suffix in SUFFIXES:
+        if size <= abs(value) < 1e15:
+            return f"{value / size:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def _draw(chart: Chart) -> Any:
+    """Draw a chart in a figure of its own."""
+    if isinstance(chart, Lines):
+        return _lines(chart)
+    return _bars(chart) if isinstance(chart, Bars) else _grid(chart)
 
 
 def _axes(
@@ -173,10 +202,12 @@ def _axes(
     if legend:
         handles, names = zip(*legend, strict=True)
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "ncols": columns}
-        figure.legend(
-            handles, [shorten(printable(name), 60) for name in names], borderpad=0.2, labelspacing=0.35, **place
-        )
+        figure.legend(handles, [_text(name, 60) for name in names], borderpad=0.2, labelspacing=0.35, **place)
     return figure.add_axes((left / WIDE, bottom / total, (wide or WIDE - left - 0.2) / WIDE, high / total))
+
+
+def _text(text: str, length: int) -> str:
+    return shorten(printable(text), length)
 
 
 def _numbers(axis: Any, most: int, *, integer: bool = False) -> None:
@@ -185,19 +216,12 @@ def _numbers(axis: Any, most: int, *, integer: bool = False) -> None:
     axis.grid(True)
 
 
-def short(value: float, _: object = None) -> str:
-    """Format a number beside an axis.
-
-    >>> [short(v) for v in (0.0, 0.25, 20.0, 1500.0, 2e6, 1e-5, -3.0)]
-    ['0', '0.25', '20', '1.5k', '2M', '1e-05', '-3']
-    """
-    for size, suffix in SUFFIXES:
-        if size <= abs(value) < 1e15:
-            return f"{value / size:.4g}{suffix}"
-    return f"{value:.4g}"
+def _array(values: Any) -> np.ndarray:
+    """Return numbers as float64; None is nan."""
+    return np.array(values, dtype=object).astype(float)
 
 
-def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
+def _lines(chart: Lines) -> Axes:
     looks: list[dict[str, Any]] = [
         {"color": COLOURS[i % 7], "linestyle": DASHES[i % 4], "marker": MARKERS[i % 5], "markersize": 5, "lw": 1.7}
         for i in range(len(chart.series))
@@ -206,11 +230,7 @@ def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
     axes = _axes(2.5, 0.7, 0.5, [(Line2D([], [], **look), each.label) for look, each in named], LINE)
     for look, each in zip(looks, chart.series, strict=True):
         every = -(-len(each.x) // POINTS) or 1
-        indices = sorted({*range(0, len(each.x), every), len(each.x) - 1} - {-1})
-        x, y, low, high = (
-            np.array([math.nan if v is None else v for v in side], float)[indices if len(side) else []]
-            for side in (each.x, each.y, each.low, each.high)
-        )
+        x, y, low, high = (_array(side)[::every] for side in (each.x, each.y, each.low, each.high))
         gap = np.isnan([math.nan, *y, math.nan])
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]  # a point between two gaps shows by its mark only
         marked = np.flatnonzero(alone | (np.arange(len(x)) % (-(-len(x) // MARKS) or 1) == 0))
@@ -224,16 +244,16 @@ def _lines(chart: Lines, tips: list[list[str]]) -> Axes:
     if chart.from_zero and least > -0.1 * most:
         axes.set_ylim(bottom=0)
     _numbers(axes.yaxis, 5)
-    _numbers(axes.xaxis, 7, integer=chart.whole_x)
-    axes.set_xlabel(shorten(printable(chart.x_label), 70))
-    axes.set_title(shorten(printable(chart.y_label), 70), x=-0.65 / (WIDE - 0.9))
+    _numbers(axes.xaxis, 7, integer=chart.integer_x)
+    axes.set_xlabel(_text(chart.x_label, 70))
+    axes.set_title(_text(chart.y_label, 70), x=-0.65 / (WIDE - 0.9))
     return axes
 
 
 def _rows(labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]] = (), cells: int = 0) -> Axes:
     """Make axes with a row for each label, from 0 at the top; many rows are thin. cells: columns of a grid."""
     thick = max(min(0.28, 6.5 / max(len(labels), 1)), 0.03)
-    names = [shorten(printable(label), 24) for label in labels]
+    names = [_text(label, 24) for label in labels]
     left = LETTER * max(map(len, names), default=1) + 0.2
     wide = min((WIDE - left - 0.2), 0.75 * cells)
     axes = _axes(thick * max(len(names), 1), left, bottom, legend, LINE if cells else 0.0, wide)
@@ -243,93 +263,67 @@ def _rows(labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]
     return axes
 
 
-def _boxes(axes: Axes, tips: list[list[str]], boxes: Sequence[Box], colours: Any, high: float = 0.76) -> None:
-    """Draw boxes within their rows."""
-    corners = [[(a, r - high / 2), (b, r - high / 2), (b, r + high / 2), (a, r + high / 2)] for r, a, b, _ in boxes]
-    drawn = PolyCollection(corners, facecolors=colours, linewidths=0)
-    if len(boxes) <= TIPS:
-        drawn.set_gid(f"tips-{len(tips)}")
-        tips.append([printable(tip) for *_, tip in boxes])
-    axes.add_collection(drawn, autolim=False)
-
-
-def _bars(chart: Bars, tips: list[list[str]]) -> Axes:
-    boxes = {name: list[Box]() for name in chart.parts}
-    reach = {-1: [0.0] * len(chart.labels), 1: [0.0] * len(chart.labels)}  # parts below 0 are put end to end there
-    for name, lengths in chart.parts.items():
-        for k, length in enumerate(lengths):
-            ends = reach[-1 if length < 0 else 1]
-            start, end = sorted((ends[k], ends[k] + length))
-            boxes[name].append((k, start, end, f"{chart.labels[k]}: {name} {length:.4g}"))
-            ends[k] += length
-    return _spans(Spans(chart.labels, boxes, chart.x_label), tips)
-
-
-def _spans(chart: Spans, tips: list[list[str]]) -> Axes:
-    legend = [(Patch(color=KINDS[i % len(KINDS)]), kind) for i, kind in enumerate(chart.boxes)]
+def _bars(chart: Bars) -> Axes:
+    legend = [(Patch(color=FILLS[i % len(FILLS)]), name) for i, name in enumerate(chart.spans)]
     axes = _rows(chart.rows, 0.5, legend if len(legend) > 1 else ())
-    low = min((start for boxes in chart.boxes.values() for _, start, _, _ in boxes), default=0)
-    high = max((end for boxes in chart.boxes.values() for _, _, end, _ in boxes), default=0)
+    for i, spans in enumerate(chart.spans.values()):
+        rows, starts, ends = np.array(spans, dtype=float).reshape(-1, 3).T
+        axes.barh(rows, ends - starts, left=starts, height=0.76, color=FILLS[i % len(FILLS)], linewidth=0)
+    every = [span for spans in chart.spans.values() for span in spans]
+    low, high = min((span[1] for span in every), default=0), max((span[2] for span in every), default=0)
     axes.set_xlim(low, high if high > low else low + 1)
-    for i, boxes in enumerate(chart.boxes.values()):
-        thick_enough = [box for box in boxes if box[2] - box[1] > (high - low) / 3000]
-        _boxes(axes, tips, thick_enough, KINDS[i % len(KINDS)])
     _numbers(axes.xaxis, 6)
-    axes.set_xlabel(shorten(printable(chart.x_label), 60))
+    axes.set_xlabel(_text(chart.x_label, 60))
+    axes.yaxis.grid(False)
     return axes
 
 
-def _grid(chart: Grid, tips: list[list[str]]) -> Axes:
-    values = np.array([[math.nan if v is None else v for v in row] for row in chart.values], float)
+def _grid(chart: Grid) -> Axes:
+    values = _array(chart.values).reshape(len(chart.rows), -1)
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
-    colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
-    colours[..., 3] = np.abs(values) / (most or 1.0)
-    colours[np.isnan(values)] = to_rgba(SOFT, 0.45)
-    columns = [shorten(printable(name), 16) for name in chart.columns]
+    columns = [_text(name, 16) for name in chart.columns]
     longest, many = LETTER * max(map(len, columns), default=1), len(columns)
     slanted = longest / LETTER > 3 and many <= 24 and longest * many > WIDE - 1
     axes = _rows(chart.rows, 0.5 + 0.6 * longest * slanted, cells=max(many, 1))
     cell = WIDE * axes.get_position().width / max(many, 1)
-    if values.size <= TIPS:
-        boxes = [
-            (r, c - 0.5, c + 0.5, f"{chart.rows[r]}, {chart.columns[c]}: {'none' if math.isnan(v) else f'{v:.6g}'}")
-            for (r, c), v in np.ndenumerate(values)
-        ]
-        _boxes(axes, tips, boxes, colours.reshape(-1, 4), 1.0)
-    else:
-        extent = (-0.5, len(columns) - 0.5, len(chart.rows) - 0.5, -0.5)
-        axes.imshow(colours, aspect="auto", interpolation="nearest", extent=extent)
+    _cells(axes, values, most)
     if chart.written and cell >= 0.25:
         for (r, c), v in np.ndenumerate(values):
             text = "" if math.isnan(v) else short(round(v, 3 if most < 10 else 1))
             if text and 0.8 * LETTER * len(text) < cell:
                 axes.text(c, r, text, ha="center", va="center", fontsize=9, color=WHITE if abs(v) > 0.6 * most else INK)
-    axes.set_xlim(-0.5, len(columns) - 0.5)
     every = 1 if slanted else math.ceil((longest + 0.08) / cell)
     look: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
     axes.set_xticks(range(0, len(columns), every), columns[::every], **look)
-    axes.set_xlabel(shorten(printable(chart.column_label), 60))
-    _shades(axes, tips, chart, most, bool(np.isnan(values).any()))
+    axes.set_xlabel(_text(chart.column_label, 60))
+    _colour_key(axes, chart, most, bool(np.isnan(values).any()))
     return axes
 
 
-def _shades(axes: Axes, tips: list[list[str]], chart: Grid, most: float, gaps: bool) -> None:
-    """What the colours of a grid mean, at the top right."""
+def _cells(axes: Axes, values: np.ndarray, most: float) -> None:
+    """Draw a cell for each number: blue where it is positive, red where negative, paler the smaller it is."""
+    colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
+    colours[..., 3] = np.abs(values) / (most or 1.0)
+    colours[np.isnan(values)] = to_rgba(SOFT, 0.45)
+    rows, columns = values.shape
+    x, y = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+    if values.size > CELLS:
+        axes.imshow(colours, aspect="auto", interpolation="nearest", extent=(x[0], x[-1], y[-1], y[0]))
+    else:
+        axes.pcolormesh(x, y, colours)
+    axes.set(xlim=(x[0], x[-1]), ylim=(y[-1], y[0]))
+
+
+def _colour_key(axes: Axes, chart: Grid, most: float, gaps: bool) -> None:
+    """Draw what the colours of a grid mean, at the top right."""
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)
-    figure.text(0.05 / WIDE, 1 - 0.15 / high, shorten(printable(chart.row_label), 24), va="center")
-    text = f"{short(most)} {shorten(printable(chart.unit), 24)}{', grey: none' if gaps else ''}"
+    figure.text(0.05 / WIDE, 1 - 0.15 / high, _text(chart.row_label, 24), va="center")
+    text = f"{short(most)} {_text(chart.unit, 24)}{', grey: none' if gaps else ''}"
     wide = 0.16 * len(shades)
     left = WIDE - 0.15 - LETTER * len(text) - wide
     key = figure.add_axes((left / WIDE, 1 - 0.22 / high, wide / WIDE, 0.15 / high))
-    colours = [to_rgba(COLOURS[int(s < 0)], abs(s)) for s in shades]
-    _boxes(key, tips, [(0, i - 0.5, i + 0.5, f"{s * most:.3g}") for i, s in enumerate(shades)], colours, 1.0)
-    key.set(xlim=(-0.5, len(shades) - 0.5), ylim=(-0.5, 0.5))
+    _cells(key, shades[None], 1.0)
     key.set_axis_off()
     key.text(-0.8, 0, short(-most) if chart.signed else "0", ha="right", va="center")
     key.text(len(shades) - 0.2, 0, text, va="center")
-
-
-# Each draws a chart in a figure of its own, and appends to `tips` the texts of each collection of boxes; its gid is
-# `tips-` and the place in the list.
-DRAW: dict[type, Any] = {Lines: _lines, Bars: _bars, Grid: _grid, Spans: _spans}

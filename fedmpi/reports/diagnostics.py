@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedmpi.reports.charts import Bars, Grid, Lines, Series
+from fedmpi.reports.charts import Grid, Lines, Series, stacked_bars
 from fedmpi.reports.groups import Runs, by_group, by_name
 from fedmpi.reports.page import Figure, Part, Text, Value
-from fedmpi.reports.run_data import Curve, Row, Run, curve, number, numbers
+from fedmpi.reports.run_data import Curve, Row, Run, curve, number, numbers, thinned
 
 NAMED, DIRECTIONS, STEPS = 7, 5, 4  # clients, eigenvalues, and rounds of local steps with a line each
 SIDE = 60  # of a map, at most
@@ -95,32 +95,43 @@ LOCAL_STEPS = (
                {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
                f"Mean over local steps and clients. {BELOW}"),
 )  # fmt: skip
+PROFILES = (  # singular values that are drawn side by side
+    ("spectrum", "singular values of features", "Standard deviations along the principal directions of the head's "
+     "input."),
+    ("classifier", "singular values of the classifier", "Of the weights of the last layer."),
+)  # fmt: skip
+MAPS = (  # matrices, drawn of the last round
+    ("features", "predicted", "what local models predict", ("client", "class"), "probability",
+     "Mean probability that a local model gives to each class, on the same samples of the global test set."),
+    ("features", "by_class", "what the global model predicts", ("class", "predicted class"), "probability",
+     "Mean probability that the global model gives to each class, by the class that samples are of."),
+    ("similarity", "matrix", "similarity of local models' features", ("client", "other client"), "CKA",
+     "Linear CKA of two local models' features on the same samples of the global test set."),
+)  # fmt: skip
 
 
 def updates(runs: Runs) -> list[Part | None]:
     """Draw norms of updates, and their cosines with each other and with the server's direction."""
-    rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
-    for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
-        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
-        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
-        norms, length = numbers(row.get("norms")), number(row.get("direction"))
-        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        length_ratio = length / fmean(norms) if length is not None and norms and fmean(norms) else None
-        rows[path].append({**row, "shares": shares, "kept": length_ratio})
-    parts = list[Part | None]()
+    rows = {run.path: [{**row, **_ratios(row)} for row in run.updates] for run in runs.all}
+    parts = _over_rounds(runs, "updates", UPDATES, rows)
     if runs.alone is not None:
-        parts.append(_norms(runs.alone))
-    parts += _over_rounds(runs, "updates", UPDATES, rows)
-    if runs.alone is not None:
-        of, note = _of_clients(runs.alone, runs.alone.updates, "to_direction"), (
-            "Below 0: the step of that round went against what the client had learned."
-        )  # fmt: skip
+        parts.insert(0, _norms(runs.alone))
+        cosines = _of_clients(runs.alone, runs.alone.updates, "to_direction")
         title = "cosine of each update with the server's direction"
-        parts.append(_client_map("updates-direction", title, of, "cosine", note))
+        note = "Below 0: the step of that round went against what the client had learned."
+        parts.append(_client_map("updates-direction", title, cosines, "cosine", note))
     if not any("eigenvalues" in row for run in runs.all for row in run.updates):
         more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
         parts.append(Text(f"{more}record.updates: gram for any rule."))
     return parts
+
+
+def _ratios(row: Row) -> Row:
+    """Return the norm of the server's direction over the mean norm, and the eigenvalues' shares of their sum."""
+    values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+    norms, length = numbers(row.get("norms")), number(row.get("direction"))
+    shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+    return {"shares": shares, "kept": length / fmean(norms) if length is not None and any(norms) else None}
 
 
 def analysis(runs: Runs) -> list[Part | None]:
@@ -128,44 +139,34 @@ def analysis(runs: Runs) -> list[Part | None]:
 
     The report of a single run also shows what each client contributes to the global model.
     """
-    parts = _over_rounds(runs, "analysis", ANALYSIS, {run.path: run.analysis for run in runs.all})
+    parts = _over_rounds(runs, "analysis", ANALYSIS, _analysis(runs))
     if runs.alone is not None:
-        of = _of_clients(runs.alone, runs.alone.analysis, "contribution", "gain")
+        gains = _of_clients(runs.alone, runs.alone.analysis, "contribution", "gain")
         note = "How much higher the loss is of the average of all the others; below 0: they do better without it."
-        parts.append(_client_map("analysis-gain", "what each client gives", of, "loss", note))
+        parts.append(_client_map("analysis-gain", "what each client gives", gains, "loss", note))
     return parts
 
 
 def features(runs: Runs) -> list[Part | None]:
     """Draw features, heads and outputs of the models; for one run of global and local models, with maps."""
-    parts = _over_rounds(runs, "features", FEATURES, {run.path: run.analysis for run in runs.all})
-    for key, title, note in (
-        ("spectrum", "singular values of features", "Standard deviations along the principal directions of the "
-         "head's input."),
-        ("classifier", "singular values of the classifier", "Of the weights of the last layer."),
-    ):  # fmt: skip
-        profiles = dict[str, Sequence[float | None]]()
-        for group in runs.groups:
-            ends = [[row for row in run.analysis if isinstance(row.get("features"), dict)] for run in group.runs]
-            if runs.alone is None:
-                last = [values for rows in ends if rows and (values := numbers(rows[-1]["features"].get(key)))]
-                profiles[group.name] = [fmean(column) for column in zip(*last, strict=False)]
-                continue
-            for row in (*ends[0][:1], *ends[0][-1:]):
-                profiles[f"{GLOBAL}, round {row['round']}"] = numbers(row["features"].get(key))
-            for row in ends[0][-1:]:
-                profiles[f"{LOCAL}, round {row['round']}"] = numbers(row["features"].get(f"{key}_local"))
-        note += "" if runs.alone else " Of the global model in the last round measured, mean over the runs."
+    parts = _over_rounds(runs, "features", FEATURES, _analysis(runs))
+    if runs.alone is None:
+        return parts
+    rows = [row for row in runs.alone.analysis if isinstance(row.get("features"), dict)]
+    for key, title, note in PROFILES:
+        profiles = {
+            f"{GLOBAL}, round {row['round']}": numbers(row["features"].get(key)) for row in rows[:1] + rows[-1:]
+        }
+        for row in rows[-1:]:
+            profiles[f"{LOCAL}, round {row['round']}"] = numbers(row["features"].get(f"{key}_local"))
         what = ("number of the singular value", "singular value")
         parts.append(_profiles(f"features-{key}-values", title, profiles, what, note, from_zero=True))
-    if runs.alone is not None:
-        parts += _maps(runs.alone)
-    return parts
+    return [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
 
 
 def local_steps(runs: Runs) -> list[Part | None]:
     """Draw FedSOL's Figures 3 and 5b: how local steps change the proximal loss, and which layers they move."""
-    parts = _over_rounds(runs, "steps", LOCAL_STEPS, {run.path: run.analysis for run in runs.all})
+    parts = _over_rounds(runs, "steps", LOCAL_STEPS, _analysis(runs))
     if runs.alone is None:
         return parts
     by_round = dict[int, list[float | None]]()
@@ -174,11 +175,14 @@ def local_steps(runs: Runs) -> list[Part | None]:
         values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
         if any(v is not None for v in values):
             by_round[row["round"]] = values
-    shown = list(by_round)[:: -max(1, -(-len(by_round) // STEPS))][::-1]
+    lines = {f"round {t}": by_round[t] for t in reversed(thinned(list(by_round)[::-1], STEPS))}
     note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
     title = "cosine of the step and the proximal gradient, step by step"
-    lines = {f"round {t}": by_round[t] for t in shown}
     return [*parts, _profiles("steps-first", title, lines, ("local step", "cosine"), note), _layers(runs.alone)]
+
+
+def _analysis(runs: Runs) -> dict[Path, list[Row]]:
+    return {run.path: run.analysis for run in runs.all}
 
 
 def _over_rounds(
@@ -204,13 +208,13 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
     """Return {client's name: curve} from the lists at `keys`, which are parallel to each row's `clients`."""
     curves: dict[int, Curve] = {}
     for row in rows:
-        values = row
+        values: Any = row
         for key in keys:
-            values = values.get(key) or {} if isinstance(values, dict) else {}
+            values = values.get(key) if isinstance(values, dict) else None
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
                 curves.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
+    return {run.client_name(k): curves[k] for k in sorted(curves)}
 
 
 def _norms(run: Run) -> Figure | None:
@@ -225,29 +229,33 @@ def _norms(run: Run) -> Figure | None:
         at = [[each[t] for each in of.values() if t in each] for t in rounds]
         series = [Series("mean", rounds, [fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at])]
         note = "Mean over the clients of a round; the band is from the shortest to the longest."
-    data: list[list[Value]] = [[t, name, value] for name, each in of.items() for t, value in each.items()]
     chart = Lines(series, "round", "norm", from_zero=True)
-    return Figure("updates-norms", "length of the updates", chart, ("round", "client", "norm"), data, note)
+    return Figure("updates-norms", "length of the updates", chart, ("round", "client", "norm"), _records(of), note)
+
+
+def _records(of: Mapping[str, Curve]) -> list[list[Value]]:
+    return [[t, name, value] for name, each in of.items() for t, value in each.items()]
 
 
 def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note: str) -> Figure | None:
     """Draw a map of clients by rounds."""
     if not of:
         return None
-    rounds = sorted({t for each in of.values() for t in each})
-    rows, columns = list(of)[:: -(-len(of) // SIDE)], rounds[:: -(-len(rounds) // SIDE)]
-    chart = Grid(rows, [str(t) for t in columns], [[of[k].get(t) for t in columns] for k in rows], "client", "round",
-                 unit, signed=True)  # fmt: skip
-    if len(rows) < len(of) or len(columns) < len(rounds):
-        note += f" Of {len(of)} clients and {len(rounds)} rounds {len(rows)} and {len(columns)} are drawn."
-    data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
-    return Figure(name, title, chart, ("round", "client", unit), data, note)
+    rows, columns = thinned(list(of), SIDE), thinned(sorted({t for each in of.values() for t in each}), SIDE)
+    values = [[of[k].get(t) for t in columns] for k in rows]
+    chart = Grid(rows, [str(t) for t in columns], values, "client", "round", unit, signed=True)
+    note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
+    return Figure(name, title, chart, ("round", "client", unit), _records(of), note)
 
 
 def _profiles(
-    name: str, title: str, lines: Mapping[str, Sequence[float | None]], what: tuple[str, str], note: str,
+    name: str,
+    title: str,
+    lines: Mapping[str, Sequence[float | None]],
+    what: tuple[str, str],
+    note: str,
     from_zero: bool = False,
-) -> Figure | None:  # fmt: skip
+) -> Figure | None:
     """Draw a line for each list of numbers, over their positions."""
     lines = {label: values for label, values in lines.items() if values}
     series = [Series(label, range(1, len(values) + 1), values) for label, values in lines.items()]
@@ -256,35 +264,26 @@ def _profiles(
     return Figure(name, title, chart, ("of", "number", what[1]), data, note) if lines else None
 
 
-def _maps(run: Run) -> list[Figure]:
-    """Draw what models predict and how similar they are, in the last round with these measurements."""
-    maps = list[Figure]()
-    for source, key, title, sides, unit, note in (
-        ("features", "predicted", "what local models predict", ("client", "class"), "probability",
-         "Mean probability that a local model gives to each class, on the same samples of the global test set."),
-        ("features", "by_class", "what the global model predicts", ("class", "predicted class"), "probability",
-         "Mean probability that the global model gives to each class, by the class that samples are of."),
-        ("similarity", "matrix", "similarity of local models' features", ("client", "other client"), "CKA",
-         "Linear CKA of two local models' features on the same samples of the global test set."),
-    ):  # fmt: skip
-        rows = [row for row in run.analysis if isinstance(row.get(source), dict) and row[source].get(key)]
-        if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
-            continue
-        values = [[number(v) for v in each] for each in rows[-1][source][key]]
-        clients = [run.client_names.get(int(k), str(k)) for k in rows[-1].get("clients") or ()]
-        names, columns = (
-            clients if side.endswith("client") else [str(c) for c in range(size)]
-            for side, size in zip(sides, (len(values), len(values[0])), strict=True)
-        )  # fmt: skip
-        data: list[list[Value]] = [
-            [a, b, v] for a, row in zip(names, values, strict=False) for b, v in zip(columns, row, strict=False)
-        ]
-        every, across = -(-len(names) // SIDE), -(-len(columns) // SIDE)
-        cells = [row[::across] for row in values[::every]]
-        chart = Grid(names[::every], columns[::across], cells, *sides, unit, written=len(cells) <= 24)
-        title = f"{title}, round {rows[-1]['round']}"
-        maps.append(Figure(f"{source}-{key.replace('_', '-')}", title, chart, (*sides, unit), data, note))
-    return maps
+def _last_map(
+    run: Run, source: str, key: str, title: str, sides: tuple[str, str], unit: str, note: str
+) -> Figure | None:
+    """Draw a matrix of numbers, in the last round that has it: by client, class or both."""
+    rows = [row for row in run.analysis if isinstance(row.get(source), dict) and row[source].get(key)]
+    if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
+        return None
+    values = [[number(v) for v in each] for each in rows[-1][source][key]]
+    clients = [run.client_name(k) for k in rows[-1].get("clients") or ()]
+    names, columns = (
+        clients if side.endswith("client") else [str(c) for c in range(size)]
+        for side, size in zip(sides, (len(values), len(values[0])), strict=True)
+    )
+    data: list[list[Value]] = [
+        [a, b, v] for a, row in zip(names, values, strict=False) for b, v in zip(columns, row, strict=False)
+    ]
+    cells = [thinned(row, SIDE) for row in thinned(values, SIDE)]
+    chart = Grid(thinned(names, SIDE), thinned(columns, SIDE), cells, *sides, unit, written=len(cells) <= 24)
+    name, title = f"{source}-{key.replace('_', '-')}", f"{title}, round {rows[-1]['round']}"
+    return Figure(name, title, chart, (*sides, unit), data, note)
 
 
 def _layers(run: Run) -> Figure | None:
@@ -294,16 +293,14 @@ def _layers(run: Run) -> Figure | None:
         of = row.get("layers")
         if isinstance(of, dict) and isinstance(of.get("layers"), list):
             columns = [[number(v) for v in of.get(key) or ()] for key in keys]
-            rows = zip(of["layers"], *columns, strict=False)
-            data += [[row["round"], str(layer), *values] for layer, *values in rows]
+            data += [[row["round"], str(layer), *v] for layer, *v in zip(of["layers"], *columns, strict=False)]
     if not data:
         return None
-    t = data[-1][0]
-    last = {str(row[1]): float(row[2] or 0.0) for row in data if row[0] == t}
+    last = {str(row[1]): float(row[2] or 0.0) for row in data if row[0] == data[-1][0]}
     note = (
-        f"Mean of |w - w0| / ||w - w0|| over a layer's weights and the local models, round {t}. Of n weights it is at "
-        "most 1/sqrt(n): small layers have larger ones. Among the numbers: evenness, that times sqrt(n); columns, with "
-        "norms along the first dimension of each tensor, as in the authors' code."
+        f"Mean of |w - w0| / ||w - w0|| over a layer's weights and the local models, round {data[-1][0]}. Of n weights "
+        "it is at most 1/sqrt(n): small layers have larger ones. Among the numbers: evenness, that times sqrt(n); "
+        "columns, with norms along the first dimension of each tensor, as in the authors' code."
     )
-    chart = Bars(list(last), {"strength": list(last.values())}, "mean of Lambda")
+    chart = stacked_bars(list(last), {"strength": list(last.values())}, "mean of Lambda")
     return Figure("steps-layers", "Lambda, mean over a layer's weights", chart, ("round", "layer", *keys), data, note)

@@ -13,26 +13,18 @@ from fedmpi.common.errors import UserError
 from fedmpi.reports.charts import Lines, Series
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_data import Curve, Run, base_name
-from fedmpi.runtime.reading import digests
 from fedmpi.runtime.reading.files import SWEEP_LIST, json_of, no_run
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
-BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only by seed.
-
-    Attributes:
-        name: how the settings differ from those of the other groups.
-        duplicates: runs with the seed of one of `runs`, such as those of a renamed sweep; they are in no mean.
-    """
+    """Runs that differ only by seed. name: how the settings differ from those of the other groups."""
 
     name: str
     runs: tuple[Run, ...]
-    duplicates: tuple[Run, ...] = ()
 
 
 class Runs:
@@ -49,7 +41,8 @@ class Runs:
     def __init__(self, every: Sequence[Run]) -> None:
         self.all = tuple(every)
         self.alone = self.all[0] if len(self.all) == 1 else None
-        self.differing = [] if self.alone else differing(self.all)
+        keys = dict.fromkeys(key for run in every for key in run.config if key not in UNLIKE)
+        self.differing = [key for key in keys if len({shown(run, key) for run in every}) > 1]
         self.groups = [Group(self.alone.name, self.all)] if self.alone else make_groups(self.all, self.differing)
         unique = len({run.name for run in self.all}) == len(self.all)
         self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}
@@ -66,16 +59,11 @@ def read(paths: Sequence[Path]) -> Runs:
     runs: dict[Path, Run] = {}
     for path in paths:
         if not path.is_dir():
-            raise UserError(
-                f"{path}: {'is a file' if path.exists() else 'there is no such directory'}; name one that "
-                "`fedmpi run` or `fedmpi sweep` has written"
-            )
-        inside = [path]
-        if not is_run(path):  # a sweep's: in the order of its list; runs that it does not list come last
-            names = (json_of(path / SWEEP_LIST) or {}).get("runs")
-            at = {name: i for i, name in enumerate(names) if isinstance(name, str)} if isinstance(names, list) else {}
-            inside = [each for each in path.iterdir() if each.is_dir() and is_run(each)]
-            inside.sort(key=lambda each: (at.get(each.name, len(at)), each))
+            raise UserError(f"{path} is no directory; name one that `fedmpi run` or `fedmpi sweep` has written")
+        inside = [path] if is_run(path) else [each for each in path.iterdir() if each.is_dir() and is_run(each)]
+        names = (json_of(path / SWEEP_LIST) or {}).get("runs")  # in the order of the sweep; other runs come last
+        order = {name: i for i, name in enumerate(map(str, names))} if isinstance(names, list) else {}
+        inside.sort(key=lambda each: (order.get(each.name, len(order)), each))
         if not inside:
             raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
         runs |= {each.resolve(): Run(each) for each in inside}
@@ -86,32 +74,9 @@ def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in MARKS)
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the keys of settings that differ between runs, without `UNLIKE`, then the digests of code and data that
-    differ although the settings are the same."""
-    keys = dict.fromkeys(key for run in runs for key in run.config if key not in UNLIKE)
-    result = [key for key in keys if len({shown(run, key) for run in runs}) > 1]
-    for name in dict.fromkeys(name for run in runs for name in run.digests):
-        decide = [key for key in result if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
-        if any(
-            len({run.digests.get(name) for run in each} - {None}) > 1
-            for each in group_by_settings(runs, decide).values()
-        ):
-            result.append(name)
-    return result
-
-
 def shown(run: Run, key: str) -> str:
-    value = run.config.get(key, run.digests.get(key, "-"))
+    value = run.config.get(key, "-")
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def group_by_settings(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
-    """Return {values of these settings: the runs that have them}."""
-    by_values: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        by_values.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
-    return by_values
 
 
 def make_groups(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
@@ -119,53 +84,43 @@ def make_groups(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
 
     A group is named by the labels of its sweep, or by as few settings as distinguish the groups, the method first.
     """
-    by_values = group_by_settings(runs, keys)
-    needed = list[int]()
-    for i in sorted(range(len(keys)), key=lambda i: (keys[i] != "method.name", keys[i].startswith("method."), i)):
-        before, after = ({tuple(each[j] for j in chosen) for each in by_values} for chosen in (needed, [*needed, i]))
+    by_values: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        by_values.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
+    groups = list(by_values.values())
+    names = sweep_names(groups) or names_by_settings(groups, keys)
+    means = [group[0].name if len(group) == 1 else f"mean of {len(group)} runs" for group in groups]
+    return [Group(name or mean, tuple(group)) for name, mean, group in zip(names, means, groups, strict=True)]
+
+
+def names_by_settings(groups: Sequence[Sequence[Run]], keys: Sequence[str]) -> list[str]:
+    """Return names of groups by as few settings as distinguish them: `fedprox, lr 0.1`."""
+    chosen = list[str]()
+    for key in sorted(keys, key=lambda key: (key != "method.name", not key.startswith("method."))):
+        before, after = ({tuple(shown(g[0], k) for k in each) for g in groups} for each in (chosen, [*chosen, key]))
         if len(after) > len(before):
-            needed.append(i)
-    once = [without_duplicates(members) for members in by_values.values()]
-    names = sweep_names([unique for unique, _ in once])
-    if names is None:
-        chosen = [keys[i] for i in needed]
-        plain = [key.strip("()").removesuffix(".name") for key in chosen]
-        last = [full if key[0] == "(" else full.rpartition(".")[2] for key, full in zip(chosen, plain, strict=True)]
-        words = [short if last.count(short) == 1 else full for short, full in zip(last, plain, strict=True)]
-        pairs = [list(zip(words, (each[i] for i in needed), strict=True)) for each in by_values]
-        names = [", ".join(base_name(v) if word == "method" else f"{word} {v}" for word, v in each) for each in pairs]
-    means = [unique[0].name if len(unique) == 1 else f"mean of {len(unique)} runs" for unique, _ in once]
-    return [Group(name or mean, *members) for name, mean, members in zip(names, means, once, strict=True)]
-
-
-def without_duplicates(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """Return (one run for each seed, the others); of several runs the one with most rounds is taken.
-
-    Runs with different data count as different, even if settings and seed are the same.
-    """
-    first: dict[tuple[object, ...], Run] = {}
-    for run in sorted(runs, key=lambda run: (not run.complete, -len(run.rows))):
-        drawn = [run.identity.get(key) for key in (digests.PARTITION, digests.DATA, digests.TEST)]
-        first.setdefault((run.seed or run.path, *map(str, drawn)), run)
-    unique = set(map(id, first.values()))
-    return tuple(run for run in runs if id(run) in unique), tuple(run for run in runs if id(run) not in unique)
+            chosen.append(key)
+    words = [key.removesuffix(".name").rpartition(".")[2] for key in chosen]
+    words = [word if words.count(word) == 1 else key for word, key in zip(words, chosen, strict=True)]
+    names = []
+    for group in groups:
+        values = [base_name(shown(group[0], key)) for key in chosen]
+        pairs = zip(words, values, strict=True)
+        names.append(", ".join(value if word == "method" else f"{word} {value}" for word, value in pairs))
+    return names
 
 
 def sweep_names(groups: Sequence[Sequence[Run]]) -> list[str] | None:
     """Return names of groups by the labels of their sweep; None where these do not distinguish the groups."""
     labels = list[dict[str, str]]()
-    for members in groups:
-        distinct = set[tuple[tuple[str, str], ...]]()
-        for place in (run.path.resolve() for run in members):
-            known = (json_of(place.parent / SWEEP_LIST) or {}).get("labels")
-            own = known.get(place.name) if isinstance(known, dict) else None
-            pairs = own.items() if isinstance(own, dict) else ()
-            distinct.add(tuple((str(axis), str(label)) for axis, label in pairs if axis != "seed"))
-        labels.append(dict(next(iter(distinct))))
-        if len(distinct) > 1 or labels[-1].keys() != labels[0].keys():
-            return None
-    axes = [axis for axis in labels[0] if len({each[axis] for each in labels}) > 1]
-    names = [", ".join(axis_name(axis, each[axis]) for axis in axes) for each in labels]
+    for group in groups:
+        place = group[0].path.resolve()
+        known = (json_of(place.parent / SWEEP_LIST) or {}).get("labels")
+        own = known.get(place.name) if isinstance(known, dict) else None
+        pairs = own.items() if isinstance(own, dict) else ()
+        labels.append({str(axis): str(label) for axis, label in pairs if axis != "seed"})
+    axes = [axis for axis in labels[0] if len({each.get(axis) for each in labels}) > 1]
+    names = [", ".join(axis_name(axis, each[axis]) for axis in axes if axis in each) for each in labels]
     return names if axes and len(set(names)) == len(names) else None
 
 
@@ -185,6 +140,10 @@ def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]
         for t, value in curve.items():
             by_round.setdefault(t, []).append(value)
     return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(by_round.items())}
+
+
+def mean_curve(curves: Iterable[Curve]) -> Curve:
+    return {t: mean for t, (mean, _, _) in means(curves).items()}
 
 
 def by_group(
@@ -212,7 +171,7 @@ def by_name(
     name: str, title: str, y_label: str, curves: Mapping[str, Curve], head: Sequence[str] = (), note: str = "",
     from_zero: bool = False,
 ) -> Figure | None:  # fmt: skip
-    """A line for each curve, over the rounds that any has; None without any. head: of the table's columns."""
+    """Draw a line for each curve, over the rounds that any has; None without any. head: of the table's columns."""
     rounds = sorted({t for each in curves.values() for t in each})
     series = [Series(label, rounds, [each.get(t) for t in rounds]) for label, each in curves.items() if each]
     data: list[list[Value]] = [[t, *(each.get(t) for each in curves.values())] for t in rounds]

@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
@@ -19,15 +19,7 @@ from markupsafe import Markup
 from fedmpi.common.text import printable
 from fedmpi.reports import charts
 
-BROKEN = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)  # from unexpected contents of files
-MOST_BYTES = 2_900_000  # of a page
-SHORT = 24  # letters of a cell that is never broken
+MOST_ROWS = 20_000  # of the CSV behind a figure that the page holds
 Value = float | int | str | None  # of a cell; None and nan: empty
 
 
@@ -76,44 +68,21 @@ class Section:
 
 
 def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the whole page. A section that cannot be drawn says so; a page that would be too large leaves out the
-    numbers behind its largest figures.
-
-    Args:
-        lead: lines below the title.
-    """
-    drawn, shown = dict[str, Markup](), list[Section]()
-    for section in sections:
-        try:
-            figures = [part for part in section.parts if isinstance(part, Figure)]
-            drawn |= {each.name: Markup(charts.svg(each.chart, each.name, each.title)) for each in figures}
-            shown.append(section)
-        except BROKEN as error:  # what is no number is only noticed when it is drawn
-            shown.append(replace(section, parts=[damaged(error)]))
+    """Return the whole page. lead: lines below the title."""
     loader = PackageLoader("fedmpi.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell)
     environment.filters |= {"csv": as_csv, "base64": base64.b64encode, "columns": column_classes}
     script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
-    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run in the page
-    about = {"title": title, "lead": lead, "drawn": drawn, "digest": known}
-    about |= {"script": Markup(script), "style": Markup(style)}
-    template = environment.get_template("page.html.j2")
-    page = template.render(sections=shown, **about)
-    figures = [part for section in shown for part in section.parts if isinstance(part, Figure)]
-    for figure in sorted(figures, key=lambda each: -len(each.data)):
-        if len(page) <= MOST_BYTES:
-            break
-        note = f"{figure.note} Too many numbers for this page: fedmpi report --figures."
-        slim = replace(figure, data=(), note=note)
-        shown = [replace(s, parts=[slim if part is figure else part for part in s.parts]) for s in shown]
-        page = template.render(sections=shown, **about)
-    return page
-
-
-def damaged(error: Exception) -> Text:
-    """Return the text in place of a part that cannot be made."""
-    why = f"This part cannot be made: a file of the run directory is not as fedmpi writes it ({error!r})."
-    return Text(why, warning=True)
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        lead=lead,
+        sections=sections,
+        draw=lambda figure: Markup(charts.svg(figure.chart, figure.name, figure.title)),
+        most_rows=MOST_ROWS,
+        script=Markup(script),
+        style=Markup(style),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script may run there
+    )
 
 
 def cell(value: Any) -> str:

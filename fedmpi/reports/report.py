@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,11 +12,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.reports import charts, diagnostics, groups, results, run_facts
 from fedmpi.reports.groups import Runs
-from fedmpi.reports.page import BROKEN, Figure, Part, Section, as_csv, damaged, render
+from fedmpi.reports.page import Figure, Part, Section, Text, as_csv, render
 from fedmpi.reports.run_data import base_name
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.run_dir import REPORT
 
+BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # from unexpected contents of files
 SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] = (
     # name, title, attribute of Run without which there is none, what makes its parts
     ("summary", "Summary", "path", results.summary),
@@ -35,31 +35,34 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] 
     ("faults", "Faults", "path", results.faults),
     ("settings", "Settings", "config", run_facts.settings),
     ("environment", "Environment", "environment", run_facts.environment),
-    ("hashes", "Hashes", "rows", run_facts.hashes),
 )
 
 
 def sections(runs: Runs) -> list[Section]:
-    """Return the sections for which there are records. A section with damaged files says so.
-
-    Figures get unique plain names, as these name files and anchors, whatever a task calls its metrics.
-    """
-    result, taken = list[Section](), set[str]()
+    """Return the sections for which there are records. A section with damaged files says so."""
+    result, names = [], set[str]()
     for name, title, needs, make in SECTIONS:
+        if not any(getattr(run, needs) for run in runs.all):
+            continue
         try:
-            parts = [p for p in make(runs) if p is not None] if any(getattr(r, needs) for r in runs.all) else []
+            parts = [_with_plain_name(part, names) for part in make(runs) if part is not None]
         except BROKEN as error:
-            parts = [damaged(error)]
-        for i, part in enumerate(parts):
-            if isinstance(part, Figure):
-                plain = re.sub(r"[^A-Za-z0-9_-]+", "-", part.name).strip("-")[:80] or "figure"
-                names = (plain, *(f"{plain}-{j}" for j in range(2, len(taken) + 3)))
-                free = next(each for each in names if each not in taken)
-                taken.add(free)
-                parts[i] = replace(part, name=free)
+            why = "This part cannot be made: a file of the run directory is not as fedmpi writes it"
+            parts = [Text(f"{why} ({error!r}).", warning=True)]
         if parts:
             result.append(Section(name, title, parts))
     return result
+
+
+def _with_plain_name(part: Part, names: set[str]) -> Part:
+    """Return the part; the name of a figure names files and anchors, whatever a task calls its metrics."""
+    if not isinstance(part, Figure):
+        return part
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", part.name).strip("-")[:80]
+    while name in names:
+        name += "-2"
+    names.add(name)
+    return replace(part, name=name)
 
 
 def html(runs: Runs) -> str:
@@ -87,19 +90,15 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
     try:
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
-            for part in itertools.chain.from_iterable(section.parts for section in sections(runs)):
+            for part in (part for section in sections(runs) for part in section.parts):
                 if isinstance(part, Figure):
-                    try:
-                        charts.write(part.chart, part.name, part.title, figures)
-                        (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
-                    except BROKEN as error:
-                        say(f"not written: {part.name}: {damaged(error).text}")
+                    charts.write(part.chart, part.name, part.title, figures)
+                    (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
+            say(f"written: {figures}/*.svg, .png, .csv")
         private = any(run.config.get("output_mode") == "private" for run in runs.all)
         durable.write(to, html(runs).encode(), private)
     except OSError as error:
         raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
-    if figures is not None:
-        say(f"written: {figures}/*.svg, .png, .csv")
     say(f"written: {to}")
     if notes := [f"{run.path}: {note}" for run in runs.all for note in run.notes]:
         more = f", and {count(len(notes) - 1, 'more note')} in the page's Faults" if len(notes) > 1 else ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
@@ -17,12 +17,12 @@ from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, lower_is_better
 from fedmpi.config import yaml_source
 from fedmpi.config.field_types import flat
-from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record import data_files
 
 Row = dict[str, Any]
 Curve = dict[int, float]  # round -> value
 NEEDED = ("config.yaml", "metrics.jsonl", "environment.json", "partition.json")
+T = TypeVar("T")
 
 
 class Run:
@@ -41,16 +41,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes = [f"there is no {name}" for name in NEEDED if not (path / name).exists()]
-        self.config: Row = {}
-        config = path / "config.yaml"
-        try:
-            # A config with references to the environment could reveal our variables; fedmpi writes none.
-            if config.exists() and yaml_source.OPEN in yaml_source.read_text(config):
-                self.notes.append("config.yaml refers to environment variables, and is not read")
-            elif config.exists():
-                self.config = flat(yaml_source.read(config).data, "")
-        except UserError as error:
-            self.notes.append(str(error))
+        self.config = self._read_config()
         self.rows, self.clients, self.faults, self.updates, self.analysis = (
             self.lines(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "updates", "analysis")
         )
@@ -69,13 +60,7 @@ class Run:
             if "server_s" in names and "sent_bytes" in names:  # between them is what the method has reported
                 own.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
         self.own_metrics = [name for name in numbers if name in own]
-        self.metrics = [name for name in numbers if name not in own and name not in NOT_METRICS]
-        self.metrics.sort(key=self.falls)
-
-    @cached_property
-    def digests(self) -> dict[str, str]:
-        """The digests that are the same in all runs that differ only by seed."""
-        return digests.shared_digests(self.identity)
+        self.metrics = sorted((name for name in numbers if name not in own and name not in NOT_METRICS), key=self.falls)
 
     @cached_property
     def by_client(self) -> tuple[Any, Any]:
@@ -97,6 +82,9 @@ class Run:
         many = Counter(names.values())
         return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
 
+    def client_name(self, client: Any) -> str:
+        return self.client_names.get(client, str(client))
+
     def falls(self, name: str) -> bool:
         """Return whether less of a metric is better."""
         own = self.summary.get("falling")
@@ -113,21 +101,29 @@ class Run:
             self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
         return content.rows
 
+    def _read_config(self) -> Row:
+        path = self.path / "config.yaml"
+        try:
+            if path.exists() and yaml_source.OPEN not in yaml_source.read_text(path):
+                return flat(yaml_source.read(path).data, "")
+            if path.exists():  # references could reveal our variables; fedmpi writes none
+                self.notes.append("config.yaml refers to environment variables, and is not read")
+        except UserError as error:
+            self.notes.append(str(error))
+        return {}
+
     def _object(self, name: str) -> Row:
         """Return the object in a .json file; {} where there is none."""
         try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8", errors="replace"))
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+            if isinstance(value, dict):
+                return value
         except FileNotFoundError:
             return {}
-        except OSError as error:
-            self.notes.append(f"{name} cannot be read: {error.strerror}")
-            return {}
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            self.notes.append(f"{name} is damaged: no JSON object")
-            return {}
-        return value
+        except (OSError, ValueError):
+            pass
+        self.notes.append(f"{name} is damaged: no JSON object")
+        return {}
 
 
 def number(value: Any) -> float | None:
@@ -153,7 +149,7 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
         value: Any = row
         for key in keys:
             if isinstance(value, list) and key.isdigit():
-                value = value[int(key)] if int(key) < len(value) else None
+                value = dict(enumerate(value)).get(int(key))
             else:
                 value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, list):
@@ -161,6 +157,11 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
         if (v := number(value)) is not None:
             points[row["round"]] = v
     return points
+
+
+def thinned(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` of the items, evenly chosen from the first on."""
+    return list(items)[:: max(-(-len(items) // most), 1)]
 
 
 def base_name(value: Any) -> str:

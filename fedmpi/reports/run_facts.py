@@ -1,4 +1,4 @@
-"""The sections of a report on traffic, time, settings, environment and hashes."""
+"""The sections of a report on traffic, time, settings and environment."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from fedmpi.common.text import metric_title
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings, section
 from fedmpi.reports.charts import Lines, Series
-from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, means
+from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, mean_curve
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_data import Curve, Run, curve
-from fedmpi.reports.timeline import figures
+from fedmpi.reports.timeline import figures, last_job
 from fedmpi.runtime.introspection import description, registry
-from fedmpi.runtime.record import timeline
 
 SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
-ROUNDS, SPANS = 3, 2000  # of the timeline that are drawn, at most
-SELECTORS = {  # what settings name, of which kind
-    **{"data.source": "datasets", "data.partition.scheme": "partitions", "model.name": "models"},
-    **{"task.name": "tasks", "method.name": "methods"},
+ROUNDS = 3  # of the timeline that are drawn
+SELECTORS = {  # settings that name a choice with options of its own -> its kind
+    "data.source": "datasets",
+    "data.partition.scheme": "partitions",
+    "model.name": "models",
+    "task.name": "tasks",
+    "method.name": "methods",
 }
 PLACES = ("name", "output", "data.root")  # which say nothing of the experiment
 FACTS = (
@@ -34,35 +36,26 @@ FACTS = (
 )
 
 
-# ---- traffic and time ----
-
-
 def traffic(runs: Runs) -> list[Part | None]:
     """Draw the bytes sent and received by round, and the main evaluation metric against the parameters transmitted."""
     if not any(curve(run.rows, "sent_bytes") for run in runs.all):
         return []
     note = "Sums up to a round, of all that rank 0 has sent to and received from all ranks, itself among them."
     megabytes = {run.path: _sums(run, 1e-6, "received_bytes", "sent_bytes") for run in runs.all}
-    both = by_group(runs, "bytes", "bytes", "megabytes, both ways", megabytes, "megabytes", note)
-    if len(runs.groups) == 1:
-        curves = {
-            name: {t: m for t, (m, _, _) in means(_sums(run, 1e-6, key) for run in runs.groups[0].runs).items()}
-            for name, key in (("received", "received_bytes"), ("sent", "sent_bytes"))
-        }
-        both = by_name("bytes", "bytes", "megabytes", curves, ("received_mb", "sent_mb"), note, from_zero=True)
-    name = next((each for each in runs.metrics if not each.startswith("train_")), None)
+    parts = [by_group(runs, "bytes", "bytes", "megabytes, both ways", megabytes, "megabytes", note)]
+    name = next((each for each in runs.metrics if not each.startswith("train_")), "")
     series, data = list[Series](), list[list[Value]]()
-    for group in runs.groups if name else ():
-        x = means(_sums(run, 1.0, "up_parameters", "down_parameters") for run in group.runs)
-        y = means(curve(run.rows, str(name)) for run in group.runs)
+    for group in runs.groups:
+        x = mean_curve(_sums(run, 1.0, "up_parameters", "down_parameters") for run in group.runs)
+        y = mean_curve(curve(run.rows, name) for run in group.runs)
         rounds = [t for t in y if t in x]
-        series.append(Series(group.name, [x[t][0] for t in rounds], [y[t][0] for t in rounds]))
-        data += [[group.name, t, x[t][0], y[t][0]] for t in rounds]
-    if name is None or not any(len(each.x) > 1 for each in series):
-        return [both]
-    chart = Lines(series, "parameters sent and received, all clients", metric_title(name), whole_x=False)
-    title = f"{name.replace('_', ' ')} by what travelled"
-    return [both, Figure("cost", title, chart, ("settings", "round", "parameters", name), data)]
+        series.append(Series(group.name, [x[t] for t in rounds], [y[t] for t in rounds]))
+        data += [[group.name, t, x[t], y[t]] for t in rounds]
+    if any(len(each.x) > 1 for each in series):
+        chart = Lines(series, "parameters sent and received, all clients", metric_title(name), integer_x=False)
+        title = f"{name.replace('_', ' ')} by what was transmitted"
+        parts.append(Figure("cost", title, chart, ("settings", "round", "parameters", name), data))
+    return list(parts)
 
 
 def _sums(run: Run, unit: float, *keys: str) -> Curve:
@@ -80,24 +73,16 @@ def time(runs: Runs) -> list[Part | None]:
         wall_s = {run.path: curve(run.rows, "wall_s") for run in runs.all}
         return [by_group(runs, "seconds", "seconds a round", "seconds", wall_s, "wall_s", note)]
     curves = {
-        label: {t: m for t, (m, _, _) in means(curve(run.rows, key) for run in runs.groups[0].runs).items()}
+        label: mean_curve(curve(run.rows, key) for run in runs.all)
         for label, key in zip(SECONDS_OF, SECONDS, strict=True)
     }
     parts: list[Part | None] = [by_name("seconds", "seconds a round", "seconds", curves, SECONDS, note, from_zero=True)]
-    if runs.alone is None:
-        return parts
-    try:
-        recorded = timeline.read(runs.alone.path)  # the jobs, the oldest first
-    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-        runs.alone.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
-        recorded = []
-    jobs = [job for job in recorded if any(each["rounds"] for each in job["ranks"].values())]
-    if not jobs:
-        return [*parts, Text("What each rank did when is not recorded (timeline: false), or not yet.")]
-    return [*parts, *figures(jobs[-1], ROUNDS, SPANS)]
-
-
-# ---- settings ----
+    if runs.alone is not None:
+        try:
+            parts += figures(last_job(runs.alone.path), ROUNDS)
+        except UserError as error:
+            parts.append(Text(f"What each rank did when is not known: {error}"))
+    return parts
 
 
 def settings(runs: Runs) -> list[Part | None]:
@@ -118,12 +103,11 @@ def settings(runs: Runs) -> list[Part | None]:
         if isinstance(name, str) and name in registry(kind):
             defaults |= {f"{where}.{each.name}": each.default for each in description(kind, name).options}
     own = [key for key in first.config if key not in runs.differing and (key not in UNLIKE or runs.alone)]
-    changed = [
-        [key, _shown(first, key), describe_value(defaults[key]) if key in defaults else "-"]
-        for key in own
-        if key not in PLACES
-        and (key not in defaults or describe_value(first.config[key]) != describe_value(defaults[key]))
-    ]
+    changed: list[list[Value]] = []
+    for key in own:
+        default = describe_value(defaults[key]) if key in defaults else "-"
+        if key not in PLACES and default != describe_value(first.config[key]):
+            changed.append([key, _shown(first, key), default])
     title = "What is not as by default" if runs.alone else "What all runs share and is not as by default"
     parts.append(Table(("key", "value", "default"), changed, title))
     rest: list[list[Value]] = [[key, _shown(first, key)] for key in own]
@@ -131,7 +115,7 @@ def settings(runs: Runs) -> list[Part | None]:
 
 
 def _shown(run: Run, key: str) -> str:
-    return describe_value(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
+    return describe_value(redacted({key: run.config[key]})[key]) if key in run.config else "-"
 
 
 def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -146,22 +130,9 @@ def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
     return defaults
 
 
-# ---- environment and hashes ----
-
-
 def environment(runs: Runs) -> list[Part | None]:
     """Show environment.json: what is the same in all runs, and what differs."""
-    by_run = list[tuple[Run, dict[str, str]]]()
-    for run in (run for run in runs.all if run.environment):
-        of = run.environment
-        facts = {key.replace("_", " "): str(of[key]) for key in FACTS if of.get(key) is not None}
-        if git := of.get("git") or {}:
-            facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
-        for each in of.get("ranks") or ():
-            where = f"{each.get('device')} on {each.get('host')}"
-            facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
-        versions = (of.get("packages") or {}).items()
-        by_run.append((run, facts | {name: str(version) for name, version in versions if version}))
+    by_run = [(run, _environment_facts(run.environment)) for run in runs.all if run.environment]
     keys = dict.fromkeys(key for _, facts in by_run for key in facts)
     other = [key for key in keys if len({facts.get(key) for _, facts in by_run}) > 1]
     parts: list[Part | None] = [Table(("what", "value"), [[k, by_run[0][1][k]] for k in keys if k not in other])]
@@ -173,25 +144,12 @@ def environment(runs: Runs) -> list[Part | None]:
     return parts
 
 
-def hashes(runs: Runs) -> list[Part | None]:
-    """Show the SHA-256 of the global model after the last round, and of code, data and plug-ins."""
-    rows = list[list[Value]]()
-    for run in runs.all:
-        last = next((str(row["sha256"]) for row in reversed(run.rows) if row.get("sha256")), "")
-        rows.append([runs.labels[run.path], run.seed, len(run.rounds), last])
-    if not any(row[-1] for row in rows):
-        return []
-    head = ("run", "seed", "rounds", "model after the last round")
-    parts: list[Part | None] = [
-        Table(head, rows, note="SHA-256. `fedmpi replay RUN_DIR` trains again and compares every round's.")
-    ]
-    run = runs.all[0]
-    digests = {
-        name: value for name, value in run.identity.items()
-        if name not in run.config and isinstance(value, str) and len(value) >= 32 and not value.startswith(("'", "["))
-    }  # fmt: skip
-    plugins = [(str(each.get("file")), str(each.get("sha256"))) for each in run.environment.get("plugins") or ()]
-    if own := [*digests.items(), *plugins]:
-        of = "" if runs.alone else f" of {runs.labels[run.path]}"
-        parts.append(Table(("what", "SHA-256"), own, folded=f"{len(own)} digests of code and data{of}"))
-    return parts
+def _environment_facts(environment: dict[str, Any]) -> dict[str, str]:
+    facts = {key.replace("_", " "): str(environment[key]) for key in FACTS if environment.get(key) is not None}
+    if git := environment.get("git") or {}:
+        facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
+    for each in environment.get("ranks") or ():
+        where = f"{each.get('device')} on {each.get('host')}"
+        facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
+    versions = (environment.get("packages") or {}).items()
+    return facts | {name: str(version) for name, version in versions if version}

@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import fmean
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, metric_title
-from fedmpi.reports import audits, card, groups
-from fedmpi.reports.charts import Bars, Lines, Series
+from fedmpi.reports import card, groups
+from fedmpi.reports.charts import stacked_bars
 from fedmpi.reports.groups import by_name
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell, render
 from fedmpi.reports.run_data import Run, number
@@ -23,8 +24,10 @@ from fedmpi.reports.sites import (
     Baseline,
     Evaluated,
     Site,
+    audit_path,
     baseline_command,
     find_baseline,
+    read_audit,
     read_baseline,
     sites,
     verdict,
@@ -32,6 +35,19 @@ from fedmpi.reports.sites import (
 from fedmpi.runtime.record import durable
 
 FOLDER, CARD = "sites", "model-card"
+MEANING = {  # of names in an audit file
+    "_loss": "its mean training loss",
+    "_b": "batch statistics of the model",
+    "dw": "the change of the model's weights",
+    "n_train": "numbers of samples",
+    "n_test": "numbers of samples",
+    "label counts": "how many samples it has of each class",
+    "digest of names": "hashes of its columns' names",
+    "text": "host, versions, and hashes of settings and code",
+    "client state": "what the method keeps for the site",
+    "local model": "all of its local model (analysis)",
+}
+INTERNAL = ("_seconds", "_flag", "client")  # which say nothing of its data
 NO_BASELINE = (
     "There is no run in which the sites train alone, so what this one gained cannot be told. To make one: {how}. It is "
     "found where it lies beside this run, or named by --alone RUN_DIR."
@@ -75,12 +91,12 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
 
 
 def sections(run: Run, site: Site, everybody: Sequence[Site], baseline: Baseline | None) -> list[Section]:
-    total, audit = sum(each.train for each in everybody), audits.read_audit(run, site, everybody)
+    total = sum(each.train for each in everybody)
     return [
         Section("short", "In short", in_short(site, total, baseline)),
         Section("gave", "What the site gave", contribution(run, site, total)),
         Section("gained", "What the site gained", benefit(run, site, baseline)),
-        audits.section(run, site, audit),
+        Section("left", "What left the site", traffic(run, site)),
     ]
 
 
@@ -118,7 +134,7 @@ def contribution(run: Run, site: Site, total: int) -> list[Part]:
     parts: list[Part] = [Table(("", ""), rows, note=f"Weights are {weights}; what {who} makes of them may differ.")]
     if site.counts is not None and any(site.counts):
         names = [f"class {c}" for c in range(len(site.counts))]
-        chart = Bars(names, {"samples": [float(n) for n in site.counts]}, "training samples")
+        chart = stacked_bars(names, {"samples": [float(n) for n in site.counts]}, "training samples")
         data: list[list[Value]] = [list(pair) for pair in enumerate(site.counts)]
         parts.append(Figure("classes", "its samples by class", chart, ("class", "samples"), data))
     own, others = dict[int, float](), dict[int, float]()
@@ -150,12 +166,11 @@ def benefit(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
             parts.append(Text(f"It is not the same but for that: {', '.join(baseline.differs)} differ.", warning=True))
     parts.append(_comparison(site, site.own, alone))
     for name in site.metrics if alone else ():
-        curves = {"together": site.own.curves.get(name, {}), "alone": alone.curves.get(name, {})} if alone else {}
-        if curves["alone"]:
-            series = [Series(label, list(curve), list(curve.values())) for label, curve in curves.items()]
-            data: list[list[Value]] = [[label, t, v] for label, curve in curves.items() for t, v in curve.items()]
-            chart, title = Lines(series, "round", metric_title(name)), f"{metric_title(name)} on its own test samples"
-            parts.append(Figure(f"gained-{name}", title, chart, ("run", "round", name), data))
+        curves = {"together": site.own.curves.get(name, {}), "alone": alone.curves.get(name, {}) if alone else {}}
+        title = f"{metric_title(name)} on its own test samples"
+        lines = {label: dict(curve) for label, curve in curves.items()}
+        if figure := by_name(f"gained-{name}", title, metric_title(name), lines):
+            parts.append(figure)
     return parts
 
 
@@ -172,3 +187,37 @@ def _comparison(site: Site, own: Evaluated, alone: Evaluated | None) -> Table:
         note = f"Of {rows[0][1]}, {own.samples:,} of them. "
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     return Table(head, rows, note=note + NOTE)
+
+
+def traffic(run: Run, site: Site) -> list[Part]:
+    """Show what left the site by content, bytes and receiver, from its audit file."""
+    audit = read_audit(run, site)
+    if audit is None:
+        path = audit_path(run, site)
+        where = f"{path} in its copy of this run directory on the site's own host; put it there beside the others"
+        why = f"It is {where}, and make this page once more" if path else "The run kept none (data.silos, data.audit)"
+        return [Text(f"The record of what left the site is not here. {why}.", warning=True)]
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for line in audit.lines:
+        names = [str(name) for name in line.get("what") or () if name not in INTERNAL]
+        counted = site.counts is not None or "label counts" not in names
+        words = [MEANING.get(name, name) for name in names] if counted else ["zeros in place of label counts"]
+        to = {"0": "server", "all": "all ranks"}.get(str(line.get("to")), f"rank {line.get('to')}")
+        what = "; ".join(dict.fromkeys(words)) or "times and numbers without data"
+        kinds.setdefault((what, to), []).append(int(line.get("bytes") or 0))
+    rows: list[list[Value]] = [[what, len(sizes), sum(sizes), to] for (what, to), sizes in kinds.items()]
+    parts: list[Part] = [
+        Text(
+            f"{len(audit.lines)} messages left the rank that opens the site's files, {size_text(audit.bytes)} in all. "
+            f"{audit.path} on the site's own host has a line with a hash for each; its SHA-256 is {audit.sha256}. "
+            "fedmpi sends no samples. Changes of the model are not encrypted, and tell something of the samples behind "
+            "them: there is neither secure aggregation nor differential privacy.",
+            main=True,
+        ),
+        Table(("what", "messages", "bytes in all", "to"), rows),
+    ]
+    sent = {line.get("round") for line in audit.lines if "_flag" in (line.get("what") or ())}
+    if missing := set(site.took_part) - sent:
+        text = f"The record lacks {len(missing)} of the {len(site.took_part)} rounds in which the site took part"
+        parts.append(Text(f"{text}, round {min(missing)} first.", warning=True))
+    return parts

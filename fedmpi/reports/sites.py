@@ -1,7 +1,8 @@
-"""The sites of a run, and the baseline run in which each site trained alone."""
+"""The sites of a run, what the audit file of each says, and the baseline run in which each site trained alone."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -15,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.config import yaml_source
 from fedmpi.reports.groups import is_run
-from fedmpi.reports.run_data import Run, number
+from fedmpi.reports.run_data import Row, Run, number
 
 PROTOCOLS = {  # how a site's model was evaluated
     "personal": "the model that the site would use, on its own test samples",
@@ -97,12 +98,12 @@ def sites(run: Run) -> list[Site]:
     Raises:
         UserError: the clients of the run are no sites.
     """
-    names, (sizes, counts) = run.client_names, run.by_client
-    if not names or not isinstance(sizes, (list, np.ndarray)):
+    sizes, counts = run.by_client
+    if not run.client_names or not isinstance(sizes, (list, np.ndarray)):
         raise UserError(
             f"{run.path}: its clients have no names, so there are no sites to write pages for; sites are the entries "
-            "of data.silos, or the owners of rows (data.partition.scheme: site), and they have names where they are "
-            "evaluated: evaluate.protocol: [global, personal]"
+            "of data.silos, or the owners of rows (data.partition.scheme: site), evaluated by evaluate.protocol: "
+            "[global, personal]"
         )
     # Targets that are no classes have counts of zeros.
     known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
@@ -116,7 +117,7 @@ def sites(run: Run) -> list[Site]:
         own = evaluated.get("personal") or evaluated.get("global")
         by_class = [int(c) for c in counts[k]] if known else None
         part = (took_part, refused, clipped, shares.get(k))
-        result.append(Site(k, names.get(k, str(k)), int(n), by_class, *part, evaluated, own, run.falls))
+        result.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
     return result
 
 
@@ -126,33 +127,61 @@ def _clients(row: Mapping[str, Any], key: str) -> set[int]:
 
 def _shares(run: Run, sizes: Sequence[int] | np.ndarray) -> dict[int, float]:
     """Return the mean over rounds of each client's weight p_k; it is 0 in rounds where its upload did not count."""
-    alike, total, rounds = run.config.get("cohort.weighting") == "uniform", dict[int, float](), 0
+    uniform, shares = run.config.get("cohort.weighting") == "uniform", list[np.ndarray]()
     for row in run.rows:
         members = [k for k in row.get("cohort") or () if k not in _clients(row, "refused") and k < len(sizes)]
-        weight = {k: 1.0 if alike else float(sizes[k]) for k in members}
-        if sum(weight.values()) > 0:
-            rounds += 1
-            for k, p in weight.items():
-                total[k] = total.get(k, 0.0) + p / sum(weight.values())
-    return {k: total.get(k, 0.0) / rounds for k in range(len(sizes))} if rounds else {}
+        weight = np.zeros(len(sizes))
+        weight[members] = 1.0 if uniform else np.asarray(sizes, float)[members]
+        if weight.sum() > 0:
+            shares.append(weight / weight.sum())
+    return dict(enumerate(map(float, np.mean(shares, axis=0)))) if shares else {}
 
 
 def _evaluated(run: Run, client: int) -> dict[str, Evaluated]:
-    lines: dict[str, list[dict[str, Any]]] = {}
+    lines: dict[str, list[Row]] = {}
     for line in run.clients:
         if line.get("client") == client:
             lines.setdefault(str(line.get("protocol")), []).append(line)
     by_protocol = dict[str, Evaluated]()
     for protocol, own in lines.items():
-        curves = dict[str, dict[int, float]]()
-        for line in own:
-            for name in (name for name in line if name not in CLIENT_NAMES):
-                if (value := number(line[name])) is not None:
-                    curves.setdefault(name, {})[line["round"]] = value
-                elif line[name] is None:  # not defined there, such as the loss of a site without events
-                    curves.setdefault(name, {})
+        curves: dict[str, dict[int, float]] = {name: {} for line in own for name in line if name not in CLIENT_NAMES}
+        for name, curve in curves.items():
+            curve |= {line["round"]: v for line in own if (v := number(line.get(name))) is not None}
         by_protocol[protocol] = Evaluated(int(own[0].get("samples") or 0), curves, max(line["round"] for line in own))
     return by_protocol
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The audit file (comm/audit.py) of the rank that opened a site's files."""
+
+    path: Path
+    lines: list[Row]
+    sha256: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(int(line.get("bytes") or 0) for line in self.lines)
+
+
+def read_audit(run: Run, site: Site) -> Audit | None:
+    """Read the audit file of a site; None if it is not in the run directory."""
+    path = audit_path(run, site)
+    if path is None or not (run.path / path).is_file():
+        return None
+    return Audit(path, run.lines(str(path), rounds=False), hashlib.sha256((run.path / path).read_bytes()).hexdigest())
+
+
+def audit_path(run: Run, site: Site) -> Path | None:
+    """Return the path of the audit file of a site in its host's run directory; None where there is none.
+
+    Sites are assigned to the training ranks in turn; what rank 0 sends to itself leaves no host.
+    """
+    size = len(run.environment.get("ranks") or ())
+    first = 0 if size == 1 or run.config.get("server.trains") else 1
+    rank = first + site.client % (size - first) if size > first else 0
+    silos = run.config.get("data.silos") and run.config.get("data.audit") is not False
+    return Path("audit") / f"rank-{rank}.jsonl" if silos and rank else None
 
 
 @dataclass(frozen=True)
@@ -175,15 +204,10 @@ def read_baseline(run: Run, path: Path) -> Baseline:
         raise UserError(f"--alone: {path} is no run directory; name one that `fedmpi run` has written")
     other = Run(path)
     method = other.config.get("method.name")
-    if method != METHOD:
+    if method != METHOD or run.client_names != other.client_names:
         raise UserError(
-            f"--alone: the method of {path} is {method}; a run of sites that train alone has method.name=local"
-        )
-    names, theirs = run.client_names, other.client_names
-    if names != theirs:
-        raise UserError(
-            f"--alone: {path} has other sites ({', '.join(theirs.values()) or 'none with a name'}) than {run.path} "
-            f"({', '.join(names.values())})"
+            f"--alone: {path} is a run of method {method} at {', '.join(other.client_names.values()) or 'no sites'}; "
+            f"method.name=local at the sites of {run.path} is needed: {', '.join(run.client_names.values())}"
         )
     personal = {site.client: site.evaluated["personal"] for site in sites(other) if "personal" in site.evaluated}
     if not personal:

@@ -7,6 +7,7 @@ Only the last job of a run that was gone on with is looked at. Clocks are those 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
 from fedmpi.reports import charts
-from fedmpi.reports.charts import Bars, Box, Spans
+from fedmpi.reports.charts import Bars, stacked_bars
 from fedmpi.reports.page import Figure, Value
+from fedmpi.reports.run_data import thinned
 from fedmpi.runtime.record import timeline
 
 LAPS, RANKS = 6, 24  # laps with a colour of their own; ranks that are drawn
@@ -29,21 +31,21 @@ def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> Non
     """`fedmpi analyse timeline`: a table, timeline.json (shares), timeline.svg and .png (the last `rounds` rounds)."""
     to = report.folder(to)
     job = last_job(run)
-    try:
-        by_rank = shares(job)
-        _, figure = figures(job, rounds)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise UserError(f"{run / timeline.FOLDER} is damaged: a line is not as fedmpi writes it ({error})") from error
+    by_rank = shares(job)
     for text in table(by_rank):
         say(text)
     say(f"written: {report.write(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
+    _, figure = figures(job, rounds)
     charts.write(figure.chart, figure.name, figure.title, to)
     say(f"written: {to / 'timeline.svg'}, {to / 'timeline.png'}")
 
 
 def last_job(run: Path) -> Job:
-    """Return the records of the last job of a run. Raises UserError where there are none."""
-    jobs: list[Job] = [job for job in timeline.read(run) if any(r["rounds"] for r in job["ranks"].values())]
+    """Return the records of the last job of a run. Raises UserError where there are none, or damaged ones."""
+    try:
+        jobs: list[Job] = [job for job in timeline.read(run) if any(r["rounds"] for r in job["ranks"].values())]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{run / timeline.FOLDER} is damaged: a line is not as fedmpi writes it ({error})") from error
     if not jobs:
         why = "written by `fedmpi run` unless the config has timeline: false"
         raise UserError(f"{run} holds no {timeline.FOLDER}/rank-*.jsonl with a round in it: {why}")
@@ -61,16 +63,15 @@ def shares(job: Job) -> list[dict[str, Any]]:
     """Return for each rank the seconds of its rounds, and the shares of each span, of waiting, and of the rest."""
     by_rank, real = [], real_rounds(job)
     for rank, each in sorted(job["ranks"].items()):
-        laps: dict[str, float] = {}
+        ms = Counter[str]()
         total = sum(line["s"] for line in each["rounds"])
         for line in each["rounds"]:
-            for what, _, ms, *_ in line["spans"]:
-                laps[what] = laps.get(what, 0.0) + ms / 1e3
-            for what, ms in line.get("rest", {}).items():
-                laps[what] = laps.get(what, 0.0) + ms / 1e3
+            for what, _, length, *_ in line["spans"]:
+                ms[what] += length
+            ms.update(line.get("rest", {}))
         if total <= 0:
             continue
-        share = {what: s / total for what, s in sorted(laps.items(), key=lambda item: -item[1])}
+        share = {what: length / 1e3 / total for what, length in ms.most_common()}
         waiting = sum(share.get(what, 0.0) for what in WAITS)
         rounds = len({line["round"] for line in each["rounds"]} & real)
         facts = {"rank": rank, "host": each["host"], "rounds": rounds, "seconds": total}
@@ -79,11 +80,10 @@ def shares(job: Job) -> list[dict[str, Any]]:
 
 
 def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
-    total: dict[str, float] = {}
+    total = Counter[str]()
     for each in by_rank:
-        for what, share in each["laps"].items():
-            total[what] = total.get(what, 0.0) + share
-    laps = sorted(total, key=lambda what: -total[what])
+        total.update(each["laps"])
+    laps = [lap for lap, _ in total.most_common()]
     rows: list[list[object]] = [["rank", "host", "rounds", "s a round", "busy", "waiting", *laps]]
     for each in by_rank:
         seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
@@ -93,49 +93,42 @@ def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
     return [*formatting.table(rows), f"{_busiest(by_rank)} (waiting: {', '.join(WAITS)})"]
 
 
-def figures(job: Job, rounds: int, most_spans: float = float("inf")) -> tuple[Figure, Figure]:
-    """Draw the seconds of each rank by span in all rounds, and the last rounds as a timeline.
-
-    Args:
-        rounds: how many of the last ones are drawn; fewer if they hold more than `most_spans` spans.
-    """
+def figures(job: Job, rounds: int) -> tuple[Figure, Figure]:
+    """Draw the seconds of each rank by lap in all rounds, and the last `rounds` rounds as a timeline."""
     by_rank = shares(job)
-    seconds = [{lap: share * each["seconds"] for lap, share in each["laps"].items()} for each in by_rank]
-    total: dict[str, float] = {}
-    for laps in seconds:
-        for lap, s in laps.items():
-            total[lap] = total.get(lap, 0.0) + s
-    kinds = sorted(total, key=lambda lap: -total[lap])[:LAPS]
-    every = -(-len(by_rank) // RANKS)
-    parts = {kind: [laps.get(kind, 0.0) for laps in seconds[::every]] for kind in kinds}
-    if len(total) > LAPS:
-        parts["other"] = [sum(s for lap, s in laps.items() if lap not in kinds) for laps in seconds[::every]]
-    chart = Bars([f"rank {each['rank']}" for each in by_rank[::every]], parts, "seconds in all rounds of the last job")
-    data = list[list[Value]]()
-    for each, laps in zip(by_rank, seconds, strict=True):
-        data += [[each["rank"], each["host"], lap, s] for lap, s in laps.items()]
+    seconds = {each["rank"]: {lap: part * each["seconds"] for lap, part in each["laps"].items()} for each in by_rank}
+    total = Counter[str]()
+    for laps in seconds.values():
+        total.update(laps)
+    kinds = [lap for lap, _ in total.most_common(LAPS)]
+    kind_of = {lap: lap if lap in kinds else "other" for lap in total}
+    kinds += ["other"] if len(total) > LAPS else []
+    ranks = thinned(list(seconds), RANKS)
+    names = [f"rank {rank}" for rank in ranks]
+
+    parts = {
+        kind: [sum(s for lap, s in seconds[rank].items() if kind_of[lap] == kind) for rank in ranks] for kind in kinds
+    }
+    chart = stacked_bars(names, parts, "seconds in all rounds of the last job")
+    hosts = {each["rank"]: each["host"] for each in by_rank}
+    data: list[list[Value]] = [[rank, hosts[rank], lap, s] for rank, laps in seconds.items() for lap, s in laps.items()]
     note = f"{_busiest(by_rank)} ({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
     bars = Figure("laps", "seconds by rank and lap", chart, ("rank", "host", "lap", "seconds"), data, note)
 
-    ranks, last = [each["rank"] for each in by_rank[::every]], max(real_rounds(job))
+    first = max(real_rounds(job)) - rounds + 1
     lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
-    lines = [(i, line) for i, line in lines if line["round"] > last - rounds]
-    while rounds > 1 and sum(len(line["spans"]) for _, line in lines) > most_spans:
-        rounds -= 1
-        lines = [(i, line) for i, line in lines if line["round"] > last - rounds]
+    lines = [(i, line) for i, line in lines if line["round"] >= first]
     begin = min(line["at"] for _, line in lines)
-    boxes, rows = {kind: list[Box]() for kind in parts}, list[list[Value]]()
+    spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in kinds}
+    rows = list[list[Value]]()
     for i, line in lines:
         for what, start, ms, *client in line["spans"]:
             at = line["at"] - begin + start / 1e3
-            who = f", client {client[0]}" if client else ""
-            tip = f"rank {ranks[i]}, round {line['round']}: {what}{who}, {ms} ms"
-            boxes[what if what in kinds else "other"].append((i, at, at + ms / 1e3, tip))
+            spans[kind_of[what]].append((i, at, at + ms / 1e3))
             rows.append([ranks[i], line["round"], what, at, ms / 1e3, str(client[0]) if client else ""])
     title = f"the last {rounds} rounds, rank by rank" if rounds > 1 else "the last round, rank by rank"
-    chart_of_spans = Spans([f"rank {rank}" for rank in ranks], boxes, "seconds")
     head = ("rank", "round", "lap", "from_s", "seconds", "client")
-    return bars, Figure("timeline", title, chart_of_spans, head, rows)
+    return bars, Figure("timeline", title, Bars(names, spans, "seconds"), head, rows)
 
 
 def _busiest(by_rank: Sequence[dict[str, Any]]) -> str:

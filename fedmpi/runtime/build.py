@@ -217,9 +217,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_evaluation(settings, method, task, net, data, messages)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = (
-        1 if settings.compute.pack == 1 else clients_at_once(settings, method, task, model, net, local_training, data)
-    )
+    pack = 1 if settings.compute.pack == 1 else clients_at_once(settings, method, task, model, local_training, data)
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
         resources.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
@@ -279,7 +277,6 @@ def clients_at_once(
     method: Method,
     task: Any,
     model: FlatModel,
-    net: Net,
     local_training: LocalTrainingConfig,
     data: Federated,
 ) -> int:
@@ -296,9 +293,8 @@ def clients_at_once(
     if not reason:
         other_gradient = any(overrides(method, hook) for hook in ("loss", "gradient"))
         full = local_training.momentum or local_training.weight_decay or other_gradient
-        most = int(data.train_sizes.max(initial=0))
-        samples = 0 if full else int(local_training.epochs or 0) * most
-        return packed_rounds.clients_at_once(pack, model, net, min(local_training.batch_size or most, most), samples)
+        samples = 0 if full else int(local_training.epochs or 0) * int(data.train_sizes.max(initial=0))
+        return packed_rounds.clients_at_once(pack, model, samples)
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")
     warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)

@@ -21,10 +21,10 @@ from fedmpi.common.text import count
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data import partitions, sources
-from fedmpi.data.augment.chosen import augmented, operation
 from fedmpi.data.augment.operation import Operation
+from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Federated, split
+from fedmpi.data.federated import Federated, augmented, split
 from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation

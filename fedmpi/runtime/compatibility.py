@@ -206,6 +206,11 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire.up
     if settings.server.reduce == "local":
         _check_sums(settings, messages)
+    if settings.server.placement == "sharded" and form is not None:
+        raise UserError(
+            f"comm.wire.up: {form.name} is for uploads to one rank, and server.placement: sharded shares "
+            "them out; use server.placement: root, or leave comm.wire.up out"
+        )
     large = [key for key, slot in sends.items() if messages.large(slot)]
     if form is not None and form.changes_only and large and not any(is_change(key, sends[key]) for key in large):
         raise UserError(

@@ -45,7 +45,6 @@ from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
-FEW_GPUS = 8  # of more, rank 0's is a small part
 OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
 
 
@@ -231,8 +230,6 @@ def _open(run: RunContext, recorder: Recorder) -> None:
         recorder.describe(run.identity, run.environment, run.plugins)
     if settings.faults.on_lost_rank != "abort" and job.size > 1 and run.no_regroup:
         warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {run.no_regroup}", stacklevel=2)
-    if backend == "nccl" and (unused := unused_gpu(settings, job.size)):
-        warnings.warn(unused, stacklevel=2)
 
 
 def _restore(run: RunContext, fed: Federation) -> int:
@@ -331,19 +328,6 @@ def _finish(
             durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
             code = 0 if run.job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
     return {**result, "directory": str(recorder.directory.shown)}, code
-
-
-def unused_gpu(settings: Settings, size: int) -> str:
-    """Return a warning that one of few GPUs is rank 0's, which trains nobody; "" where that is not so.
-
-    Where clients are sites, `server.trains` would change which rank opens whose files.
-    """
-    if size > FEW_GPUS or settings.data.silos or 0 in build_data.training_ranks(settings, size):
-        return ""
-    return (
-        f"rank 0 occupies one of {size} GPUs, and trains nobody on it (server.trains: false); with server.trains=true "
-        "it trains clients, too"
-    )
 
 
 def _explained(error: Exception) -> tuple[str, int]:

@@ -37,22 +37,21 @@ NAMED = {  # where a config names code, and what
 
 
 def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
-    """Load the settings of a run directory.
+    """Load the settings of a run directory, with overrides of the caller's own, which are trusted.
 
-    `overrides` are the caller's own, and trusted. Where plug-ins are no longer where they were, the settings name their
-    copies in the run directory.
-
-    Raises:
-        UserError: no run directory; or it is not trusted, and names code or files of its own.
+    Where plug-ins are no longer where they were, the settings name their copies in the run directory. Raises UserError:
+    no run directory; or it is not trusted, and names code or files of its own.
     """
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise no_run(run_dir)
+    given = ["init.from=null", *NO_LOGGERS, *overrides]  # the run has a model of its own
     if trust:
-        given = ["init.from=null", *NO_LOGGERS, *overrides]  # the run has a model of its own
         return config.load(path, given, plugins.relocate(run_dir, plugins_of(path, given)))
-    tree = read(path).data
-    how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
+    tree, how = (
+        read(path).data,
+        "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line",
+    )
     if "base" in tree:
         raise UserError(
             f"{path} names other files (base), which the config of a run never does: it was changed. "
@@ -61,7 +60,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     if names := foreign(tree):
         named = ", ".join(f"{name} ({where})" for where, name in names.items())
         raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
-    return config.load(path, ["data.download=false", "init.from=null", *NO_LOGGERS, *overrides])
+    return config.load(path, ["data.download=false", *given])
 
 
 def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
@@ -79,16 +78,14 @@ def replay_settings(
     """Load the settings of a run for a replay: with its faults.jsonl, placement.jsonl and initial weights.
 
     place: settings that say where the replay is written; default: beside the run, as NAME-replay.
-
-    Raises UserError as `run_settings` does.
     """
     given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
     files = {"faults.replay": "faults.jsonl", "cohort.replay": "placement.jsonl", "init.from": "initial.safetensors"}
     for key, file in files.items():
         path = run_dir / file
         given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")
-    beside = [f"output={json.dumps(str(run_dir.parent))}", f"name={json.dumps(f'{run_dir.name}-replay')}"]
-    place = beside if place is None else place
+    if place is None:
+        place = [f"output={json.dumps(str(run_dir.parent))}", f"name={json.dumps(f'{run_dir.name}-replay')}"]
     return run_settings(run_dir, trust, [*overrides, *given, *place])
 
 

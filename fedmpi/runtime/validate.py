@@ -64,14 +64,13 @@ def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, in
         *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
         ("message", report_text.describe_traffic(messages, s.rounds, entry)),
-        *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment, 1)),
+        *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (
             "memory",
             f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
         ),
-        *((f"from {file}", text) for file, text in report_text.fragments(s)),
         ("result", "ok"),
     ]
 

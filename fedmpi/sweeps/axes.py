@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,29 +34,34 @@ class Axis:
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.").lower() or "x"
         return f"{self.name.rpartition('.')[2]}-{plain}" if self.is_key else plain
 
+    def is_set_by(self, key: str) -> bool:
+        """Return whether a key names what the labels of this axis choose."""
+        if self.is_key:
+            return key == self.name
+        chosen = {plugin for plugin in loading.PLUGINS for layer in self.choices.values() if plugin in layer.origins}
+        return any(key in (plugin, plugin.rpartition(".")[0]) for plugin in chosen)
 
-def axis(path: Path, document: Document, name: str, given: Any, below: str = "over") -> Axis:
-    """One of `over`, or of another key `below` which axes stand. Raises UserError."""
+
+def read_axis(path: Path, document: Document, name: str, given: Any, below: str = "over") -> Axis:
+    """Read an axis that stands under `over`, or under another key. Raises UserError."""
     where = f"{document.origins.get(f'{below}.{name}', path)}: {below}.{name}"
     if name in ("name", "output", "base"):
         raise UserError(f"{where}: {name} is no axis: runs get their names and places from the labels of the others")
     if isinstance(given, dict) and given:
-        return Axis(
-            name, {label: _layer(document, f"{below}.{name}.{label}", tree) for label, tree in given.items()}, False
-        )
+        layers = {label: _layer(document, f"{below}.{name}.{label}", tree) for label, tree in given.items()}
+        return Axis(name, layers, is_key=False)
     if not isinstance(given, list) or not given:
         raise UserError(f"{where}: {show(given)}; a list of values or files, or names with settings, is needed")
-    if all(loading.is_config(item) for item in given):
+    is_key = not all(loading.is_config(item) for item in given)
+    if not is_key:
         layers = {Path(item).stem: loading.files(Path(item)) for item in given}
-        is_key = False
+    elif any(isinstance(item, dict | list) for item in given) or name in ("method", "model", "task"):
+        raise UserError(
+            f"{where}: a list holds plain values of a key such as {name}.name, or files; give settings a name: "
+            "{mine: {...}}"
+        )
     else:
-        if any(isinstance(item, dict | list) for item in given):
-            raise UserError(f"{where}: a list holds plain values or files; give settings a name: {{mine: {{...}}}}")
-        if name in ("method", "model", "task") and all(isinstance(item, str) for item in given):
-            example = f"over: {{{name}.name: [{', '.join(given)}]}}"
-            raise UserError(f"{where}: {name} is a section; to vary its name alone write {example}")
         layers = {_label(item): loading.nested(name, item, where) for item in given}
-        is_key = True
     if len(layers) < len(given):
         raise UserError(f"{where}: a value stands twice, or two files have one name; each once")
     return Axis(name, layers, is_key)
@@ -83,38 +88,8 @@ def _layer(document: Document, dotted: str, tree: Any) -> Document:
     return Document(tree, origins)
 
 
-def check_consistent(axes: Sequence[Axis], labels: Mapping[str, str], merged: Document, alone: Collection[str]) -> None:
-    """Whether a run is what its labels say. Raises UserError where another layer has set a key that is an axis itself,
-    or where the command line has put another method (model, data source, ...) in the place of that which a label names.
-
-    alone: axes with one label, of which a layer in a file may make something else: there is nothing to mix it up with.
-    """
-    for axis in axes:
-        given = axis.choices[labels[axis.name]].data
-        for key in (axis.name,) if axis.is_key else loading.PLUGINS:
-            wanted, value = _at(given, key), _at(merged.data, key)
-            by = merged.origins.get(key, "")
-            by_hand = by.startswith("command line")
-            if wanted == value or (not by_hand and (not axis.is_key or axis.name in alone)):
-                continue
-            if not axis.is_key and wanted is None:
-                continue
-            if isinstance(value, dict) and wanted in value.values():  # server.rule: krum, with options from elsewhere
-                continue
-            raise UserError(
-                f"{by}: {key} is {show(value)}, and the sweep's axis {axis.name} says {labels[axis.name]}: the table "
-                f"would call it that; choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
-            )
-
-
-def _at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
-
-
-def by_axis(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[str, list[str]]:
-    """What names labels of axes: {axis: label or labels}, as lists. Raises UserError."""
+def read_labels(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[str, list[str]]:
+    """Read a key that chooses labels of axes, {axis: label or labels}, as lists. Raises UserError."""
     if not isinstance(given, dict):
         raise UserError(f"{path}: {key}: {show(given)}; axis: labels is needed")
     known = {axis.name: axis for axis in axes}

@@ -21,12 +21,10 @@ sweep is called as its file: the name of a run that it is based on is left to th
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,11 +38,9 @@ from fedmpi.config.validation_errors import SWEEP
 from fedmpi.config.yaml_source import Document
 from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.sweeps import progress, reference_results, tuning
-from fedmpi.sweeps.axes import Axis, axis, by_axis, check_consistent
+from fedmpi.sweeps.axes import Axis, read_axis, read_labels
 from fedmpi.sweeps.reference_results import Published
 from fedmpi.sweeps.tuning import Best, Choice
-
-MOST = 100_000  # runs
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,6 @@ class Sweep:
         every = (*self.axes, *(self.best.axes if self.best else ()))
         return [axis for axis in every if axis.name in labels]
 
-    @cached_property
-    def _alone(self) -> set[str]:
-        """Names of the axes of which only one label is run."""
-        return {axis.name for axis in self.axes if len({labels[axis.name] for labels in self.labels}) == 1}
-
     def settings(self, labels: dict[str, str]) -> Settings:
         """Return the settings of one run, whose directory is output/SWEEP/RUN.
 
@@ -90,7 +81,6 @@ class Sweep:
         layers.append(loading.command_line(self.overrides))
         run = ", ".join(f"{name}: {label}" for name, label in labels.items())
         try:
-            check_consistent(self._having(labels), labels, reduce(loading.merge, layers), self._alone)
             combined = loading.settings(layers, self.path)
             place = combined.output / combined.name
             given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
@@ -172,43 +162,34 @@ def is_sweep(path: str | Path) -> bool:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Load a sweep. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
+    """Load a sweep.
+
+    Raises:
+        UserError: no `over`, an empty or unknown axis or label, an override of what an axis chooses, two runs of one
+            name.
+    """
     path = Path(path)
     asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
+    rest = [text for text in overrides if text not in asked]
     document = loading.merge(loading.files(path), loading.command_line(asked))
     over, only, without, published, best = (document.data.pop(key, None) for key in SWEEP)
     if document.problems:
-        loading.settings([document], path)  # which says them all
+        loading.settings([document], path)  # which raises with all of them
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
     if over is None and unknown is not None:
         where = document.origins.get(unknown, path)
         raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, '', SWEEP)}; axes stand under `over`")
     if not isinstance(over, dict) or not over:
-        raise UserError(
-            f"{path}: over: {'missing' if over is None else show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}"
-        )
-    axes = tuple(axis(path, document, name, given) for name, given in over.items())
-    included = _only(path, axes, only)
-    every = math.prod(len(labels) for labels in included)
-    if every > MOST:
-        raise UserError(f"{path}: over: {every:,} runs; at most {MOST:,}")
-    labels = [dict(zip(over, chosen, strict=True)) for chosen in product(*included)]
-    dropped = _leave_out(path, axes, without)
-    labels = [each for each in labels if not any(drop.items() <= each.items() for drop in dropped)]
-    if not labels:
-        raise UserError(f"{path}: leave_out leaves no run")
-    rest = tuple(text for text in overrides if text not in asked)
-    chosen = tuning.read(path, document, axes, labels, best)
-    sweep = Sweep(
-        path,
-        axes,
-        tuple(labels),
-        reference_results.read(path, axes, published),
-        document,
-        rest,
-        chosen,
-        tuple(overrides),
-    )
+        problem = "missing" if over is None else show(over)
+        raise UserError(f"{path}: over: {problem}; a sweep needs axes: over: {{seed: [0, 1, 2]}}")
+    axes = tuple(read_axis(path, document, name, given) for name, given in over.items())
+    for text, axis in product(rest, axes):
+        if axis.is_set_by(text.partition("=")[0]):
+            remedy = f"choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
+            raise UserError(f"command line: {loading.shown(text)}: the sweep's axis {axis.name} sets that; {remedy}")
+    labels = _labels(path, axes, only, without)
+    chosen, reported = tuning.read(path, document, axes, labels, best), reference_results.read(path, axes, published)
+    sweep = Sweep(path, axes, tuple(labels), reported, document, tuple(rest), chosen, tuple(overrides))
     names: dict[str, dict[str, str]] = {}
     for each in sweep.first():
         if (first := names.setdefault(sweep.name(each), each)) is not each:
@@ -216,23 +197,19 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     return sweep
 
 
-def _only(path: Path, axes: Sequence[Axis], given: Any) -> list[list[str]]:
-    """Return the labels of each axis that are run, in the order of the axis."""
-    chosen = by_axis(path, axes, "only", given or {})
-    for name, labels in chosen.items():
-        if not labels:
-            raise UserError(f"{path}: only.{name}: no label; leave it out for all of them")
-    return [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
-
-
-def _leave_out(path: Path, axes: Sequence[Axis], given: Any) -> list[dict[str, str]]:
-    """Return the entries of leave_out as {axis: label}, one for each combination of labels in a list."""
-    if not isinstance(given or [], list):
-        raise UserError(f"{path}: leave_out: {show(given)}; a list is needed: [{{method: fedavg, seed: 1}}]")
+def _labels(path: Path, axes: Sequence[Axis], only: Any, leave_out: Any) -> list[dict[str, str]]:
+    """Return the labels of each run: all combinations of those in `only`, without those in `leave_out`."""
+    chosen = read_labels(path, axes, "only", only or {})
+    included = [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
+    if not isinstance(leave_out or [], list):
+        raise UserError(f"{path}: leave_out: {show(leave_out)}; a list is needed: [{{method: fedavg, seed: 1}}]")
     excluded = []
-    for i, entry in enumerate(given or []):
-        chosen = by_axis(path, axes, f"leave_out[{i}]", entry)
-        if not chosen:
-            raise UserError(f"{path}: leave_out[{i}]: names no axis")
-        excluded += [dict(zip(chosen, labels, strict=True)) for labels in product(*chosen.values())]
-    return excluded
+    for i, entry in enumerate(leave_out or []):
+        named = read_labels(path, axes, f"leave_out[{i}]", entry)
+        excluded += [dict(zip(named, labels, strict=True)).items() for labels in product(*named.values())]
+    names = [axis.name for axis in axes]
+    every = [dict(zip(names, labels, strict=True)) for labels in product(*included)]
+    labels = [each for each in every if not any(entry <= each.items() for entry in excluded)]
+    if not labels:
+        raise UserError(f"{path}: only and leave_out leave no run")
+    return labels

@@ -9,8 +9,8 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import resource
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
@@ -31,10 +31,9 @@ from fedmpi.sweeps import progress
 
 PR_SET_PDEATHSIG = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LOOK_S = 0.25  # how often it is looked at how far the runs are
-SPARE = 0.05  # of all memory stays free as a run begins
-PATIENCE_S = 60.0  # for the first round of the first run: then what it holds counts as what a run needs
-SMI_S = 10.0  # nvidia-smi
+POLL_S = 0.25  # between two looks at whether one more run may start
+FIRST_ROUND_S = 60.0  # after which the first run has taken its memory, even if its first round is not complete
+FILLED = 0.9  # of the available memory, at most
 Job = Callable[[Settings], NoReturn]  # trains, and ends the process with its exit code
 
 
@@ -45,7 +44,7 @@ class Resources:
     Attributes:
         jobs: number of runs.
         gpus: values of CUDA_VISIBLE_DEVICES, one for each run; (): it is left as it is.
-        check_memory: whether a run waits until there is memory for it beside the others.
+        check_memory: whether there are only as many runs as fit into memory, judged by the first one.
     """
 
     jobs: int
@@ -74,21 +73,14 @@ class Pool:
     Args:
         job: what a child does.
         on_end: called with each run that has ended.
-        on_look: called regularly with the runs that are training.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        resources: Resources,
-        on_end: Callable[[Running], None],
-        on_look: Callable[[Sequence[Running]], None] = lambda running: None,
-    ) -> None:
-        self.job, self.resources, self.on_end, self.on_look = job, resources, on_end, on_look
+    def __init__(self, job: Job, resources: Resources, on_end: Callable[[Running], None]) -> None:
+        self.job, self.resources, self.on_end = job, resources, on_end
         self.running: list[Running] = []
+        self.ended = 0
         self.stop_signals = 0
-        self.largest = 0  # bytes that a run has held at its most; counts once a run has closed a round
-        self.largest_is_known = False
+        self.most = None if resources.check_memory else resources.jobs  # runs at once; None: not known yet
 
     def run(self, todo: Sequence[Settings]) -> bool:
         """Train runs in their order; return False if a signal ended that early. No child outlives the call."""
@@ -98,12 +90,11 @@ class Pool:
             while self.running or (waiting and not self.stop_signals):
                 while waiting and not self.stop_signals and self._has_room():
                     self._start(waiting.popleft())
-                wait([each.process.sentinel for each in self.running], LOOK_S)
+                wait([each.process.sentinel for each in self.running], POLL_S)
                 for each in [each for each in self.running if each.process.exitcode is not None]:
                     self.running.remove(each)
-                    self.largest_is_known |= each.process.exitcode == 0
+                    self.ended += 1
                     self.on_end(each)
-                self.on_look(self.running)
         finally:
             for each in self.running:  # only where something else has failed
                 each.process.kill()
@@ -119,17 +110,16 @@ class Pool:
                 os.kill(each.process.pid or 0, signal.SIGTERM if self.stop_signals < 3 else signal.SIGKILL)
 
     def _has_room(self) -> bool:
-        """Return whether one more run may start. Each run is assumed to need as much memory as the largest so far."""
-        used = [_memory_of(each.process.pid) for each in self.running]
-        self.largest = max([self.largest, *(most for _, most in used)])
-        self.largest_is_known |= any(
-            progress.rounds_done(each.settings) > each.rounds or each.seconds > PATIENCE_S for each in self.running
-        )
-        free = host_memory.available_bytes() if self.resources.check_memory and self.running else None
-        if len(self.running) >= self.resources.jobs or free is None:
-            return len(self.running) < self.resources.jobs
-        growth = sum(max(self.largest - now, 0) for now, _ in used)
-        return self.largest_is_known and free - growth - SPARE * _total_memory() >= self.largest
+        """Return whether one more run may start; the second one waits until the memory of the first is known."""
+        if not self.running:
+            return True
+        if self.most is None:
+            first = self.running[0]
+            rounds = progress.rounds_done(first.settings) - first.rounds
+            if not (self.ended or rounds > 0 or first.seconds > FIRST_ROUND_S):
+                return False
+            self.most = min(self.resources.jobs, 1 + _runs_that_fit(first.process.pid))
+        return len(self.running) < self.most
 
     def _start(self, settings: Settings) -> None:
         slot = min({*range(self.resources.jobs)} - {each.slot for each in self.running})
@@ -174,8 +164,7 @@ def log(settings: Settings) -> Path:
 
 def resources(jobs: str, todo: Sequence[Settings]) -> Resources:
     """Return the resources for --jobs: a number of runs, or auto for as many as cores, GPUs and memory allow."""
-    built = torch.version.cuda or getattr(torch.version, "hip", None)
-    gpus = _gpus() if built and any(settings.compute.device != "cpu" for settings in todo) else ()
+    gpus = _gpus() if any(settings.compute.device != "cpu" for settings in todo) else ()
     if jobs != "auto":
         if not jobs.isdigit() or int(jobs) < 1:
             raise UserError(f"--jobs: {jobs}; auto, or a number from 1 on, is needed")
@@ -186,33 +175,18 @@ def resources(jobs: str, todo: Sequence[Settings]) -> Resources:
 
 
 def _gpus() -> tuple[str, ...]:
-    """Return the entries of CUDA_VISIBLE_DEVICES, or where it is unset the idle GPUs, or all if none is idle.
-
-    nvidia-smi is asked, as CUDA must not be initialised in a process that forks, and for UUIDs, as its numbers differ.
-    """
+    """Return the entries of CUDA_VISIBLE_DEVICES, or the numbers of all GPUs. CUDA is not initialised for that."""
+    count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(gpu.strip() for gpu in visible.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles"))
-    command = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout.splitlines()
-        rows = [line.split(", ") for line in lines]
-        # [N/A] where GPUs are divided: nobody knows whether they are used.
-        idle = [gpu for gpu, used, of in rows if not (used.isdigit() and of.isdigit()) or int(used) < 0.1 * int(of)]
-        return tuple(idle) or tuple(gpu for gpu, *_ in rows)
-    return ()
+    names = visible.split(",") if visible is not None else map(str, range(count))
+    return tuple(name.strip() for name in names)[:count]
 
 
-def _memory_of(pid: int | None) -> tuple[int, int]:
-    """Return the resident memory of a process in bytes, now and at its peak; 0 after its end."""
+def _runs_that_fit(pid: int | None) -> int:
+    """Return for how many more runs there is memory, if each takes as much as this one or one that has ended."""
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     with suppress(OSError):
         lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-        sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
-        return sizes.get("VmRSS:", 0), sizes.get("VmHWM:", 0)
-    return 0, 0
-
-
-def _total_memory() -> int:
-    """Return the bytes of memory of this host, or the limit of this process's control groups if that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *(limit for limit, _ in host_memory.control_groups())])
+        largest = max([largest, *(int(words[1]) for words in lines if words[0] == "VmHWM:")])
+    free = host_memory.available_bytes()
+    return sys.maxsize if free is None or not largest else int(FILLED * free // (1024 * largest))

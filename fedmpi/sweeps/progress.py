@@ -13,9 +13,7 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable, may_change
 from fedmpi.config.schema import Analysis
-from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of, tail
-from fedmpi.runtime.record import plugins
 from fedmpi.runtime.record.summary import summary
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
@@ -66,13 +64,11 @@ def identity(settings: Settings) -> dict[str, Any] | None:
 def read_state(settings: Settings) -> State:
     """Read the state of a run. Raises UserError where its directory holds a run with other settings or more rounds."""
     place = directory(settings)
-    if not place.exists():
-        return State(MISSING, 0, {}, "")
     recorded = identity(settings)
     if recorded is None:
-        return State(BEGUN, 0, {}, "")
+        return State(BEGUN if place.exists() else MISSING, 0, {}, "")
     _check(settings, recorded, place)
-    rounds = _rounds(place / "metrics.jsonl")
+    rounds = rounds_done(settings)
     if rounds > settings.rounds:
         raise UserError(
             f"{place} holds a run with {rounds} rounds, and the sweep now asks for {settings.rounds}; ask for "
@@ -86,21 +82,26 @@ def read_state(settings: Settings) -> State:
     return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
 
 
-def check_state(settings: Settings) -> State:
-    """Return `read_state`, or raise UserError where the user's plug-ins have changed since that run.
+def _check(settings: Settings, recorded: dict[str, Any], place: Path) -> None:
+    """Raise UserError if the run directory was made with other settings; more rounds are fine."""
+    recorded = comparable(recorded)
+    own = comparable(settings.identity())
+    changed = _changed(own, recorded, settings)
+    if changed:  # it may be in words alone: a run writes every option down
+        from fedmpi.runtime.record.metadata import resolve  # imports torch
 
-    Tables use `read_state`, as the code may have changed after all runs were done.
-    """
-    state, accepts = read_state(settings), settings.checkpoint.changes == "accept"
-    if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
-        return state
-    place = directory(settings)
-    for file, copy in plugins.changed_files(place, trust.foreign(settings.model_dump(mode="json")).values()):
+        own = comparable(resolve(settings).identity())
+        changed = _changed(own, recorded, settings)
+    if changed:
+        key = changed[0]
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
-            f"{place} holds a run that was made with another content of {file}, which is in {copy}; undo the change, "
-            f"{REMEDY}; to keep it all the same: checkpoint.changes=accept"
+            f"{place} holds a run with {key}: {recorded[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
         )
-    return state
+
+
+def _changed(own: dict[str, str], recorded: dict[str, Any], settings: Settings) -> list[str]:
+    return [key for key in own if key in recorded and recorded[key] != own[key] and not may_change(key, settings)]
 
 
 def last_row(settings: Settings) -> dict[str, Any]:
@@ -132,54 +133,19 @@ def is_diagnostic(metric: str) -> bool:
 
 
 def diagnostics(settings: Settings) -> dict[str, Any]:
-    """Return the numbers of analysis.jsonl as named metrics, like the parts of summary.json.
+    """Return the numbers of analysis.jsonl as named metrics, like the parts of summary.json; lists are left out.
 
     {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} of a run
-    that has measured nothing. Lists are left out, and so is a figure that is null, being no number in its round.
+    that has measured nothing.
     """
-    rows = [
-        {"round": row["round"]}
-        | {
-            f"{probe}.{name}": value
-            for probe, values in row.items()
-            if isinstance(values, dict)
-            for name, value in values.items()
-            if type(value) in (int, float) and math.isfinite(value)
-        }
-        for row in read_jsonl(directory(settings) / "analysis.jsonl", rounds=True).rows
-    ]
+    rows = []
+    for line in read_jsonl(directory(settings) / "analysis.jsonl", rounds=True).rows:
+        row = {"round": line["round"]}
+        for probe, values in line.items():
+            numbers = values.items() if isinstance(values, dict) else ()
+            row |= {f"{probe}.{name}": v for name, v in numbers if type(v) in (int, float) and math.isfinite(v)}
+        rows.append(row)
     if not rows:
         return {}
     names = list(dict.fromkeys(name for row in rows for name in row if name != "round"))
-    values = summary(rows, names, "")
-    return {"rounds": rows[-1]["round"] + 1, **{part: values[part] for part in (*DIAGNOSTICS_OF, "last_round")}}
-
-
-def _check(settings: Settings, recorded: dict[str, Any], place: Path) -> None:
-    """Raise UserError if the run directory was made with other settings; more rounds are fine."""
-    own, recorded = comparable(settings.identity()), comparable(recorded)
-    changed = _changed(own, recorded, settings)
-    if changed:  # it may be in words alone: a run writes every option down
-        from fedmpi.runtime.record.metadata import resolve  # imports torch
-
-        own = comparable(resolve(settings).identity())
-        changed = _changed(own, recorded, settings)
-    if changed:
-        key = changed[0]
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UserError(
-            f"{place} holds a run with {key}: {recorded[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
-        )
-
-
-def _changed(own: dict[str, str], recorded: dict[str, Any], settings: Settings) -> list[str]:
-    return [key for key in own if key in recorded and recorded[key] != own[key] and not may_change(key, settings)]
-
-
-def _rounds(path: Path) -> int:
-    """How many rounds have a line; that of the initial model is none."""
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return 0
-    return text.count(b"\n") - text.startswith(b'{"round": -1,')
+    return {**summary(rows, names, ""), "rounds": rows[-1]["round"] + 1}

@@ -13,6 +13,7 @@ from fedmpi.common.text import nearest, show
 from fedmpi.sweeps.axes import SEED, Axis
 
 OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
+KEYS = ("source", "metric", "axes", "values")
 
 
 @dataclass(frozen=True)
@@ -37,49 +38,43 @@ def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
         return ()
     if not isinstance(given, dict) or not isinstance(given.get("values"), dict):
         raise UserError(f"{path}: published: {show(given)}; source, metric and values are needed")
-    unknown = given.keys() - {"source", "metric", "axes", "values"}
-    if unknown:
-        raise UserError(f"{path}: published: unknown key '{min(unknown)}'; allowed: source, metric, axes, values")
-    names = given.get("axes", [axis.name for axis in axes if axis.name != SEED])
+    if unknown := given.keys() - {*KEYS}:
+        raise UserError(f"{path}: published: unknown key '{min(unknown)}'; {nearest(min(unknown), KEYS)}")
     known = {axis.name: axis for axis in axes}
+    names = given.get("axes", [name for name in known if name != SEED])
     if not isinstance(names, list) or any(name not in known for name in names):
         raise UserError(f"{path}: published.axes: {show(names)}; a list of {', '.join(known)} is needed")
     metrics = given.get("metric", "accuracy")
     several = isinstance(metrics, list)
-    metrics = metrics if several else [metrics]
-    if not metrics or any(not isinstance(metric, str) for metric in metrics) or len(set(metrics)) < len(metrics):
-        raise UserError(f"{path}: published.metric: {show(metrics)}; a name, or a list of different ones, is needed")
-    by_metric: list[dict[tuple[str, ...], tuple[float, float]]] = [{} for _ in metrics]
+    metrics = [str(metric) for metric in metrics] if several else [str(metrics)]
+    values: dict[str, dict[tuple[str, ...], tuple[float, float]]] = {metric: {} for metric in metrics}
 
-    def walk(tree: Any, so_far: tuple[str, ...]) -> None:
-        where = f"{path}: published.values" + "".join(f".{label}" for label in so_far)
-        if len(so_far) == len(names):
+    def walk(tree: Any, labels: tuple[str, ...]) -> None:
+        where = f"{path}: published.values" + "".join(f".{label}" for label in labels)
+        if len(labels) == len(names):
             figures = tree if several else [tree]
             if not isinstance(figures, list) or len(figures) != len(metrics):
                 raise UserError(f"{where}: {show(tree)}; a list with a figure of each metric is needed: {metrics}")
-            for values, each in zip(by_metric, figures, strict=True):
+            for metric, each in zip(metrics, figures, strict=True):
                 if each is not None:
-                    values[so_far] = _figure(where, each)
+                    values[metric][labels] = _figure(where, each)
             return
-        axis = known[names[len(so_far)]]
+        axis = known[names[len(labels)]]
         if not isinstance(tree, dict):
             raise UserError(f"{where}: {show(tree)}; labels of {axis.name} are needed")
         for label, below in tree.items():
             if label not in axis.choices:
                 raise UserError(f"{where}: unknown label '{label}' of {axis.name}; {nearest(label, axis.choices)}")
-            walk(below, (*so_far, label))
+            walk(below, (*labels, label))
 
     walk(given["values"], ())
     source = str(given.get("source", ""))
-    return tuple(
-        Published(source, metric, tuple(names), values) for metric, values in zip(metrics, by_metric, strict=True)
-    )
+    return tuple(Published(source, metric, tuple(names), of_metric) for metric, of_metric in values.items())
 
 
 def _figure(where: str, given: Any) -> tuple[float, float]:
     pair = given if isinstance(given, list) else [given, math.nan]
-    if len(pair) != 2 or not all(type(x) in (int, float) for x in pair):
-        raise UserError(f"{where}: {show(given)}; a mean, or [mean, standard deviation], is needed")
-    if not math.isfinite(pair[0]) or (isinstance(given, list) and not 0 <= pair[1] < math.inf):
-        raise UserError(f"{where}: {show(given)}; a finite mean, and a standard deviation of 0 or more, are needed")
+    numbers = len(pair) == 2 and all(type(x) in (int, float) for x in pair)
+    if not numbers or not math.isfinite(pair[0]) or pair[1] < 0 or pair[1] == math.inf:
+        raise UserError(f"{where}: {show(given)}; a finite mean, or [mean, standard deviation], is needed")
     return float(pair[0]), float(pair[1])

@@ -62,12 +62,10 @@ def find_table(name: str) -> Path:
 def data_sets(sweep: Sweep) -> dict[str, Settings]:
     """Return {data set: settings of a run that reads it}, with the sets of MedMNIST by their own names."""
     examples: dict[str, Settings] = {}
-    for labels in sweep.covering():
-        settings = sweep.settings(labels)
-        data = settings.data
-        examples.setdefault(
-            str(data.options.get("set", data.source)) if data.source == "medmnist" else data.source, settings
-        )
+    for settings in map(sweep.settings, sweep.covering()):
+        source = settings.data.source
+        name = str(settings.data.options.get("set", source)) if source == "medmnist" else source
+        examples.setdefault(name, settings)
     return examples
 
 
@@ -87,15 +85,13 @@ def is_present(name: str, settings: Settings) -> bool:
 
 def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, number of runs and data sets with their state) for each table."""
-    known: dict[tuple[str, str], bool] = {}
     for name, path in files().items():
         sweep = expand.load(path, overrides)
         parts = []
         for data, settings in data_sets(sweep).items():
-            key = data, str(settings.data.root)
-            known[key] = known[key] if key in known else is_present(data, settings)
-            can = data in getting.SETS and bool(getting.SETS[data].downloads)
-            parts.append(data if known[key] else f"{data} ({'to be fetched' if can else 'missing, by hand'})")
+            downloads = data in getting.SETS and bool(getting.SETS[data].downloads)
+            state = "" if is_present(data, settings) else " (to be fetched)" if downloads else " (missing, by hand)"
+            parts.append(data + state)
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
         yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(parts)}{published}"
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedmpi import models, tasks
 from fedmpi.common import registry
@@ -23,10 +22,7 @@ from fedmpi.runtime.validate import validate_settings
 from fedmpi.sweeps import pool, progress, status, tuning
 from fedmpi.sweeps.expand import Sweep
 
-if TYPE_CHECKING:
-    from rich.live import Live
-
-MOST_SHOWN = 20  # runs at once
+FAILED, ELSEWHERE = "failed", "elsewhere"
 Say = Callable[[str], None]
 
 
@@ -55,7 +51,7 @@ def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
 
 
 def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
-    return [settings for settings in runs if not sweep.is_over(progress.check_state(settings))]
+    return [settings for settings in runs if not sweep.is_over(progress.read_state(settings))]
 
 
 def choose(sweep: Sweep) -> list[str]:
@@ -77,35 +73,20 @@ def _train(
     say(f"{count(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
     if not todo:
         return 0
-    failed, elsewhere = list[Settings](), list[Settings]()
-    view = View(len(todo), len(every), say)
+    failed, elsewhere, began = list[Settings](), list[Settings](), time.monotonic()
 
-    def tell(one: pool.Running) -> None:
-        settings, code = one.settings, one.process.exitcode
-        state, name, took = progress.read_state(settings), settings.name, f"({one.seconds:.0f} s)"
-        is_locked, who = lock.inspect(progress.directory(settings))
-        others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
-        if state.what == progress.DONE and (code == 0 or others):
-            pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
-            shown = _main_metric_text(state.summary.get("last", {})) or "done"
-            view.end(name, f"{shown}, by another process" if others else f"{shown} {took}")
-        elif others and is_locked:
-            elsewhere.append(settings)
-            view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
-        elif code == RESTART_LATER:
-            view.end(name, f"stopped after {count(state.rounds, 'round')} {took}")
-        elif sweep.is_over(state):
-            view.end(name, f"has diverged, and is not chosen {took}")
-        else:
-            failed.append(settings)
-            last_line = files.last_line(pool.log(settings)) or "nothing said"
-            view.end(name, f"FAILED (exit code {code}): {last_line} {took}", failed=True)
+    def report_end(ended: pool.Running) -> None:
+        outcome, text = _outcome(sweep, ended)
+        if outcome == FAILED:
+            failed.append(ended.settings)
+        elif outcome == ELSEWHERE:
+            elsewhere.append(ended.settings)
+        rest = len(todo) - workers.ended
+        left = f"; about {duration((time.monotonic() - began) / workers.ended * rest)} left" if rest else ""
+        say(f"[{done + workers.ended}/{len(every)}] {ended.settings.name}: {text} ({ended.seconds:.0f} s){left}")
 
-    try:
-        workers = pool.Pool(job, pool.resources(jobs, todo), tell, view.look)
-        complete = workers.run([progress.resuming(settings) for settings in todo])
-    finally:
-        view.close()
+    workers = pool.Pool(job, pool.resources(jobs, todo), report_end)
+    complete = workers.run([progress.resuming(settings) for settings in todo])
     if failed:
         logs = "\n  ".join(str(pool.log(each)) for each in failed)
         raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
@@ -116,6 +97,23 @@ def _train(
         say(f"stopped; go on with: {sweep.command}")
         return RESTART_LATER
     return 0
+
+
+def _outcome(sweep: Sweep, ended: pool.Running) -> tuple[str, str]:
+    """Return how a run has ended, "" or FAILED or ELSEWHERE, and a text about it."""
+    settings, code = ended.settings, ended.process.exitcode
+    state = progress.read_state(settings)
+    is_locked, who = lock.inspect(progress.directory(settings))
+    if state.what == progress.DONE:
+        pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
+        return "", _main_metric_text(state.summary.get("last", {})) or "done"
+    if is_locked and who.get("pid") not in (None, ended.process.pid):
+        return ELSEWHERE, f"in use by process {who['pid']} on host {who.get('host')}, and left to it"
+    if code == RESTART_LATER:
+        return "", f"stopped after {count(state.rounds, 'round')}"
+    if sweep.is_over(state):
+        return "", "has diverged, and is not chosen"
+    return FAILED, f"FAILED (exit code {code}): {files.last_line(pool.log(settings)) or 'it has written nothing'}"
 
 
 def check(sweep: Sweep, say: Say) -> None:
@@ -163,78 +161,6 @@ def validate(sweep: Sweep, say: Say) -> None:
 
 def _is_missing(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, MissingDataError) or _is_missing(error.__cause__))
-
-
-class View:
-    """The console output of a sweep: a line for each run that ends, and on a terminal a live table below.
-
-    Args:
-        todo: number of runs to train, of `every`.
-        say: prints a line where there is no live table.
-    """
-
-    def __init__(self, todo: int, every: int, say: Say, live: bool | None = None) -> None:
-        self.todo, self.every, self.plain = todo, every, say
-        self.ended, self.failed, self.began = 0, 0, time.monotonic()
-        self.running: Sequence[pool.Running] = ()
-        self.live: Live | None = None
-        if sys.stdout.isatty() if live is None else live:
-            from rich.console import Console
-            from rich.live import Live
-
-            # No thread of its own: children are forked from this process.
-            self.live = Live("", console=Console(), auto_refresh=False, transient=True)
-            self.live.start()
-
-    def say(self, text: str) -> None:
-        if self.live is None:
-            self.plain(text)
-        else:
-            self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def end(self, name: str, text: str, failed: bool = False) -> None:
-        """Print a line about a run that has ended."""
-        self.ended, self.failed = self.ended + 1, self.failed + failed
-        self.look([each for each in self.running if each.settings.name != name])
-        self.say(f"[{self.every - self.todo + self.ended}/{self.every}] {name}: {text}{self._left()}")
-
-    def look(self, running: Sequence[pool.Running]) -> None:
-        self.running = tuple(running)
-        if self.live is not None:
-            from rich.text import Text
-
-            self.live.update(Text("\n".join(self.lines())), refresh=True)
-
-    def close(self) -> None:
-        self.running = ()
-        if self.live is not None:
-            self.live.stop()
-
-    def lines(self) -> list[str]:
-        """Return a line for each run that is training, and one for all."""
-        shown = []
-        for each in self.running[:MOST_SHOWN]:
-            row = progress.last_row(each.settings)
-            at = f"round {int(row.get('round', -1)) + 1}/{each.settings.rounds}"
-            words = [f"  {each.settings.name}", at, _main_metric_text(row), f"{each.seconds:.0f} s"]
-            shown.append("  ".join(filter(None, words)))
-        if more := len(self.running) - len(shown):
-            shown.append(f"  ... and {more} more")
-        waiting = self.todo - self.ended - len(self.running)
-        parts = [f"{self.every - self.todo + self.ended - self.failed} of {count(self.every, 'run')} done"]
-        parts += [f"{self.failed} FAILED"] if self.failed else []
-        parts += [f"{len(self.running)} running, {waiting} waiting"]
-        return [*shown, ", ".join(parts) + self._left()]
-
-    def _left(self) -> str:
-        """Return "; about ... left", the time until all runs are done if they go on as fast; "" if it is not known."""
-        share = float(self.ended)
-        for each in self.running:  # how much of what was left of a run has been done since it began here
-            rounds = progress.rounds_done(each.settings) - each.rounds
-            share += min(max(rounds, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
-        if not share or self.ended >= self.todo:
-            return ""
-        return f"; about {duration((time.monotonic() - self.began) / share * (self.todo - share))} left"
 
 
 def _main_metric_text(row: dict[str, Any]) -> str:

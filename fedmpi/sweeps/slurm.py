@@ -17,14 +17,12 @@ from pathlib import Path
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
-from fedmpi.config.loading import shown
 from fedmpi.runtime.reading.files import tail
 from fedmpi.sweeps import progress
 from fedmpi.sweeps.expand import Sweep
 
 FOLDER, SUBMITTED = "slurm", "submitted.jsonl"
 WARN_S = 120  # before the time limit
-LARGEST = 1001  # tasks of an array, where Slurm does not say
 ASK_S = 30.0
 
 TASK = r"""set -uo pipefail
@@ -74,12 +72,8 @@ class ArrayOptions:
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')}: {value}; at least 1 is needed")
         for option in self.options:
-            if not option.startswith("-") or "\n" in option:
+            if not option.startswith("-"):
                 raise UserError(f"--option: {option!r}; an option of sbatch is needed: --option=--mem=8G")
-        for name in ("partition", "account", "time"):
-            value = getattr(self, name)
-            if value is not None and (not value or any(c.isspace() for c in value)):
-                raise UserError(f"--{name}: {value!r}; a word is needed")
 
     def shared(self) -> list[str]:
         """Return the options of all jobs."""
@@ -90,44 +84,33 @@ class ArrayOptions:
 def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
     """Submit the runs that are missing and not queued. dry: only show them. Raises UserError where Slurm refuses."""
     asked.check()
-    every = list(sweep.runs())
-    place = every[0][1].output.absolute()
-    waiting = queued(place)
-    first = [
-        settings.name
-        for _, settings in every
-        if not sweep.is_over(progress.check_state(settings)) and settings.name not in waiting
-    ]
-    later = [name for name in _later(sweep) if name not in waiting]
-    if not first and not later:
+    every = [settings for _, settings in sweep.runs()]
+    place = every[0].output.absolute()
+    folder, waiting = place / FOLDER, queued(place)
+    missing = [settings.name for settings in every if not sweep.is_over(progress.read_state(settings))]
+    arrays = [[name for name in names if name not in waiting] for names in (missing, _later(sweep))]
+    if not any(arrays):
         say(f"nothing to submit: {count(len(waiting), 'run')} in the queue, the others are done")
         return 0
-    folder, jobs = place / FOLDER, list[str]()
     if not dry:
-        sweep.write_list(place, [settings.name for _, settings in every])
+        sweep.write_list(place, [settings.name for settings in every])
         folder.mkdir(exist_ok=True)
-    threads, most = max(settings.compute.threads for _, settings in every), _largest()
-    for names, earlier in ((first, 0), (later, len(range(0, len(first), most)))):
-        for at in range(0, len(names), most):  # arrays as large as Slurm takes; with max_running one after the other
-            part, own = names[at : at + most], jobs[earlier:]
-            before = [*jobs[:earlier], *(own[-1:] if asked.max_running else [])]
-            words = ["--parsable", *([f"--dependency=afterany:{':'.join(before)}"] if before else [])]
-            jobs.append(_sbatch(words, script(sweep, asked, part, place, threads), dry, say))
-            if not dry:
-                with (folder / SUBMITTED).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"job": jobs[-1], "names": part}) + "\n")
-                redacted = script(sweep, asked, part, place, threads, redacted=True)
-                (folder / f"{jobs[-1]}.sbatch").write_text(redacted, encoding="utf-8")
-    others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)} if waiting else set()
+    threads, jobs = max(settings.compute.threads for settings in every), list[str]()
+    for names in filter(None, arrays):  # those that wait for the choice of `best` begin when the others have ended
+        after = [f"--dependency=afterany:{jobs[0]}"] if jobs else []
+        jobs.append(_sbatch(["--parsable", *after], script(sweep, asked, names, place, threads), dry, say))
+        if not dry:
+            with (folder / SUBMITTED).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"job": jobs[-1], "names": names}) + "\n")
+    others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)}
     check = [*_fedmpi(sweep), "--check"]
-    words = ["--parsable", f"--job-name={every[0][1].output.name}-end", "--ntasks=1", *asked.shared()]
+    words = ["--parsable", f"--job-name={place.name}-end", "--ntasks=1", *asked.shared()]
     words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}", f"--output={folder}/end-%j.log"]
     words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(check)}"]
     end = _sbatch(words, None, dry, say)
-    if dry:
-        return 0
-    runs = count(len(first) + len(later), "run")
-    say(f"{runs} in job {', '.join(jobs)}; job {end} fails if one is missing at the end")
+    if not dry:
+        runs = count(sum(map(len, arrays)), "run")
+        say(f"{runs} in job {', '.join(jobs)}; job {end} fails if one is missing at the end")
     return 0
 
 
@@ -137,17 +120,12 @@ def _later(sweep: Sweep) -> list[str]:
         return []
     known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
     rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
-    return [name for name in rest if (later := known[name]) is None or not sweep.is_over(progress.check_state(later))]
+    return [name for name in rest if (later := known[name]) is None or not sweep.is_over(progress.read_state(later))]
 
 
-def script(
-    sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int, redacted: bool = False
-) -> str:
-    """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task.
-
-    kept: for the copy in the sweep's directory, which must not hold secrets that the command line names.
-    """
-    folder = place / FOLDER
+def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:
+    """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task."""
+    folder, command = place / FOLDER, shlex.join(_fedmpi(sweep))
     limit = f"%{asked.max_running}" if asked.max_running else ""
     options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]
     options += ["--open-mode=append", "--requeue", f"--signal=USR1@{WARN_S}"]
@@ -156,9 +134,6 @@ def script(
     # Not --gpus-per-task, which hides the GPU of each task from the others.
     options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
     options += [*asked.shared(), *asked.options]
-    by_hand, command = (shlex.join(words) for words in (_fedmpi(sweep, redacted=True), _fedmpi(sweep, redacted)))
-    comment = f"# {count(len(names), 'run')} of {sweep.path}; a task goes on where its run was stopped, also by hand:"
-    head = ["#!/usr/bin/env bash", comment, f"#   {by_hand} --run NAME", *(f"#SBATCH {each}" for each in options)]
     body = TASK.format(
         here=shlex.quote(str(Path.cwd())),
         names="\n".join(map(shlex.quote, names)),
@@ -166,7 +141,7 @@ def script(
         threads=threads,
         command=command,
     )
-    return "\n".join(head) + "\n" + body
+    return "\n".join(["#!/usr/bin/env bash", *(f"#SBATCH {each}" for each in options), body])
 
 
 def find_run(sweep: Sweep, name: str) -> Settings:
@@ -202,9 +177,8 @@ def _submitted(place: Path) -> list[dict]:
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 
-def _fedmpi(sweep: Sweep, redacted: bool = False) -> list[str]:
-    given = map(shown, sweep.given) if redacted else sweep.given
-    return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *given]
+def _fedmpi(sweep: Sweep) -> list[str]:
+    return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *sweep.given]
 
 
 def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:
@@ -215,27 +189,14 @@ def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[st
     return _run_slurm("sbatch", *words, given=text).strip().partition(";")[0]
 
 
-def _largest() -> int:
-    try:
-        output = _run_slurm("scontrol", "show", "config")
-    except UserError:
-        return LARGEST
-    lines = [line.split("=")[1].strip() for line in output.splitlines() if line.startswith("MaxArraySize")]
-    return max(int(lines[0]), 1) if lines and lines[0].isdigit() else LARGEST
-
-
 def _run_slurm(*words: str, given: str | None = None) -> str:
     """Run a command of Slurm and return its output. Raises UserError if there is no such command, or it fails."""
     try:
         done = subprocess.run(
             words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=ASK_S
         )
-    except FileNotFoundError as error:
-        raise UserError(
-            f"--sbatch: there is no {words[0]} on PATH; submit on a login node of a Slurm cluster"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"--sbatch: {words[0]} does not answer within {ASK_S:.0f} s; try again later") from error
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--sbatch: {error}; submit on a login node of a Slurm cluster") from error
     if done.returncode:
         raise UserError(f"--sbatch: {words[0]} refuses: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return done.stdout

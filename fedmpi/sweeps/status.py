@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +21,6 @@ from fedmpi.runtime.reading.status import (
     FINE,
     FINISHED,
     GOES_ON,
-    LATELY_S,
     NEVER,
     RUNNING,
     STOPPED,
@@ -33,7 +31,7 @@ from fedmpi.sweeps import progress, slurm
 from fedmpi.sweeps.expand import Sweep
 
 WAITING = "waiting"
-MOST_LINES, MOST_LETTERS = 40, 200  # lines a state; letters of a reason
+MOST_LETTERS = 200  # of a reason
 STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
 Facts = dict[str, Any]
 
@@ -49,16 +47,12 @@ def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
     if not isinstance(file, str) or not isinstance(given, list):
         raise UserError(f"{place} holds no {SWEEP_LIST} that names a sweep; give the sweep's YAML file")
     if any(MARK in text for text in given):
-        raise UserError(
-            f"{place / SWEEP_LIST}: a secret is left out of what was asked for; give the sweep's file and all of it"
-        )
-    here, path = place.resolve(), Path(file)
-    if not path.is_file():  # it may have been moved together with the runs, whose settings are compared with its own
-        moved = next(moved_with(here, file), None)
-        if moved is None:
-            problem = f"{file}, of which these runs are, is not there any more"
-            raise UserError(f"{place / SWEEP_LIST}: {problem}; give the file itself")
-        path = moved
+        raise UserError(f"{place / SWEEP_LIST} leaves out a secret of the command line; give the sweep's file and all")
+    here = place.resolve()
+    # It may have been moved together with the runs, whose settings are compared with its own.
+    path = next((path for path in (Path(file), *moved_with(here, file)) if path.is_file()), None)
+    if path is None:
+        raise UserError(f"{place / SWEEP_LIST}: {file}, of which these runs are, does not exist; give the file itself")
     return path, [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
@@ -83,7 +77,7 @@ def status_of_file(sweep: Sweep) -> Facts:
     place = every[0].output
     jobs, runs = slurm.queued(place), []
     for settings in every:
-        state, facts = progress.check_state(settings), _one(place, settings.name)
+        state, facts = progress.read_state(settings), _one(place, settings.name)
         if sweep.is_over(state):
             facts["state"] = FINISHED
         elif facts["state"] == FINISHED:
@@ -117,19 +111,18 @@ def code(facts: Facts) -> int:
 
 
 def _one(place: Path, name: str) -> Facts:
-    """Return the status of one run; its log is used if the run failed before it had a directory."""
+    """Return the status of one run; its console log is used if the run failed before it had a directory."""
     run, log = place / name, place / f"{name}.log"
     if run.is_dir():
         facts = run_facts(run)
     else:
         facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
         facts |= {"rounds_done": 0, "rounds": None, "round_s": None, "eta_s": None, "checkpoint": None}
-    last_line, written = files.last_line(log), files.changed([log])
+    last_line = files.last_line(log)
     if facts["state"] in (WAITING, NEVER, DIED) and "error" in last_line:
         return {**facts, "state": FAILED, "why": last_line.partition("error: ")[2] or last_line}
-    if facts["state"] in (WAITING, NEVER) and written is not None:
-        begins = time.time() - written < LATELY_S
-        return {**facts, "state": RUNNING if begins else FAILED, "why": "it begins" if begins else f"see {log}"}
+    if facts["state"] == WAITING and log.exists():
+        return {**facts, "state": RUNNING, "why": "it begins"}
     return facts
 
 
@@ -141,41 +134,33 @@ def _facts(place: Path, states: Iterable[Facts]) -> Facts:
 
 
 def _eta_s(runs: list[Facts]) -> float | None:
-    """Estimate the seconds until all are done; None where nothing runs.
-
-    A waiting run is assumed to take the average time, and as many to run at once as now.
-    """
+    """Estimate the seconds until all are done, as many at once as now; None where nothing runs."""
     running = [run for run in runs if run["state"] == RUNNING]
     run_seconds = [run["rounds"] * run["round_s"] for run in runs if run["rounds"] and run["round_s"]]
     if not running or not run_seconds:
         return None
-    left = [run["eta_s"] if run["eta_s"] is not None else fmean(run_seconds) for run in running]
+    left = [fmean(run_seconds) if run["eta_s"] is None else run["eta_s"] for run in running]
     waiting = sum(run["state"] == WAITING for run in runs)
     return max(max(left), (sum(left) + waiting * fmean(run_seconds)) / len(running))
 
 
-def lines(facts: dict[str, Any]) -> list[str]:
-    """Return the lines about a sweep: one for each run that is not done, then the numbers of runs by state."""
-    runs, shown = facts["runs"], []
-    for state in dict.fromkeys([*(run["state"] for run in runs)]):
-        those = [run for run in runs if run["state"] == state]
-        if state == FINISHED:
-            continue
-        shown += [_line(run) for run in those[:MOST_LINES]]
-        shown += [f"... and {len(those) - MOST_LINES} more: {state}"] if len(those) > MOST_LINES else []
-    counts = ", ".join(f"{facts['counts'][state]} {state}" for state in STATES[1:] if facts["counts"][state])
-    shown.append(f"{facts['counts'][FINISHED]} of {count(len(runs), 'run')} done{f'; {counts}' if counts else ''}")
+def lines(facts: Facts) -> list[str]:
+    """Return a line for each run that has begun and is not done, then the numbers of runs by state."""
+    runs, counts = facts["runs"], facts["counts"]
+    shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
+    states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
+    shown.append(f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}")
     if facts["eta_s"] is not None:
         shown.append(f"about {duration(facts['eta_s'])} left")
     return shown
 
 
-def _line(run: dict[str, Any]) -> str:
-    if run["state"] == WAITING and not run.get("job"):
-        return f"{run['name']}: {WAITING}"
-    of = f" of {run['rounds']}" if run["rounds"] is not None else ""
-    progress_text = f", {run['rounds_done']}{of} rounds" if run["rounds_done"] or of else ""
-    progress_text += f", job {run['job']}" if run.get("job") else ""
-    left = f", {duration(run['eta_s'])} left" if run["eta_s"] else ""
-    why = f": {shorten(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else ""
-    return f"{run['name']}: {run['state']}{progress_text}{left}{why}"
+def _line(run: Facts) -> str:
+    text = f"{run['name']}: {run['state']}"
+    if run["rounds"] is not None:
+        text += f", {run['rounds_done']} of {run['rounds']} rounds"
+    if run.get("job"):
+        text += f", job {run['job']}"
+    if run["eta_s"]:
+        text += f", {duration(run['eta_s'])} left"
+    return text + (f": {shorten(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else "")

@@ -26,7 +26,7 @@ from fedmpi.common.text import count, lower_is_better, nearest, show
 from fedmpi.config import Settings, loading
 from fedmpi.config.yaml_source import Document
 from fedmpi.sweeps import progress
-from fedmpi.sweeps.axes import SEED, Axis, axis, by_axis
+from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_labels
 
 FILE = "best.json"
 KEYS = ("over", "by", "of", "per", "using")
@@ -76,30 +76,26 @@ def read(
         raise UserError(
             f"{path}: best: {show(given)}; candidates are needed: {{over: {{train.lr: [0.01, 0.1]}}, by: accuracy}}"
         )
-    if unknown := [key for key in given if key not in KEYS]:
-        raise UserError(f"{path}: best: unknown key '{unknown[0]}'; {nearest(str(unknown[0]), KEYS)}")
+    if unknown := [str(key) for key in given if key not in KEYS]:
+        raise UserError(f"{path}: best: unknown key '{unknown[0]}'; {nearest(unknown[0], KEYS)}")
     by, of = given.get("by"), given.get("of", "last")
-    if not isinstance(by, str) or not by:
+    if not isinstance(by, str) or by.startswith(("validation_", "personal_", "test_")):
         raise UserError(f"{path}: best.by: {show(by)}; loss or a metric of the task is needed: by: accuracy")
-    if by.startswith(("validation_", "personal_", "test_")):
-        raise UserError(f"{path}: best.by: {by}; the metric alone, such as accuracy: it is that of validation rows")
     if of not in OF:
         raise UserError(f"{path}: best.of: {show(of)}; allowed: {', '.join(OF)}")
-    names = [each.name for each in axes]
+    names = [each.name for each in axes if each.name != SEED]
     for name in given["over"]:
-        if name in names or name == SEED:
+        if name in (*names, SEED):
             raise UserError(f"{path}: best.over.{name}: is an axis of over, or the seed; candidates are of other keys")
-    tried = tuple(axis(path, document, name, values, "best.over") for name, values in given["over"].items())
-    per = given.get("per", [name for name in names if name != SEED])
+    tried = tuple(read_axis(path, document, name, values, "best.over") for name, values in given["over"].items())
+    per = given.get("per", names)
     per = [per] if isinstance(per, str) else per
-    if not isinstance(per, list) or any(name not in names or name == SEED for name in per):
-        allowed = ", ".join(name for name in names if name != SEED)
-        raise UserError(f"{path}: best.per: {show(per)}; a list of {allowed or 'axes of over'} is needed")
-    best = Best(tried, by, of, tuple(per), by_axis(path, axes, "best.using", given.get("using") or {}))
+    if not isinstance(per, list) or not {*per} <= {*names}:
+        raise UserError(f"{path}: best.per: {show(per)}; a list of {', '.join(names) or 'axes of over'} is needed")
+    best = Best(tried, by, of, tuple(per), read_labels(path, axes, "best.using", given.get("using") or {}))
     without = {best.cell(each) for each in labels} - {best.cell(each) for each in labels if best.tunes(each)}
     if without:
-        cell = ", ".join(f"{name}: {label}" for name, label in zip(best.per, min(without), strict=True))
-        raise UserError(f"{path}: best.using: leaves no run by which to choose for {cell or 'the sweep'}")
+        raise UserError(f"{path}: best.using: leaves no run by which to choose for {', '.join(min(without)) or 'all'}")
     return best
 
 
@@ -112,18 +108,17 @@ class Choice:
     missing: int = 0
     chosen: dict[str, str] | None = None
 
-    @property
-    def name(self) -> str:
-        return ", ".join(f"{name} {label}" for name, label in self.cell.items()) or "all"
-
     def __str__(self) -> str:
         """`method fedavg: train.lr 0.1`"""
+        cell = _words(self.cell) or "all"
         if self.chosen is None:
             why = f"{count(self.missing, 'run')} not done" if self.missing else "every candidate has diverged"
-            return f"{self.name}: not chosen, {why}"
-        text = f"{self.name}: " + ", ".join(f"{name} {label}" for name, label in self.chosen.items())
-        same = len(self.values) > 1 and len({fmean(values.values()) for values in self.values}) == 1
-        return f"{text} (the first: all candidates have the same figure)" if same else text
+            return f"{cell}: not chosen, {why}"
+        return f"{cell}: {_words(self.chosen)}"
+
+
+def _words(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {label}" for name, label in labels.items())
 
 
 def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
@@ -155,9 +150,7 @@ def _value(best: Best, state: progress.State, settings: Settings) -> float:
     if state.diverged or state.summary.get("diverged") is not None:
         return math.nan
     if best.figure not in state.summary.get("last", {}):
-        known = [name[11:] for name in state.summary.get("last", {}) if name.startswith("validation_")]
-        remedy = f"; it has {', '.join(known)}" if known else ": set data.validation: 0.1, say"
-        raise UserError(f"best.by: {best.by}: the run {settings.name} has no {best.figure}{remedy}")
+        raise UserError(f"best.by: {best.by}: the run {settings.name} has no {best.figure}; set data.validation: 0.1")
     return state.figure(best.of, best.figure)
 
 

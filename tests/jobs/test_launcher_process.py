@@ -7,9 +7,9 @@ import sys
 import pytest
 from helpers import clean_env
 
-from fedmpi.common.launcher_process import is_alive
+from fedmpi.comm.job import is_alive
 
-SHOW = """import os; from fedmpi.common.launcher_process import find_launcher as find
+SHOW = """import os; from fedmpi.comm.job import find_launcher as find
 print(find(os.getppid(), ['RANK']), os.getppid())"""
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc")
 

@@ -119,7 +119,7 @@ def gone_on(job, undisturbed, label):
         run = in_this_process(job.folder / "run.yaml", rounds=2, checkpoint__resume="auto")
     if (run / "faults.jsonl").exists():
         settings = replay_settings(run, False)
-        said, same = replay.compare(run, Path(execute(settings)[0]["directory"]))
+        said, same = replay.compare_hashes(run, Path(execute(settings)[0]["directory"]))
         assert same, f"{label}: {said}: {(run / 'faults.jsonl').read_text()}"
     else:
         found = hashes(run)

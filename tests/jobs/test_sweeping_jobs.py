@@ -33,7 +33,7 @@ def test_a_run_that_fails_is_loud(file, tmp_path):
     status = fedmpi("sweep", file, "--status", cwd=tmp_path)
     *failed, last = status.stdout.splitlines()
     assert [line.partition(": ")[2][:24] for line in failed] == ["failed, 0 of 2 rounds: m"] * 2
-    assert last == "2 of 4 runs done; 2 failed"
+    assert last == "2 of 4 runs done, 2 failed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

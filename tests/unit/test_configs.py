@@ -14,7 +14,7 @@ from helpers import ROOT
 
 from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.data.augment.look import Look
+from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
 from fedmpi.runtime.validate import validate_settings
@@ -131,7 +131,7 @@ def test_published(tmp_path, name):
     with pytest.raises(MissingDataError, match="nothing is wrong but"):
         runs.validate(asked, lambda _: None)
     for settings in map(asked.settings, asked.covering()):
-        look = Look(bytes=True, channels=3, operations=tuple(build_data.operations(settings)))
+        look = ImagePipeline(bytes=True, channels=3, operations=tuple(build_data.operations(settings)))
         assert look.steps is not None
         assert look.out((3, 256, 256)) == look.out((3, 256, 256), drawn=True)
     assert path.read_text().startswith("# ")

@@ -10,29 +10,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fedmpi.comm.rendezvous.lookup import line
 from fedmpi.common.errors import UserError
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL's own variable: 1 lets several ranks share a GPU, from 2.30 on
-SHARES_FROM = [2, 30]
 Card = Mapping[str, Any]  # of a rank, as `describe` makes it
 
-# Words of NCCL's last error -> what is wrong, and what to do. Sources: NVIDIA/nccl, src/os/linux.cc, src/bootstrap.cc
-# and src/transport/p2p.cc; its user guide, "Runtime and MPI issues"; NVIDIA/nccl#1066 and #1948; srun(1), --gpu-bind.
-CAUSES = {
-    ("/dev/shm", "shared memory", "fallocate"): (
-        "/dev/shm of a host is full or too small: remove old files /dev/shm/nccl-*, or give a container more "
-        "(docker run --shm-size=1g)"
-    ),
-    ("invalid device ordinal", "invalid argument", "cuda ipc", "cudaipc", "peer access", "to peer with device"): (
-        "each rank sees its own GPU alone (--gpus-per-task, --gpu-bind), which bars peer-to-peer traffic between GPUs: "
-        "start with --gpus-per-node and --ntasks-per-node, or add --gpu-bind=none"
-    ),
-    ("socket", "bootstrap", "connect", "interface", "network", "net/"): (
-        "the network interface is wrong, or a firewall is between the hosts: set comm.interface (or "
-        "NCCL_SOCKET_IFNAME) to an interface that leads to the other hosts (fedmpi doctor lists them)"
-    ),
-}
+# Sources: NVIDIA/nccl, src/os/linux.cc, src/bootstrap.cc and src/transport/p2p.cc; its user guide, "Runtime and MPI
+# issues"; NVIDIA/nccl#1066 and #1948; srun(1), --gpu-bind.
+NCCL_REMEDY = """\
+Maybe a rank has died since.
+Maybe /dev/shm of a host is full or too small: remove old files /dev/shm/nccl-*, or give a container more \
+(docker run --shm-size=1g).
+Maybe each rank sees its own GPU alone (--gpus-per-task, --gpu-bind), which bars peer-to-peer traffic between GPUs: \
+start with --gpus-per-node and --ntasks-per-node, or add --gpu-bind=none.
+Maybe the network interface is wrong, or a firewall is between the hosts: set comm.interface (or NCCL_SOCKET_IFNAME) \
+to an interface that leads to the other hosts (fedmpi doctor lists them).
+NCCL_DEBUG=WARN shows all that NCCL says."""
 
 
 def describe(backend: str, host: str, device: torch.device) -> dict[str, Any]:
@@ -40,11 +33,16 @@ def describe(backend: str, host: str, device: torch.device) -> dict[str, Any]:
 
     Returns:
         comm.backend of its config; its host; the UUID of its GPU and the PCI address of the GPU's card, "" without a
-        GPU; the version of NCCL, [] if this PyTorch has none; whether the user lets ranks share a GPU under NCCL.
+        GPU; whether this PyTorch has NCCL; whether the user lets ranks share a GPU under NCCL.
     """
-    nccl = [*torch.cuda.nccl.version()[:3]] if dist.is_nccl_available() else []
-    about = {"backend": backend, "host": host, "gpu": gpu_uuid(device), "card": pci_address(device)}
-    return {**about, "nccl": nccl, "shares": os.environ.get(SHARING) == "1"}
+    return {
+        "backend": backend,
+        "host": host,
+        "gpu": gpu_uuid(device),
+        "card": pci_address(device),
+        "nccl": dist.is_nccl_available(),
+        "shares": os.environ.get(SHARING) == "1",
+    }
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -77,53 +75,23 @@ def choose(backend: str, cards: Sequence[Card]) -> str:
 
 def _why_not_nccl(cards: Sequence[Card]) -> str:
     """Why NCCL cannot connect these ranks, and the remedy; "" if it can."""
+    first_on_card: dict[tuple[str, str], int] = {}
     for rank, card in enumerate(cards):
-        if not card["gpu"]:
-            without = sum(not each["gpu"] for each in cards)
+        if not card["gpu"] or not card["nccl"]:
+            lacks = "computes without a GPU" if not card["gpu"] else "has a PyTorch that was built without NCCL"
+            return f"rank {rank} on {card['host']} {lacks}.\nUse comm.backend=gloo (or auto), or give it one."
+        first = first_on_card.setdefault((card["host"], card["card"]), rank)
+        if first != rank and not all(each["shares"] for each in cards):
             return (
-                f"rank {rank} on {card['host']} computes without a GPU ({without} of {len(cards)} ranks).\n"
-                "Use comm.backend=gloo (or auto), or give every rank a GPU."
-            )
-        if not card["nccl"]:
-            return (
-                f"the PyTorch of rank {rank} on {card['host']} was built without NCCL.\n"
-                "Use comm.backend=gloo (or auto), or install a wheel with it (https://pytorch.org/get-started/locally)."
-            )
-    if all(card["shares"] and card["nccl"] >= SHARES_FROM for card in cards):
-        return ""
-    seen: dict[tuple[str, str], int] = {}
-    for rank, card in enumerate(cards):
-        first = seen.setdefault((card["host"], card["card"]), rank)
-        if first != rank:
-            how = "share" if cards[first]["gpu"] == card["gpu"] else "have slices (MIG) of"
-            version = ".".join(map(str, min(each["nccl"] for each in cards)))
-            return (
-                f"ranks {first} and {rank} {how} GPU {card['card']} of {card['host']}, which NCCL refuses.\n"
-                "Start one rank fewer and let rank 0 train (server.trains=true), or use comm.backend=gloo; "
-                f"from NCCL 2.30 on (here: {version}) {SHARING}=1 in the environment of all ranks allows it."
+                f"ranks {first} and {rank} share GPU {card['card']} of {card['host']} (or slices, MIG), which NCCL "
+                "refuses.\nStart one rank fewer and let rank 0 train (server.trains=true), or use "
+                f"comm.backend=gloo; from NCCL 2.30 on {SHARING}=1 in the environment of all ranks allows it."
             )
     return ""
 
 
-def last_error(error: Exception) -> str:
-    """The line in which NCCL said why it failed; "" if there is none."""
-    return next(iter(str(error).partition("Last error:")[2].strip().splitlines()), "")
-
-
 def in_brief(error: Exception) -> str:
     """An error of a process group without its stack: its first line and, of NCCL's, the last error."""
-    return "; ".join(filter(None, (line(error), last_error(error))))
-
-
-def nccl_remedy(error: Exception | None = None) -> str:
-    """Return the likely causes of a failure of NCCL, each with its remedy, one in a line.
-
-    It is a single cause if NCCL's last error points to one; otherwise all known causes are listed.
-
-    Args:
-        error: what NCCL raised; None if it did not answer at all.
-    """
-    message = last_error(error).lower() if error else ""
-    matching = [cause for words, cause in CAUSES.items() if any(word in message for word in words)]
-    causes = matching[:1] or ["a rank has died since", *CAUSES.values()]
-    return "\n".join([*(f"Maybe {cause}." for cause in causes), "NCCL_DEBUG=WARN shows all that NCCL says."])
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    last = next(iter(str(error).partition("Last error:")[2].strip().splitlines()), "")
+    return f"{first}; {last}" if last else first

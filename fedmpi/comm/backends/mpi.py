@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.common.errors import UserError
 
 # Open MPI's transport btl/ofi sleeps for a second when it is closed: within MPI_Init on a host without such a network.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.comm import launchers
 from fedmpi.comm.backends.mpi import finalize, load, world
 from fedmpi.comm.base import (
     ALLGATHER_BYTES,
@@ -31,8 +32,7 @@ from fedmpi.comm.base import (
 )
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
-from fedmpi.comm.launchers import launcher_env
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.comm.rendezvous.store import RankStore, StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
@@ -75,7 +75,7 @@ class Mpi(Communicator):
 
     def outlive(self, store: RankStore, error_reporter: ErrorReporter) -> None:
         """Have the ranks settle who goes on after a loss, if MPI and its launcher outlive one."""
-        if self.job.launcher != "mpi" or launcher_env.survivors(self.job, os.environ):
+        if self.job.launcher != "mpi" or launchers.survivors(self.job, os.environ):
             return
         self.comm.Set_errhandler(load().ERRORS_RETURN)
         self.membership = GroupMembership(store, self.rank, self.size, error_reporter)
@@ -85,7 +85,7 @@ class Mpi(Communicator):
         if self.membership is None:
             raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
         until = self.clock.now() + deadline_s
-        payloads = self.membership.regroup(payload, self._failed(), deadline_s, lambda *_: None)[1]
+        payloads = self.membership.regroup(payload, deadline_s, lambda *_: None)[1]
         self.alive = list(payloads)
         self._forget(until)
         return payloads

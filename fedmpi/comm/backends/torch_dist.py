@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedmpi.comm import network
-from fedmpi.comm.backends.choice import choose, describe, in_brief, nccl_remedy
-from fedmpi.comm.backends.interfaces import check_interface, choose_interface
+from fedmpi.comm import launchers, network
+from fedmpi.comm.backends.choice import NCCL_REMEDY, choose, describe, in_brief
 from fedmpi.comm.base import (
     START_REMEDY,
     Communicator,
@@ -29,8 +28,7 @@ from fedmpi.comm.base import (
 )
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
-from fedmpi.comm.launchers import launcher_env
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.comm.rendezvous import lookup
 from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
@@ -45,27 +43,29 @@ GLOO_REMEDY = (
 
 
 def connect(
-    job: Job, backend: str, device: torch.device, timeouts: Timeouts, error_reporter: ErrorReporter, address: str = ""
+    job: Job,
+    backend: str,
+    device: torch.device,
+    timeouts: Timeouts,
+    error_reporter: ErrorReporter,
+    address: str = "",
 ) -> Communicator:
     """Find the other ranks, agree with them on a back end that suits their devices, and build its process group.
 
     address: that of comm.interface, "" without one.
     """
     deadline = timeouts.clock.now() + timeouts.start
-    store = lookup.find_store(job, timeouts.start, timeouts=timeouts, address=address)
+    store = lookup.find_store(job, timeouts.start, timeouts=timeouts, interface=address)
     error_reporter.listen(store.new_connection)
     allgather = StoreAllgather(store, job.rank, range(job.size))
     mine, rank_0 = store.connection_addresses()
     card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
-    card |= {"interface": address}
     left_s = max(1.0, deadline - timeouts.clock.now())
     cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s, START_REMEDY)]
     chosen = choose(backend, cards)
-    if job.local_rank == 0:
-        check_interface(job.rank, cards, rank_0)
-    choose_interface(job.rank, cards, rank_0)
-    silent = f"all ranks came, but {chosen} has not connected them after {timeouts.start:.0f} s.\n"
-    silent += nccl_remedy() if chosen == "nccl" else GLOO_REMEDY
+    network.choose_for_gloo(job.rank, cards, rank_0)
+    remedy = NCCL_REMEDY if chosen == "nccl" else GLOO_REMEDY
+    silent = f"all ranks came, but {chosen} has not connected them after {timeouts.start:.0f} s.\n{remedy}"
     # Gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's goes on to bound every
     # message, by a watchdog: it must be longer than our own time-out, which can name the rank.
     timeout_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
@@ -76,7 +76,6 @@ def connect(
         # What is no error of NCCL's group, such as a lack of memory, has a remedy of its own.
         if isinstance(error, Lost) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
             raise
-        remedy = nccl_remedy(error) if chosen == "nccl" else GLOO_REMEDY
         raise Lost(f"all ranks came, but {chosen} does not connect them ({in_brief(error)}).\n{remedy}") from error
     if chosen == "nccl":
         store.set_at_end(ENDED, str(job.rank))
@@ -120,12 +119,11 @@ class Gloo(Communicator):
         self.job = job
         self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed, and why
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
-        self.ended: set[int] = set()  # the ranks to which the connection has ended
         self.allgather = allgather
         allgather.regroup_requested = membership.regroup_requested
         self.membership = membership
         membership.release = lambda store: self.allgather.cancel(store)
-        self.can_regroup = launcher_env.survivors(job, os.environ)
+        self.can_regroup = launchers.survivors(job, os.environ)
 
     def _barrier(self) -> None:
         self.allgather(b"", self.round_timeout_s)
@@ -179,7 +177,6 @@ class Gloo(Communicator):
             silent = self.silent([peer])
             self.why = str(silent)
             raise silent from error
-        self.ended.add(peer)
         self.why = f"{ranks([peer], self.hosts)} is dead: its connection has ended"
         raise ConnectionLostError(self.why) from error
 
@@ -188,8 +185,7 @@ class Gloo(Communicator):
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         self.group = self.broken = None
-        self.group, payloads = self.membership.regroup(payload, self.ended, deadline_s, self._connect)
-        self.ended.clear()
+        self.group, payloads = self.membership.regroup(payload, deadline_s, self._connect)
         self.alive = list(payloads)
         self.place = {rank: place for place, rank in enumerate(self.alive)}
         name = f"allgather {self.membership.generation}"
@@ -269,7 +265,7 @@ class Nccl(Communicator):
                 self.allgather(b"", self.timeouts.reply)
             except Lost as lost:
                 raise Lost(f"NCCL failed ({in_brief(error)}); {lost}") from error
-            remedy = f".\n{nccl_remedy(error)}" if isinstance(error, dist.DistError) else ""
+            remedy = f".\n{NCCL_REMEDY}" if isinstance(error, dist.DistError) else ""
             raise Lost(f"NCCL failed, though all ranks are there ({in_brief(error)}){remedy}") from error
 
 

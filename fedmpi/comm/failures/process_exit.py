@@ -10,13 +10,10 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
-from fedmpi.comm import network
-from fedmpi.comm.launchers import launcher_env
-
-if TYPE_CHECKING:
-    from fedmpi.comm.launchers.job import Job
+from fedmpi.comm import launchers, network
+from fedmpi.comm.job import Job
 
 ABORT_S = 3.0  # allowed for MPI_Abort
 
@@ -62,15 +59,15 @@ class Process:
         """Return whether what rank 0 prints is not seen where this rank was started: on another host, by a launcher
         that does not bring the output of all hosts together."""
         job = self.job
-        if job.rank == job.local_rank or launcher_env.collects_output(job, os.environ):
+        if job.rank == job.local_rank or launchers.collects_output(job, os.environ):
             return False
         return job.launcher != "env://" or not network.is_own(os.environ["MASTER_ADDR"])
 
     def is_first_of_host(self) -> bool:
         """Return whether no other living rank of this host has asked before."""
-        self._held = socket.socket(socket.AF_UNIX)
+        self._lock_socket = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
-            self._held.bind(f"\0fedmpi of {self.job.launcher_pid()}")
+            self._lock_socket.bind(f"\0fedmpi of {self.job.launcher_pid()}")
             return True
         return False
 
@@ -90,9 +87,9 @@ class _StandardFile(io.FileIO):
 def setup_stdio() -> None:
     """Make printing safe in this process, and let a fatal signal print the stacks of all threads on stderr.
 
-    From here on no write to sys.stdout or sys.stderr fails, whoever prints, so that nothing else has to handle it.
-    Where the shell has closed a standard stream, its number would go to the next file that is opened. Characters that
-    the locale does not have are printed as escapes (\\u0391): site names may hold any.
+    From here on no write to sys.stdout or sys.stderr fails, whoever prints. Where the shell has closed a standard
+    stream, its number would go to the next file that is opened. Characters that the locale does not have are printed
+    as escapes (\\u0391): site names may hold any.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -117,8 +114,7 @@ def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
 
 
 def tell_fatal_signals() -> None:
-    """SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL: no Python runs any more, so the handler is C's, and says the stacks.
-    Who has set it already (pytest, a debugger) keeps it."""
+    """Print the stacks of all threads at SIGSEGV, SIGABRT and the like, unless pytest or a debugger does so already."""
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # stderr is no file (a notebook)
             faulthandler.enable()

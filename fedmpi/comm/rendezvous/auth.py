@@ -12,7 +12,6 @@ variable FEDMPI_SECRET or the file ~/.fedmpi/secret, which the first run creates
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import hmac
 import os
@@ -26,7 +25,7 @@ from fedmpi.common.errors import UserError
 MAGIC = b"fedmpi 1"
 NONCE = DIGEST = 32  # bytes
 HELLO, REPLY = len(MAGIC) + NONCE, len(MAGIC) + NONCE + DIGEST
-SHORTEST = 32  # characters of a FEDMPI_SECRET
+SHORTEST = 32  # characters of a secret
 BACKLOG = 1024
 
 
@@ -47,8 +46,8 @@ def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
     """
     if not hello.startswith(MAGIC):
         raise ValueError("another protocol")
-    asked, nonce = hello[len(MAGIC) :], secrets.token_bytes(NONCE)
-    return MAGIC + nonce + hmac_proof(key, b"rank 0", asked, nonce), hmac_proof(key, b"guest", asked, nonce)
+    theirs, ours = hello[len(MAGIC) :], secrets.token_bytes(NONCE)
+    return MAGIC + ours + hmac_proof(key, b"rank 0", theirs, ours), hmac_proof(key, b"guest", theirs, ours)
 
 
 def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
@@ -62,15 +61,15 @@ def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: floa
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        asked = secrets.token_bytes(NONCE)
-        connection.sendall(MAGIC + asked)
+        ours = secrets.token_bytes(NONCE)
+        connection.sendall(MAGIC + ours)
         reply = receive(connection, REPLY)
-        nonce = reply[len(MAGIC) : len(MAGIC) + NONCE]
+        theirs = reply[len(MAGIC) : len(MAGIC) + NONCE]
         if not reply.startswith(MAGIC):
             raise OSError("another service")
-        if not hmac.compare_digest(reply[-DIGEST:], hmac_proof(key, b"rank 0", asked, nonce)):
+        if not hmac.compare_digest(reply[-DIGEST:], hmac_proof(key, b"rank 0", ours, theirs)):
             raise AuthenticationError("another key")
-        connection.sendall(hmac_proof(key, b"guest", asked, nonce))
+        connection.sendall(hmac_proof(key, b"guest", ours, theirs))
     except BaseException:
         connection.close()
         raise
@@ -89,51 +88,40 @@ def receive(connection: socket.socket, count: int) -> bytes:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at the address `host`; at all addresses if it is "" or none of this host.
-
-    Raises OSError if the port is taken.
-    """
-    if host:
-        try:
-            return socket.create_server((host, port), backlog=BACKLOG)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # an address that leads here by other hosts' translation
-                raise
-    both = socket.has_dualstack_ipv6()
+    """Return a socket that listens at the address `host`; at all addresses if it is "". Raises OSError if it cannot."""
+    both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def job_key(job: str, env: Mapping[str, str]) -> bytes:
-    """Return the key of one of this user's jobs. job: its name. Raises UserError if the user has no valid secret."""
-    return hmac.digest(user_secret(env), job.encode(), "sha256")
+    """Return the key of one of this user's jobs: of its name, and FEDMPI_SECRET or else the file ~/.fedmpi/secret.
 
-
-def user_secret(env: Mapping[str, str]) -> bytes:
-    """Return a digest of FEDMPI_SECRET, or else of the file ~/.fedmpi/secret. Raises UserError for invalid ones."""
-    value = env.get("FEDMPI_SECRET", "")
-    if value and len(value) < SHORTEST:
-        raise UserError(
-            f"environment variable FEDMPI_SECRET has {len(value)} characters; at least {SHORTEST} are needed: "
-            "export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks, or leave it out"
-        )
-    if value:
-        return hashlib.sha256(value.encode()).digest()
+    Raises:
+        UserError: the secret is too short, or the file cannot be read or created, or others may read it.
+    """
     path = Path(env.get("HOME") or Path.home()) / ".fedmpi" / "secret"
+    secret, source = env.get("FEDMPI_SECRET", "").encode(), "environment variable FEDMPI_SECRET"
     try:
-        text = read_or_create_secret(path)
+        if not secret:
+            secret, source = read_or_create_secret(path), str(path)
     except OSError as error:
         raise UserError(
             f"{path}: {error.strerror or error}. It holds the secret by which the ranks of a job know each other; make "
             "the directory writable, or export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks"
         ) from error
-    return hashlib.sha256(text).digest()
+    if len(secret) < SHORTEST:
+        raise UserError(
+            f"{source} has {len(secret)} characters; at least {SHORTEST} are needed: delete it, or "
+            "export FEDMPI_SECRET=$(openssl rand -hex 32), the same for all ranks"
+        )
+    return hmac.digest(hashlib.sha256(secret).digest(), job.encode(), "sha256")
 
 
 def read_or_create_secret(path: Path) -> bytes:
     """Return the secret in a file that only the user can read. The first of several ranks creates it if it is missing.
 
-    Raises OSError if others can read the file, or it holds no secret.
+    Raises OSError if others can read the file.
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if not path.exists():
@@ -145,10 +133,7 @@ def read_or_create_secret(path: Path) -> bytes:
         with contextlib.suppress(FileExistsError):  # another rank was first; creating a link is atomic, also on NFS
             os.link(mine, path)
         mine.unlink()
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    with path.open("rb") as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
-            raise OSError(errno.EPERM, "others may read this secret; chmod 600 it, or delete it for a new one")
-        text = file.read(4096).strip()
-    if len(text) < SHORTEST:
-        raise OSError(errno.EINVAL, "holds no secret; delete it, and the next run makes a new one")
-    return text
+            raise OSError("others may read this secret; chmod 600 it, or delete it for a new one")
+        return file.read(4096).strip()

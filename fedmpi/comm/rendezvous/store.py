@@ -22,6 +22,7 @@ from fedmpi.comm.rendezvous.store_server import ALL, LENGTH, encode
 from fedmpi.comm.timeouts import Timeouts
 
 WAIT = timedelta(seconds=300)
+STORE_IS_GONE = "rank 0 is dead: its store no longer answers"
 CANCELLED = "cancelled"  # verdict of an allgather that ranks have left, to regroup
 
 
@@ -40,19 +41,19 @@ class RankStore(Store):
         self.clones: list[RankStore] = []
         self.server: subprocess.Popen[bytes] | None = None  # rank 0's: it ends with the pipe to this process
 
-    def new_connection(self, patience_s: float | None = None) -> RankStore:
+    def new_connection(self) -> RankStore:
         """One more connection, for a call that waits long."""
-        connection = auth.connect_authenticated(self.address, self.key, patience_s or self.timeouts.reply)
+        connection = auth.connect_authenticated(self.address, self.key, self.timeouts.reply)
         return RankStore(self.address, self.key, connection, self.timeouts)
+
+    def clone(self) -> RankStore:
+        """Return one more connection for torch, kept here because torch holds no reference that Python counts."""
+        self.clones.append(self.new_connection())
+        return self.clones[-1]
 
     def connection_addresses(self) -> tuple[str, str]:
         """Return the addresses of this connection: that of this rank, and that of rank 0."""
         return self.connection.getsockname()[0], self.connection.getpeername()[0]
-
-    def clone(self) -> RankStore:
-        """Return one more connection for torch, kept here because torch holds no reference that Python counts."""
-        self.clones.append(self.new_connection(WAIT.total_seconds()))
-        return self.clones[-1]
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", key, value)
@@ -88,15 +89,15 @@ class RankStore(Store):
     def delete_key(self, key: str) -> bool:
         return bool(self._ask("delete", key)[0])
 
+    def has_extended_api(self) -> bool:
+        return False
+
     def gather(
         self, name: str, call: int, rank: int, ranks: Sequence[int], value: bytes, seconds: float
     ) -> tuple[str, list[bytes]]:
         """Return the verdict about the ranks that are silent, and the values of all ranks (store_server.py)."""
         verdict, *values = self._ask("gather", seconds, name, call, rank, value, *ranks, seconds=seconds)
         return verdict, [each.encode("latin-1") for each in values]
-
-    def has_extended_api(self) -> bool:
-        return False
 
     def _ask(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:
         """Return rank 0's reply. A connection that has once failed is closed for good."""
@@ -119,6 +120,13 @@ class StoreAllgather:
 
     The store alone decides which ranks are silent, so that all ranks act alike: otherwise a rank that has seen all
     others would go on while one that has not gives up.
+
+    Args:
+        store: holds the payloads.
+        rank: this rank.
+        ranks: those that take part, ascending.
+        name: prefix of the keys.
+        regroup_requested: whether to give up, as a rank is lost.
     """
 
     def __init__(
@@ -129,16 +137,7 @@ class StoreAllgather:
         name: str = "allgather",
         regroup_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        """
-        Args:
-            store: holds the payloads.
-            rank: this rank.
-            ranks: those that take part, ascending.
-            name: prefix of the keys.
-            regroup_requested: whether to give up, as a rank is lost.
-        """
-        self.store, self.rank, self.ranks = store, rank, ranks
-        self.name = name
+        self.store, self.rank, self.ranks, self.name = store, rank, ranks, name
         self.regroup_requested = regroup_requested
         self.calls = 0  # number of calls so far: each call has keys of its own
 
@@ -148,14 +147,13 @@ class StoreAllgather:
         remedy: added to the message of that error.
         """
         self.calls += 1  # from here on `cancel` ends this call
+        if self.regroup_requested():
+            raise Lost("another rank has lost one")
+        patience_s = max(0.01, deadline_s)
         try:
-            verdict = CANCELLED
-            if not self.regroup_requested():
-                verdict, values = self.store.gather(
-                    self.name, self.calls, self.rank, self.ranks, payload, max(0.01, deadline_s)
-                )
+            verdict, values = self.store.gather(self.name, self.calls, self.rank, self.ranks, payload, patience_s)
         except DistError as error:
-            raise ConnectionLostError("rank 0 is dead: its store no longer answers") from error
+            raise ConnectionLostError(STORE_IS_GONE) from error
         if verdict == CANCELLED or self.regroup_requested():
             raise Lost("another rank has lost one")
         if verdict != ALL:
@@ -163,7 +161,7 @@ class StoreAllgather:
         return values
 
     def cancel(self, store: Store) -> None:
-        """End a call on all ranks from another thread, with a connection of its own, once `wanted` holds."""
+        """End a call on all ranks from another thread, with a connection of its own, to regroup."""
         store.compare_set(f"{self.name}/{self.calls}/silent", "", CANCELLED)
 
     def leave(self, timeout_s: float) -> None:

@@ -10,7 +10,6 @@ result is true where a value was there. Values are bytes, each of them one chara
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import json
 import os
@@ -45,10 +44,8 @@ class StoreServer:
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self.listener, self.key = listener, key
-        self.port: int = listener.getsockname()[1]
         self.values: dict[str, str] = {}
         self.arrivals: dict[str, asyncio.Event] = {}  # of the values that somebody waits for
-        self.connections: dict[asyncio.Task[None], None] = {}
         self.unauthenticated: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.loop, self.closing = asyncio.new_event_loop(), asyncio.Event()
 
@@ -56,34 +53,48 @@ class StoreServer:
         """Serve until `close` is called."""
         self.loop.set_exception_handler(lambda loop, context: None)  # too many open files: it is tried again
         self.loop.run_until_complete(self._run())
-        self.loop.close()
 
     async def _run(self) -> None:
-        server = await asyncio.start_server(self._accept, sock=self.listener)
+        server = await asyncio.start_server(self._serve, sock=self.listener)
         await self.closing.wait()
         server.close()
-        for task in self.connections:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
         """Let `run`, in another thread, close all connections and return."""
-        with contextlib.suppress(RuntimeError):  # it has returned
-            self.loop.call_soon_threadsafe(self.closing.set)
-
-    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
-        task = self.loop.create_task(self._serve(reader, writer))
-        self.connections[task] = self.unauthenticated[task] = None
-        task.add_done_callback(self.connections.pop)
-        if len(self.unauthenticated) > UNAUTHENTICATED:
-            oldest = next(iter(self.unauthenticated))
-            del self.unauthenticated[oldest]
-            oldest.cancel()
+        self.loop.call_soon_threadsafe(self.closing.set)
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Serve one connection until it ends or breaks the protocol."""
-        task, at_end = asyncio.current_task(), list[str]()
+        at_end = list[str]()
+        try:
+            await self._authenticate(reader, writer)
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                if length > LONGEST:
+                    raise ValueError("too long")
+                operation, *arguments = json.loads(await reader.readexactly(length))
+                if operation == "at_end":
+                    at_end = arguments
+                writer.write(encode(*await self._reply(reader, operation, arguments)))
+                await writer.drain()
+        except (OSError, EOFError, ValueError, TypeError):
+            pass
+        finally:
+            writer.close()
+            if at_end and at_end[0] not in self.values:
+                self._set(*at_end)
+
+    async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Raise ValueError if the other side does not know the key; end its task if it takes too long to prove it."""
+        task = asyncio.current_task()
         assert task is not None
+        self.unauthenticated[task] = None
+        if len(self.unauthenticated) > UNAUTHENTICATED:
+            next(iter(self.unauthenticated)).cancel()
         limit = self.loop.call_later(AUTHENTICATION_S, task.cancel)
         try:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -91,34 +102,38 @@ class StoreServer:
             writer.write(reply)
             if not hmac.compare_digest(await reader.readexactly(auth.DIGEST), proof):
                 raise ValueError("the other side does not know the key")
-            limit.cancel()
-            self.unauthenticated.pop(task, None)
-            while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                if length > LONGEST:
-                    raise ValueError("too long")
-                match json.loads(await reader.readexactly(length)):
-                    case ["at_end", name, value]:
-                        at_end, reply = [name, value], encode(True)
-                    case ["wait", seconds, *names]:
-                        reply = encode(await self._wait(reader, names, seconds))
-                    case ["gather", seconds, name, int(call), rank, value, *ranks]:
-                        self._set(f"{name}/{call}/{rank}", value)
-                        reply = encode(*await self._gather(reader, seconds, name, call, ranks))
-                    case [operation, *arguments]:
-                        reply = encode(*self._answer(operation, arguments))
-                    case _:
-                        raise ValueError("no request")
-                writer.write(reply)
-                await writer.drain()
-        except (OSError, EOFError, ValueError):
-            pass
         finally:
             limit.cancel()
-            self.unauthenticated.pop(task, None)
-            writer.close()
-            if at_end and at_end[0] not in self.values:
-                self._set(*at_end)
+            del self.unauthenticated[task]
+
+    async def _reply(self, reader: StreamReader, operation: str, arguments: list[Any]) -> list[Any]:
+        """Return the reply to a request. Raises ValueError if there is none of this name with so many arguments."""
+        values = self.values
+        match operation, arguments:
+            case "at_end", [_, _]:
+                return [True]
+            case "set", [str(name), value]:
+                self._set(name, value)
+                return [True]
+            case "swap", [name, expected, value]:
+                if values.get(name, "") == expected:
+                    self._set(name, value)
+                return [True, values.get(name, expected)]
+            case "add", [name, number]:
+                self._set(name, str(int(values.get(name, "0")) + int(number)))
+                return [True, values[name]]
+            case "delete", [name]:
+                return [values.pop(name, None) is not None]
+            case "check", names:
+                return [values.keys() >= set(names)]
+            case "read", names:
+                return [True, *(values[name] for name in names)] if values.keys() >= set(names) else [False]
+            case "wait", [seconds, *names]:
+                return [await self._wait(reader, names, seconds)]
+            case "gather", [seconds, name, int(call), rank, value, *ranks]:
+                self._set(f"{name}/{call}/{rank}", value)
+                return await self._gather(reader, seconds, name, call, ranks)
+        raise ValueError("no such request")
 
     async def _wait(self, reader: StreamReader, names: list[str], seconds: float) -> bool:
         """Return whether all values are there within so many seconds. Raises EOFError if the connection ends before."""
@@ -128,8 +143,6 @@ class StoreServer:
                 while name not in self.values:
                     await self.arrivals.setdefault(name, asyncio.Event()).wait()
 
-        if self.values.keys() >= set(names):
-            return True
         arrival = self.loop.create_task(wait_for_values())
         end = self.loop.create_task(reader.read(1))  # a rank that waits sends nothing
         await asyncio.wait({arrival, end}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -154,28 +167,6 @@ class StoreServer:
             self._set(verdict, " ".join(missing))
         return [self.values[verdict], *(self.values.get(key, "") for key in keys)]
 
-    def _answer(self, operation: str, arguments: list[str]) -> list[Any]:
-        """Return the reply to a request. Raises ValueError if there is none of this name with so many arguments."""
-        values = self.values
-        match operation, arguments:
-            case "set", [name, value]:
-                self._set(name, value)
-                return [True]
-            case "swap", [name, expected, value]:
-                if values.get(name, "") == expected:
-                    self._set(name, value)
-                return [True, values.get(name, expected)]
-            case "add", [name, number]:
-                self._set(name, str(int(values.get(name, "0")) + int(number)))
-                return [True, values[name]]
-            case "delete", [name]:
-                return [values.pop(name, None) is not None]
-            case "check", names:
-                return [values.keys() >= set(names)]
-            case "read", names:
-                return [True, *(values[name] for name in names)] if values.keys() >= set(names) else [False]
-        raise ValueError("no such request")
-
     def _set(self, name: str, value: str) -> None:
         self.values[name] = value
         if arrival := self.arrivals.pop(name, None):
@@ -185,8 +176,7 @@ class StoreServer:
 def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
     """Start the process, which takes over the listening socket. It gets the key through a pipe, and ends when the other
     end of that closes, as with the process that has started it."""
-    package = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(listener.fileno())],
         stdin=subprocess.PIPE,

@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.data.augment.operation import Operation, Shape, between, constants
-from fedmpi.data.layout import stored_channels_last
+from fedmpi.data.augment.operation import Operation, Shape, between, constants, stored_channels_last
 
 GREY = (0.2989, 0.587, 0.114)  # shares of red, green, blue (ITU-R 601-2)
 SETS = {  # mean, standard deviation of pixels in 0..1, by channel

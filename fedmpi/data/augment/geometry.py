@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
 
 from fedmpi.common.options import option
-from fedmpi.data.augment.operation import Operation, Shape, between, whole, windows
-from fedmpi.data.layout import stored_channels_last
+from fedmpi.data.augment.operation import Operation, Shape, between, stored_channels_last, whole, windows
 
 LARGEST = 4096  # pixels
 

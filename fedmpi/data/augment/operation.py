@@ -1,15 +1,16 @@
-"""What an augmentation is: arithmetic on a batch of pictures, and on the uniform numbers drawn for them."""
+"""What an augmentation is: arithmetic on a batch of pictures, and on the uniform numbers drawn for them.
+
+A batch lies in memory as (n, C, H, W), or as (n, H, W, C) blocks that are shown as (n, C, H, W).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-
-from fedmpi.data.layout import stored_channels_last
 
 On = Literal["any", "floats", "unit", "normal"]
 Shape = tuple[int, ...]  # of one picture: (C, H, W)
@@ -33,6 +34,20 @@ class Operation(ABC):
         """(B, C, H, W) -> (B, C, h, w); x may be written to. u: (B, columns) float32, uniform in [0, 1)."""
 
 
+def to_memory_format(x: Tensor, blocks: bool) -> Tensor:
+    """Store a batch of pictures as (n, H, W, C) blocks, or as (n, C, H, W); other tensors stay as they are."""
+    if x.ndim != 4 or stored_channels_last(x) == blocks:
+        return x
+    # clone, not to(): the latter leaves one-channel images as they are, see stored_channels_last
+    return x.clone(memory_format=torch.channels_last if blocks else torch.contiguous_format)
+
+
+def stored_channels_last(x: Any) -> bool:
+    """Whether x is channels_last by its strides, as convolutions see it: one channel is contiguous in both formats."""
+    known = isinstance(x, Tensor) and x.ndim == 4 and x.stride(1) == 1
+    return known and x.is_contiguous(memory_format=torch.channels_last)
+
+
 @lru_cache(maxsize=64)
 def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
     """(1, C, 1, ...) numbers by channel; of `blocks` (1, C, 1, W), so that rows are gone through in one piece."""
@@ -44,9 +59,8 @@ def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device
 
 def whole(u: Tensor, many: int | Tensor) -> Tensor:
     """Uniform numbers (B,) as uniform whole ones 0..many-1."""
-    return (
-        (u * many).long().clamp_max_(many - 1) if isinstance(many, int) else torch.minimum((u * many).long(), many - 1)
-    )
+    numbers = (u * many).long()
+    return numbers.clamp_max_(many - 1) if isinstance(many, int) else torch.minimum(numbers, many - 1)
 
 
 def between(u: Tensor, low: float, high: float) -> Tensor:
@@ -67,5 +81,5 @@ def windows(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor:
     run = 1 + sum((size - 1) * step for size, step in zip((c, h, w), steps, strict=True))
     runs = x.as_strided((max(x.numel() - run + 1, 0), run), (1, 1))
     first = torch.arange(n, device=x.device) * each + top * steps[1] + left * steps[2]
-    found = runs.index_select(0, first).as_strided((n, c, h, w), (run, *steps))
-    return found.contiguous(memory_format=torch.channels_last if blocks else torch.contiguous_format)
+    cut = runs.index_select(0, first).as_strided((n, c, h, w), (run, *steps))
+    return cut.contiguous(memory_format=torch.channels_last if blocks else torch.contiguous_format)

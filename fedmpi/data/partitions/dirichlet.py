@@ -14,11 +14,8 @@ from fedmpi.data.partitions.parts import Partition, check_classes, check_enough
 # 90,000; some five seconds.
 MAX_ENTRIES = 100_000_000
 BLOCK = 100_000  # shares judged at once
-PILOT = 20_000_000  # shares drawn to estimate how likely a draw is to be accepted; some two seconds
-ENOUGH = 30  # pilot draws from which a probability is read off
-HOPELESS = 0.1  # accepted draws that are to be expected among all, below which none is looked for
-SLOW = 50  # draws made one by one before that is estimated
-REMEDY = "raise alpha, lower `clients` or min_size, or take convention=client, whose sizes are equal"
+SLOW = 50  # draws made one by one before it is asked how many of all they are
+SLOW_COST = 20  # draws judged at once that one made alone takes as long as
 TINY = np.finfo(np.float64).tiny  # the quotient q / sum(q) is inaccurate for smaller sums, which alpha < .01 yields
 
 
@@ -64,7 +61,7 @@ def _accepted(
     """
     concentration, smallest, tried, slow, many = np.full(clients, alpha), 0, 0, 0, 1
     most = max(MAX_ENTRIES // (len(totals) * clients), 1)
-    while tried < most:
+    while tried + SLOW_COST * slow < most:
         stop = 0
         if slow < SLOW or slow < tried / 8:  # else hardly any draw can be judged together with others
             many = min(many, most - tried, max(BLOCK // (len(totals) * clients), 1))
@@ -90,16 +87,11 @@ def _accepted(
         if size >= min_size:
             return one
         smallest, tried, slow, many = max(smallest, size), tried + 1, slow + 1, 1
-        if slow == SLOW and (expected := most * _likelihood(totals, clients, alpha, min_size)) < HOPELESS:
-            raise UserError(
-                f"data.partition: dirichlet (alpha={alpha}, clients={clients}, convention=class) gives practically "
-                f"never every client min_size={min_size} of the {totals.sum()} samples: {expected:.1g} times in {most} "
-                f"draws; {REMEDY}"
-            )
     raise UserError(
-        f"data.partition: none of {most} draws of dirichlet (alpha={alpha}, clients={clients}, "
+        f"data.partition: none of {tried} draws of dirichlet (alpha={alpha}, clients={clients}, "
         f"convention={'class' if balance else 'class_plain'}) gave every client min_size={min_size} of the "
-        f"{totals.sum()} samples (the best gave {smallest}); {REMEDY}"
+        f"{totals.sum()} samples (the best gave {smallest}); raise alpha, lower `clients` or min_size, or take "
+        "convention=client, whose sizes are equal"
     )
 
 
@@ -146,39 +138,6 @@ def _one_by_one(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Ge
         sizes += np.diff(ends[c])
         free = sizes < full
     return np.diff(ends, axis=1)
-
-
-def _likelihood(totals: np.ndarray, clients: int, alpha: float, min_size: int) -> float:
-    """An estimate, rather too high than too low, of how likely a balanced draw gives every client min_size samples.
-
-    Of many draws it is counted how many clients have less. The probabilities of such numbers fall faster and faster
-    towards 0 (they are taken to be log-concave): from the least number that was seen often on they are taken to fall as
-    fast as there.
-    """
-    rng, many = np.random.Generator(np.random.PCG64(0)), max(BLOCK // (len(totals) * clients), 1)
-    seen = np.zeros(clients + 1, dtype=np.int64)
-    for _ in range(-(-PILOT // (many * len(totals) * clients))):
-        sizes = _balanced_sizes(totals, clients, alpha, many, rng)
-        seen += np.bincount((sizes < min_size).sum(1), minlength=clients + 1)
-    least = int(np.flatnonzero(seen >= ENOUGH)[0])
-    step = min(float(seen[least] / max(seen[least + 1], 1)), 1.0) if least < clients else 1 / ENOUGH
-    return float(seen[least] / seen.sum()) * step**least
-
-
-def _balanced_sizes(totals: np.ndarray, clients: int, alpha: float, many: int, rng: np.random.Generator) -> np.ndarray:
-    """(many, N) samples of each client in as many draws as `_one_by_one` makes them."""
-    sizes = np.zeros((many, clients), dtype=np.int64)
-    for total in totals:
-        free = sizes < totals.sum() / clients
-        q = rng.dirichlet(np.full(clients, alpha), size=many) * free
-        none = q.sum(1) < TINY
-        for number in np.unique(free[none].sum(1)):  # of free clients
-            rows = np.flatnonzero(none & (free.sum(1) == number))
-            shares = np.zeros((len(rows), clients))
-            shares[free[rows]] = rng.dirichlet(np.full(int(number), alpha), size=len(rows)).ravel()
-            q[rows] = shares
-        sizes += _cut(q / q.sum(1, keepdims=True), free, total)
-    return sizes
 
 
 def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.csv_file import csv_table
-from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, equal_sizes
+from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, equal_sizes, index_array
 
 
 def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()) -> Partition:
@@ -22,24 +22,19 @@ def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple
     stay in the global test set and in evaluate.protocol's `sites`: what one site has alone, or what a site gets from a
     model made without it.
     """
+    present = np.unique(labels)
     if only:
         if clients != len(only):
             raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT}")
         chosen = np.array(only, dtype=np.int64)
-        client = np.full(max(labels.max(), chosen.max()) + 1, -1)
+        client = np.full(max(present[-1], chosen.max()) + 1, -1)
         client[chosen] = np.arange(clients)
         return Partition.from_owners(client[labels], clients)
-    present = np.unique(labels)
-    if 0 not in present:
-        raise UserError(
-            f"data.partition: the training samples belong to sites {present.tolist()}, but the numbers of sites begin "
-            "at 0; number them 0, 1, 2, ... without a gap"
-        )
     if not np.array_equal(present, np.arange(clients)):
         raise UserError(
-            f"data.partition: scheme site makes one client of each site, clients={clients}, but the training "
-            f"samples belong to sites {present.tolist()}; {LEAVE_OUT}, set it to the number of sites, or take "
-            "scheme domain, which divides a site among several clients"
+            f"data.partition: scheme site makes one client of each site 0, 1, ..., clients={clients}, but the training "
+            f"samples belong to sites {present.tolist()}; {LEAVE_OUT}, number sites without a gap, or take scheme "
+            "domain, which divides a site among several clients"
         )
     return Partition.from_owners(labels, clients)
 
@@ -68,9 +63,6 @@ def domain(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partit
     return Partition.from_owners(owner, clients)
 
 
-NOBODY = -1
-
-
 def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> Partition:
     """Given as a file: .csv, a column `client` with a line for each training sample (-1: nobody's), .json or .npz.
 
@@ -78,15 +70,15 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
     the partition.npz of a run directory. path: the file, relative to the working directory.
     """
     path = path.expanduser()
-    reads = {".csv": _csv, ".json": _json, ".npz": _npz}
-    if path.suffix not in reads:
+    readers = {".csv": _read_csv, ".json": _read_json, ".npz": _read_npz}
+    if path.suffix not in readers:
         raise UserError(f"data.partition.path: {path}: a name that ends in .csv, .json or .npz is needed")
     try:
-        parts = reads[path.suffix](path, len(labels))
+        parts = readers[path.suffix](path, len(labels))
     except OSError as error:
         raise UserError(f"data.partition.path: {path}: {error.strerror}; correct the path") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"data.partition.path: {path} is no text in UTF-8 ({error})") from error
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError, zipfile.BadZipFile) as error:
+        raise UserError(f"data.partition.path: {path} is no partition ({error})") from error
     if not parts:
         raise UserError(f"data.partition.path: {path} names no client")
     if clients is not None and clients != len(parts):
@@ -94,77 +86,44 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
     return parts.ascending()
 
 
-def _csv(path: Path, samples: int) -> Partition:
-    header, rows = csv_table(path, ",", lambda names: _check_header(path, names))
-    place = header.index("client")
-    owner = np.array([_owner(path, line, row[place], samples) for line, row in rows], dtype=np.int64)
-    if len(owner) != samples:
-        raise UserError(
-            f"data.partition.path: {path} has {len(owner)} lines, but there are {samples} training samples; one line "
-            "a sample is needed, in the order of the data"
-        )
-    return Partition.from_owners(owner, int(owner.max(initial=NOBODY)) + 1)
+def _read_csv(path: Path, samples: int) -> Partition:
+    def check_header(names: Sequence[str]) -> None:
+        if "client" not in names:
+            raise ValueError(f"its first line names no column `client`: {', '.join(names)}")
+
+    header, rows = csv_table(path, ",", check_header)
+    place, owners = header.index("client"), []
+    for line, row in rows:
+        if not row[place].removeprefix("-").isdecimal() or not -1 <= int(row[place]) < samples:
+            raise ValueError(f"line {line}: client is {row[place]!r}; 0 to {samples - 1} or -1 for nobody is allowed")
+        owners.append(int(row[place]))
+    if len(owners) != samples:
+        raise ValueError(f"it has {len(owners)} lines below its header; {samples} training samples need one each")
+    return Partition.from_owners(np.array(owners, dtype=np.int64), max(owners, default=-1) + 1)
 
 
-def _check_header(path: Path, names: Sequence[str]) -> None:
-    if "client" not in names:
-        raise UserError(f"data.partition.path: {path}: its first line names no column `client`: {', '.join(names)}")
+def _read_json(path: Path, samples: int) -> Partition:
+    parts: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+    if isinstance(parts, dict):
+        parts = [parts[str(k)] for k in range(len(parts))]  # a gap is a KeyError
+    return Partition.from_parts(index_array(part, samples) for part in parts)
 
 
-def _owner(path: Path, line: int, text: str, samples: int) -> int:
-    try:
-        owner = int(text)
-    except ValueError:
-        owner = NOBODY - 1
-    if not NOBODY <= owner < samples:
-        raise UserError(
-            f"data.partition.path: {path}, line {line}: client is {text!r}; a number from 0 to {samples - 1} is "
-            f"needed, of {samples} training samples, or -1 for nobody"
-        )
-    return owner
-
-
-def _json(path: Path, samples: int) -> Partition:
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"data.partition.path: {path} is no JSON: {error}") from error
-    if isinstance(found, dict):
-        if sorted(found) != sorted(map(str, range(len(found)))):
-            raise UserError(f'data.partition.path: {path}: its keys must be "0", "1", ... without a gap')
-        found = [found[str(k)] for k in range(len(found))]
-    lists = found if isinstance(found, list) else [found]
-    wrong = next((k for k, part in enumerate(lists) if not _indices(part, samples)), None)
-    if wrong is not None:
-        raise UserError(
-            f"data.partition.path: {path}: client {wrong}: a list of whole numbers 0..{samples - 1} is needed"
-        )
-    return Partition.from_parts(np.array(part, dtype=np.int64) for part in lists)
-
-
-def _npz(path: Path, samples: int) -> Partition:
+def _read_npz(path: Path, samples: int) -> Partition:
     """`indices`, client after client, and `offsets` (N + 1,); what a run has held out for validation belongs to it."""
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            kinds = [kind for kind in ("", "validation_") if f"{kind}offsets" in found]
-            pieces = [_checked(found[f"{kind}indices"], found[f"{kind}offsets"]) for kind in kinds]
-        sizes = sum((piece.sizes for piece in pieces), np.zeros(len(pieces[0]), dtype=np.int64))
-    except (ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"data.partition.path: {path} is no partition.npz of a run ({error})") from error
-    order = np.concatenate([piece.order for piece in pieces])
-    if len(order) and not 0 <= order.min() <= order.max() < samples:
-        raise UserError(f"data.partition.path: {path} is of other data: whole numbers 0..{samples - 1} are needed")
-    by_client = np.argsort(np.concatenate([piece.owner for piece in pieces]), kind="stable")
-    return Partition.from_sizes(order[by_client], sizes)
+    with np.load(path, allow_pickle=False) as arrays:
+        kinds = [kind for kind in ("", "validation_") if f"{kind}offsets" in arrays]
+        pieces = [_cut(arrays[f"{kind}indices"], arrays[f"{kind}offsets"], samples) for kind in kinds]
+    owner = np.concatenate([piece.owner for piece in pieces])
+    by_client = np.argsort(owner, kind="stable")
+    order = np.concatenate([piece.order for piece in pieces])[by_client]
+    return Partition.from_sizes(order, np.bincount(owner, minlength=len(pieces[0])))
 
 
-def _checked(indices: np.ndarray, offsets: np.ndarray) -> Partition:
-    """Two arrays of a file as a partition. Raises ValueError where they are none."""
-    whole = all(each.ndim == 1 and each.dtype.kind in "iu" for each in (indices, offsets))
-    if not whole or not len(offsets) or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+def _cut(indices: np.ndarray, offsets: np.ndarray, samples: int) -> Partition:
+    """The partition of two arrays of a file. Raises ValueError where they are none."""
+    index_array(indices, samples)
+    rises = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) and (np.diff(offsets) >= 0).all()
+    if not rises or offsets[0] != 0 or offsets[-1] != len(indices):
         raise ValueError("offsets that ascend from 0 to the number of indices are needed")
     return Partition(indices.astype(np.int64), offsets.astype(np.int64))
-
-
-def _indices(part: Any, samples: int) -> bool:
-    return isinstance(part, list) and all(type(i) is int and 0 <= i < samples for i in part)

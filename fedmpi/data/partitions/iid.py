@@ -15,8 +15,7 @@ from fedmpi.common.inputs import Samples
 from fedmpi.data.partitions.parts import Partition, check_enough, equal_sizes
 from fedmpi.data.pictures import Pictures
 
-MAX_ENTRIES = 10_000_000  # shares drawn before giving up: a second or two
-BLOCK = 100_000  # shares judged at once
+MOST_DRAWS = 100_000  # before giving up: a few seconds
 LEVEL = 0.1  # of feature noise
 
 
@@ -42,20 +41,14 @@ def quantity(
     """
     n = len(labels)
     check_enough(n, clients, "quantity", min_size)
-    left, many = -(-MAX_ENTRIES // clients), 1
-    while left > 0:  # many draws are judged at once; the generator is then set back to behind the accepted one
-        many, before = min(many, left, max(BLOCK // clients, 1)), rng.bit_generator.state
-        q = rng.dirichlet(np.full(clients, alpha), size=many)
-        ends = np.floor(np.cumsum(q, axis=1)[:, :-1] * n).astype(np.int64)  # (many, N - 1)
-        sizes = np.diff(ends, axis=1, prepend=0, append=n)
-        good = np.flatnonzero(sizes.min(1) >= min_size)
-        if len(good):
-            rng.bit_generator.state = before
-            rng.dirichlet(np.full(clients, alpha), size=int(good[0]) + 1)
-            return Partition.from_sizes(rng.permutation(n), sizes[good[0]]).ascending()
-        left, many = left - many, 2 * many
+    for _ in range(MOST_DRAWS):
+        q = rng.dirichlet(np.full(clients, alpha))
+        ends = np.floor(np.cumsum(q)[:-1] * n).astype(np.int64)  # (N - 1,)
+        sizes = np.diff(ends, prepend=0, append=n)
+        if sizes.min() >= min_size:
+            return Partition.from_sizes(rng.permutation(n), sizes).ascending()
     raise UserError(
-        f"data.partition: no draw of quantity (alpha={alpha}, clients={clients}) gave every client "
+        f"data.partition: none of {MOST_DRAWS} draws of quantity (alpha={alpha}, clients={clients}) gave every client "
         f"min_size={min_size} of the {n} samples; raise alpha, or lower `clients` or min_size"
     )
 

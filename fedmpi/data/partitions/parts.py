@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -69,6 +69,16 @@ class Partition:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[k] for k in range(len(self)))
+
+
+def index_array(part: Any, samples: int) -> np.ndarray:
+    """One client's rows, (n,) int64, ascending. Raises ValueError for anything but whole numbers 0..samples - 1."""
+    indices = np.asarray(part)
+    usual = indices.ndim == 1 and (indices.dtype.kind in "iu" or not len(indices))
+    if not usual or indices.min(initial=0) < 0 or indices.max(initial=0) >= samples:
+        what = f"indices {indices.min()}..{indices.max()}" if usual else f"{type(part).__name__} {indices.shape}"
+        raise ValueError(f"{what} of {indices.dtype}; whole numbers 0..{samples - 1} are allowed, in an array (n,)")
+    return np.sort(indices.astype(np.int64))
 
 
 def _sorted_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -63,9 +63,8 @@ class ArrayPreparation(Preparation):
             raise UserError(f"{where} has no array 'x'; it holds {', '.join(stored) or 'none'}")
         array, y = arrays[f"{part}x"], arrays.get(f"{part}y")
         if (array.dtype == np.uint8) != self.uint8 or array.shape[1:] != self.row or not len(array):
-            needed = f"rows of the shape {self.row}, {'uint8' if self.uint8 else 'of other numbers than uint8'}"
-            given = f"{part}x is {array.dtype} of the shape {array.shape}"
-            raise UserError(f"{where}: {given}; {needed}, are needed, as in training")
+            needed = f"{'uint8' if self.uint8 else 'other'} rows of the shape {self.row} are needed, as in training"
+            raise UserError(f"{where}: {part}x is {array.dtype} of the shape {array.shape}; {needed}")
         x = samples(array, self.options, f"{part}x", Path(where))
         rows = NewRows({"row": np.arange(len(x))}, x)
         if y is None:

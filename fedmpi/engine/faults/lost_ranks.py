@@ -31,8 +31,18 @@ def row(
     reported: bool = False,
     why: str = "",
 ) -> Row:
-    """ranks: number -> host; clients: not in round t; gone: nor in a later one; back: again from round t on; reported:
-    the round before was evaluated first."""
+    """Return a row of faults.jsonl.
+
+    Args:
+        t: the round.
+        ranks: number -> host.
+        clients: not in round t.
+        gone: in no later round either.
+        back: again from round t on.
+        reverted: client -> the round whose state it has.
+        reported: whether the round before was evaluated first.
+        why: the failure.
+    """
     return {
         "round": t,
         "ranks": {str(rank): host for rank, host in sorted(ranks.items())},
@@ -47,14 +57,14 @@ def row(
 
 def check(row: Row) -> None:
     """Raise KeyError, TypeError, ValueError or AttributeError if this is not such a row."""
-    for number in (row["round"], *row["ranks"].keys(), *row["clients"], *row["gone"], *row["back"]):
+    for number in (row["round"], *row["ranks"], *row["clients"], *row["gone"], *row["back"], *row["reverted"]):
         int(number)
-    for client, r in row["reverted"].items():
-        int(client), int(r)
+    for r in row["reverted"].values():
+        int(r)
 
 
 def late(row: Row) -> bool:
-    """Return whether the round before had been evaluated; False for rows of earlier versions, which lack it."""
+    """Return whether the round before had been evaluated."""
     return bool(row.get("reported", False))
 
 

@@ -79,47 +79,55 @@ class UpdateFilter:
             norms = [n if finite else torch.nan for n, finite in zip(norms, received.finite(), strict=True)]
         self.norms = dict(zip(members, norms, strict=True))
         bound, source = self._bound(norms, w)
-        bad = [
+        most = torch.inf if bound is None else bound
+        self.latest.extend(n for n in norms if 0 < n <= most)
+        bad: Refused = [
             {"client": k, "norm": norm, "bound": bound}
-            for k, norm in zip(members, norms, strict=True)
-            if not norm < torch.inf or (bound is not None and norm > bound)
+            for k, norm in self.norms.items()
+            if not (norm <= most and norm < torch.inf)
         ]
         if self.clip:
-            self.clipped = [each for each in bad if each["norm"] < torch.inf]
-            bad = [each for each in bad if each not in self.clipped]
-            for each in self.clipped:
-                received.scale(members.index(each["client"]), each["bound"] / each["norm"])
-            if self.clipped:
-                self.norms |= {each["client"]: each["bound"] for each in self.clipped}
-                text = f"round {t}: {_describe(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
-                warnings.warn(text, stacklevel=2)
-        self.latest.extend(n for n in norms if 0 < n <= (torch.inf if bound is None else bound))
-        errors = [{"client": k, "norm": torch.nan, "bound": bound, "error": True} for k in members if k in failed]
+            bad = self._clip_long(t, bad, members, received, source)
+        errors: Refused = [{"client": k, "norm": torch.nan, "bound": bound, "error": True} for k in sorted(failed)]
         self.idle = self.idle + 1 if len(bad) + len(errors) == len(members) else 0
         if bad or self.idle:
-            lost = [f"client {', '.join(str(each['client']) for each in errors)} came to an error"] if errors else []
-            lost += [] if members else ["all its clients were lost with the ranks that had them"]
-            text = f"round {t}: {'; '.join(([_describe(bad, source)] if bad else []) + lost)}"
-            if bad and not self.drop:
-                raise UserError(f"{text}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
-            if self.idle == IDLE:
-                remedy = f". {REMEDY}" if members else ""
-                raise UserError(f"{text}; for {IDLE} rounds not one upload was good, and the run ends{remedy}")
-            if not members:
-                warnings.warn(f"{text}; nothing changes (faults.on_lost_rank: drop)", stacklevel=2)
-                return []
-            all_ = ", which are all of it: nothing changes" if self.idle else ""
-            key = "faults.on_bad_update" if bad else "faults.on_client_error"
-            warnings.warn(f"{text}; left out of the round{all_} ({key}: drop)", stacklevel=2)
-        return sorted(bad + errors, key=lambda each: members.index(each["client"]))
+            self._report(t, bad, errors, source)
+        return sorted(bad + errors, key=lambda each: int(each["client"]))
+
+    def _clip_long(
+        self, t: int, bad: Refused, members: Sequence[int], received: GatheredUploads, source: str
+    ) -> Refused:
+        """Scale the updates that are too long to the bound; return the others of `bad`, which are not finite."""
+        self.clipped = [each for each in bad if each["norm"] < torch.inf]
+        for each in self.clipped:
+            received.scale(members.index(each["client"]), each["bound"] / each["norm"])
+            self.norms[each["client"]] = each["bound"]
+        if self.clipped:
+            text = f"round {t}: {_describe(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
+            warnings.warn(text, stacklevel=3)
+        return [each for each in bad if each not in self.clipped]
+
+    def _report(self, t: int, bad: Refused, errors: Refused, source: str) -> None:
+        """Warn of the uploads that do not count, or of a round without any, or raise UserError if that ends the run."""
+        clients = ", ".join(str(each["client"]) for each in errors)
+        parts = [_describe(bad, source)] if bad else []
+        parts += [f"client {clients} came to an error"] if errors else []
+        text = f"round {t}: {'; '.join(parts) or 'all its clients were lost with the ranks that had them'}"
+        if bad and not self.drop:
+            raise UserError(f"{text}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
+        if self.idle == IDLE:
+            raise UserError(f"{text}; for {IDLE} rounds not one upload was good, and the run ends. {REMEDY}")
+        key = "on_bad_update" if bad else "on_client_error" if errors else "on_lost_rank"
+        all_ = ", which are all of it: nothing changes" if self.idle else ""
+        warnings.warn(f"{text}; left out of the round{all_} (faults.{key}: drop)", stacklevel=3)
 
     def memory(self) -> dict[str, Any]:
         """Return what `recall` needs when the run is resumed."""
         return {"latest": list(self.latest), "idle": self.idle}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        self.latest.clear()
-        self.latest.extend(memory["latest"])
+        """Take over what `memory` gave."""
+        self.latest = deque(memory["latest"], maxlen=LATEST)
         self.idle = memory["idle"]
 
     def _bound(self, norms: Sequence[float], w: Tensor) -> tuple[float | None, str]:
@@ -140,12 +148,13 @@ class UpdateFilter:
 
 def _describe(bad: Refused, source: str) -> str:
     """`client 1, 2 sent values that are not finite (nan or inf); client 4 sent an update of norm 1e+30, beyond ...`"""
-    broken = [str(each["client"]) for each in bad if each["norm"] != each["norm"]]
+    broken = ", ".join(str(each["client"]) for each in bad if each["norm"] != each["norm"])
     long = [each for each in bad if each["norm"] == each["norm"]]
-    text = [f"client {', '.join(broken)} sent {NOT_FINITE}"] if broken else []
+    text = [f"client {broken} sent {NOT_FINITE}"] if broken else []
+    for each in long[:SHOWN]:
+        text.append(f"client {each['client']} sent an update of norm {each['norm']:.3g}")
     if long:
-        of = ", ".join(f"client {each['client']} of norm {each['norm']:.3g}" for each in long[:SHOWN])
-        more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
-        of = f"{of}{more}".replace(" of norm", " sent an update of norm", 1)
-        text.append(f"{of}, beyond the bound of {long[0]['bound']:.4g} ({source})")
+        text[-1] += (
+            f"{' (and others)' if len(long) > SHOWN else ''}, beyond the bound of {long[0]['bound']:.4g} ({source})"
+        )
     return "; ".join(text)

@@ -141,10 +141,10 @@ def write_upload(
 
     subtract: (selection of w, w0, out) writes that part of w - w0.
     """
-    trainer, model, messages = client.trainer, client.trainer.model, client.trainer.messages
+    model, messages = client.trainer.model, client.trainer.messages
     upload, (trained, sent, more) = messages.upload(client.round), given
     states = {"receive": client.new, "train": trained, "upload": more}
-    check_hook_returns(trainer.method, upload.packing, messages.client_state, states, sent, client.where, client.w)
+    check_hook_returns(client, states, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:
         subtract(upload.w, client.w0, upload.packing.view(row, "dw"))
     values = {name: sent[name] for name in sent if name in upload.packing.shapes}

@@ -18,16 +18,16 @@ from fedmpi.method.values import Quadratic
 ClientContext = Any  # that of context.py, which imports this
 # The way to the engine through Python takes as long as a small model's backward pass.
 _run_backward = Variable._execution_engine.run_backward
+NO_GRADIENT = {
+    "loss": "a loss that depends on no weight that is being trained",
+    "regularizer": "a number that does not depend on client.w (return None where there is no term)",
+}
 
 
 def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor) -> Tensor:
-    """Make a forward and a backward pass over a batch, at the live weights.
+    """Make a forward and a backward pass over a batch, at the live weights; return the loss ().
 
-    Args:
-        flat: whether the gradient goes to `model.attach_gradient()`; else to tensors that autograd allocates.
-
-    Returns:
-        The loss ().
+    flat: whether the gradient goes to `model.attach_gradient()`; else to tensors that autograd allocates.
     """
     trainer, model = client.trainer, client.trainer.model
     if flat:
@@ -56,8 +56,7 @@ def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor,
         return g
     if isinstance(value, Quadratic):
         for vector in (value.anchor,) if value.slope is None else (value.anchor, value.slope):
-            if type(vector) is not Tensor or vector.shape != at.shape:  # as it nearly never is; what follows says why
-                client.check("regularizer: Quadratic", vector, tuple(at.shape), regularizer)
+            client.check("regularizer: Quadratic", vector, tuple(at.shape), regularizer)
         return value.add_gradient(g, at)
     leaf.grad = g
     backward(checked(client, value, "regularizer", regularizer))
@@ -84,21 +83,16 @@ def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Ten
         return value  # as nearly all are; what follows says what is wrong
     client.check(hook, value, (), by)
     if not value.requires_grad:
-        why = {
-            "loss": "returned a loss that depends on no weight that is being trained, so that there is no gradient: it "
-            "was made under no_grad, with .detach() or .item(), or of outputs that are not the model's",
-            "regularizer": "returned a number that does not depend on client.w, so that there is no gradient: it was "
-            "made under no_grad, with .detach() or .item(), or of other weights; return None where there is no term",
-        }
-        raise wrong(client.trainer.method, hook, client.where, why[hook], by)
+        text = f"returned {NO_GRADIENT[hook]}, so that there is no gradient: it was made under no_grad, with .detach()"
+        raise wrong(client.trainer.method, hook, client.where, f"{text} or .item(), or of other tensors", by)
     return value
 
 
 def backward(loss: Tensor) -> None:
-    """loss.backward() of a loss (), or of the sum of losses (n,): gradients are added to the parameters' own.
+    """Call loss.backward() of a loss (), or of the sum of losses (n,): gradients are added to the parameters' own.
 
-    What that method looks after beyond the engine's call is left to it: subclasses of tensors, threads of
-    devices, transforms.
+    What that method looks after beyond the engine's call is left to it: subclasses of tensors, threads of devices,
+    transforms.
     """
     if type(loss) is not Tensor or not loss.is_cpu or torch._C._are_functorch_transforms_active():
         loss.sum().backward()

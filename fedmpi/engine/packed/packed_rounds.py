@@ -26,20 +26,10 @@ from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.values import Row, State
-from fedmpi.models.net import Net
 
-# Of pack: auto on a CPU. Weights trained at once, of models that are chains and of others, which gain less (measured: a
-# network of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.
+# Of pack: auto. Weights trained at once, of models that are chains and of others, which gain less (measured: a network
+# of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.
 CHAINED, OTHERS, MOST = 1 << 22, 1 << 17, 64
-# Of pack: auto on a GPU; estimates, nothing is measured. Seconds in which the host launches the kernels of a step, for
-# each tensor of the model: 6 kernels (counted: 5 to 9), 6 us each. Of one client's step: bytes a weight (6 numbers are
-# read or written) and operations beside those of the forward pass; what a GPU does of either in a second, as an A100
-# (2 TB/s; 19.5 TFLOP/s in float32, of which products as small as these get a quarter).
-LAUNCHING_S, ACCESSES, PASSES, BYTES_S, OPERATIONS_S = 36e-6, 6, 3, 2e12, 5e12
-MOST_ON_GPU = 256  # clients; beyond, a client's part of the launches is less than the host's own work for it
-# Packed clients get one part in SHARE of the GPU's memory, as up to eight ranks may share it: COPIES of the model for
-# each of them, its weights, velocities and gradients, as runtime/memory.py counts them.
-SHARE, COPIES = 16, 3
 Drawn = seeds.State | None
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
 
@@ -49,15 +39,13 @@ def unsupported_reason(
 ) -> str | None:
     """Return why clients cannot be trained together, as far as it is known beforehand; None if they can be."""
     name = type(method).__name__
-    parts = list(model.module.modules())
+    dropout = [part.p for part in model.module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
     reasons = {
         f"method {name} has phases of its own (hook train)": overrides(method, "train"),
         f"method {name} has steps of its own (hook step)": overrides(method, "step"),
         f"method {name} takes several batches for a step": method.batches_a_step != 1,
         "the model has buffers (batch statistics)": bool(len(model.b) or model.counters),
-        "the model draws random numbers (dropout)": any(
-            isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
-        ),
+        "the model draws random numbers (dropout)": any(dropout),
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
         "train.nesterov is true": config.nesterov,
         f"train.dampening is {config.dampening:g}": bool(config.dampening),
@@ -69,40 +57,22 @@ def unsupported_reason(
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def clients_at_once(pack: int | str, model: FlatModel, net: Net, batch: int, samples: int = 0) -> int:
+def clients_at_once(pack: int | str, model: FlatModel, samples: int = 0) -> int:
     """Return how many clients are trained at once for this setting of compute.pack.
 
-    Args:
-        batch: samples of a step.
-        samples: that a client sees in a round, where wide layers may be kept as factors (low_rank.py); 0 where not.
+    samples: that a client sees in a round, where wide layers may be kept as factors (low_rank.py); 0 where not.
     """
     if isinstance(pack, int):
         return pack
+    if model.w.is_cuda:
+        return 1  # CUDA graphs gain more
     chained = LinearChain.of(model.module, [s.name for s in model.layout.segments]) is not None
     numbers = 0
     for s in model.layout.segments:
         w = s.view(model.w)
-        thin = chained and samples and is_worthwhile(w, samples)
-        numbers += samples * sum(w.shape) if thin else w.numel()
-    if model.w.is_cuda:
-        return _many_on_gpu(model, numbers, batch * net.operations())
+        low_rank = chained and samples and is_worthwhile(w, samples)
+        numbers += samples * sum(w.shape) if low_rank else w.numel()
     return min(max((CHAINED if chained else OTHERS) // max(numbers, 1), 1), MOST)
-
-
-def _many_on_gpu(model: FlatModel, numbers: int, operations: int) -> int:
-    """So many clients that the GPU works on a step of all of them for as long as the host takes to launch its kernels:
-    with fewer it waits for the host, with more none of them ends sooner.
-
-    Args:
-        numbers: numbers that stand for one client's weights.
-        operations: of one client's forward pass over a batch.
-    """
-    itemsize, tensors = model.w.element_size(), len(model.layout.segments)
-    working_s = max(ACCESSES * itemsize * max(numbers, 1) / BYTES_S, PASSES * operations / OPERATIONS_S)
-    # By all of the card's memory: what is free differs from start to start, and with the number of clients the bits do.
-    memory = torch.cuda.get_device_properties(model.w.device).total_memory // SHARE
-    fitting = memory // (COPIES * itemsize * max(model.layout.size, 1))
-    return min(max(min(int(LAUNCHING_S * tensors / working_s), fitting), 1), MOST_ON_GPU)
 
 
 def train_clients(
@@ -122,9 +92,8 @@ def train_clients(
         started = [_start(client) for client in ordered]
         fit = PackedFit(trainer, ordered)
         if trainer.draws:
-            seeds.reseed(
-                trainer.seed, "torch", ordered[0].round, ordered[0].id
-            )  # numpy and random; under vmap torch refuses to draw
+            # numpy and random; under vmap torch refuses to draw
+            seeds.reseed(trainer.seed, "torch", ordered[0].round, ordered[0].id)
         fit()
         trainer.wait()
     except Exception as error:
@@ -161,16 +130,9 @@ def _uploads_are_differences(fit: PackedFit) -> bool:
     """Return whether uploads are w - w0 alone, with one w0 for all, and clients keep no state."""
     trainer, first = fit.trainer, fit.clients[0]
     upload, method = trainer.messages.upload(first.round), trainer.method
-    return (
-        not any(overrides(method, hook) for hook in ("receive", "upload"))
-        and list(method.client_state) == []
-        and not len(first.state_row)
-        and [name for name, shape in upload.packing.shapes.items() if name[:1] != "_"] == ["dw"]
-        and upload.w.whole
-        and not upload.b.size
-        and upload.coding is None
-        and all(k.w0 is first.w0 for k in fit.clients)
-    )
+    alone = [name for name in upload.packing.shapes if name[:1] != "_"] == ["dw"] and upload.coding is None
+    stateless = not len(first.state_row) and not any(overrides(method, hook) for hook in ("receive", "upload"))
+    return alone and upload.w.whole and stateless and all(k.w0 is first.w0 for k in fit.clients)
 
 
 def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
@@ -234,8 +196,7 @@ def _finish(
 def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
     """Report that these clients cannot be packed, and train one by one from now on."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    name, module = type(trainer.method).__name__, type(trainer.model.module).__name__
-    text = f"clients of method {name} with model {module} cannot be trained together: {reason}"
+    text = f"clients of method {type(trainer.method).__name__} cannot be trained together: {reason}"
     if trainer.strict:
         raise UserError(f"compute.pack: {trainer.pack}: {text}; {REMEDY}")
     trainer.pack = 1

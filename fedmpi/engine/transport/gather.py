@@ -20,6 +20,7 @@ from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message, Posted
 from fedmpi.engine.messages import NO_STEPS, Upload
 from fedmpi.flat import linear
+from fedmpi.flat.layout import merge_spans
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
 
@@ -37,14 +38,8 @@ class ChunkPlan:
         spans = packing.spans.items()
         self.large = {name: (a, b - a) for name, (a, b) in spans if b - a > self.block}  # first entry, columns
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})
-        self.runs: list[tuple[int, int]] = []  # the small slots' entries in a row; put together they are `small`
-        for name, (a, b) in spans:
-            if a == b or name in self.large:
-                continue
-            if self.runs and self.runs[-1][1] == a:
-                self.runs[-1] = (self.runs[-1][0], b)
-            else:
-                self.runs.append((a, b))
+        # The small slots' entries in a row; put together they are `small`.
+        self.runs = merge_spans([span for name, span in spans if name not in self.large])
 
     def small_parts(self, row: Tensor) -> list[Tensor]:
         return [row[a:b] for a, b in self.runs]
@@ -52,6 +47,11 @@ class ChunkPlan:
     def places(self, small: Tensor) -> list[Tensor]:
         """Return the places of these parts in a row of `small`."""
         return list(small.split([b - a for a, b in self.runs]))
+
+    def copy_small(self, row: Tensor, small: Tensor) -> None:
+        """Copy the small slots of a row to a row of `small`."""
+        for source, place in zip(self.small_parts(row), self.places(small), strict=True):
+            place.copy_(source)
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
         """Yield (slot, columns a to b) of each message of the large slots."""
@@ -94,8 +94,8 @@ class BufferPool:
             tensor = None
             self.tensors.pop(name, None)  # before the new one is made
             pin = self.pins and uploads and n * dtype.itemsize <= UNSENT
-            room = pinned(n * dtype.itemsize) // dtype.itemsize if pin else n
-            tensor = self.tensors[name] = torch.empty(room, dtype=dtype, device=self.like.device, pin_memory=pin)
+            entries = pinned(n * dtype.itemsize) // dtype.itemsize if pin else n
+            tensor = self.tensors[name] = torch.empty(entries, dtype=dtype, device=self.like.device, pin_memory=pin)
         return tensor[:n].view(count, size)
 
 
@@ -119,6 +119,12 @@ class GatherContext:
     def __post_init__(self) -> None:
         self.chunks = ChunkPlan(self.upload.packing)
         self.here = [k for k in self.members if self.where[k] == self.comm.rank]  # this rank's clients
+        self.order = {client: i for i, client in enumerate(self.members)}
+
+    def packed(self, count: int) -> Tensor:
+        """Return memory (count, bytes) for uploads in formats; empty without formats."""
+        coding, buffers = self.upload.coding, self.buffers
+        return buffers.rows("packed", count, coding.entries).view(torch.uint8) if coding else buffers.like[:0]
 
 
 class GatheredUploads(ABC):
@@ -164,6 +170,47 @@ class GatheredUploads(ABC):
         """End the use of these uploads."""
 
 
+class GatheredHeads(GatheredUploads):
+    """Uploads of which rank 0 has the small slots of all rows, `heads`, and something else of the large ones."""
+
+    def __init__(self, context: GatherContext, heads: Tensor) -> None:
+        self.context, self.chunks, self.heads = context, context.chunks, heads
+        self.small = context.chunks.small.views(heads)
+
+    @abstractmethod
+    def large_norms(self, name: str) -> Tensor:
+        """Return the norms of the rows of a large slot, (m,) float64."""
+
+    def norms(self) -> Tensor:
+        if "dw" in self.chunks.large:
+            return self.large_norms("dw")
+        dw = self.small.dw if "dw" in self.small else self.heads[:, :0]
+        return linear.row_norms(linear.block_norms(dw))
+
+    def finite(self) -> list[bool]:
+        norms = linear.block_norms(self.heads).sum(0) + sum(self.large_norms(name) for name in self.chunks.large)
+        return norms.isfinite().tolist()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"updates": self.heads}
+
+
+class HeadUploads(Uploads):
+    """What hooks see of them: small slots as ever; what becomes of large ones is a matter of the way they travel."""
+
+    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredHeads) -> None:
+        self.chunks, small = gathered.chunks, gathered.small
+
+        def slot(name: str) -> Tensor:
+            return self.read_large(name) if name in self.chunks.large else getattr(small, name)
+
+        super().__init__(clients, n, p, Views({}, tuple(gathered.chunks.packing.shapes), slot))
+
+    @abstractmethod
+    def read_large(self, name: str) -> Tensor:
+        """Return the rows of a large slot, (m, *shape)."""
+
+
 def scale(x: Tensor, factor: float) -> None:
     """Scale x in place: x <- factor x; in float64, as the type of x may not hold the factor."""
     for a, b in linear.chunks(x, 0, len(x)):
@@ -182,7 +229,7 @@ class UploadGather(ABC):
     """This rank's part in the gather of a round's uploads."""
 
     def __init__(self, context: GatherContext) -> None:
-        self.context, self.comm, self.chunks = context, context.comm, context.chunks
+        self.context, self.comm, self.chunks, self.order = context, context.comm, context.chunks, context.order
         self._acknowledged: Posted = []
 
     @abstractmethod
@@ -221,10 +268,8 @@ class UploadGather(ABC):
         note = torch.zeros(len(idle), device=comm.device)
         with comm.uncounted():
             comm.about = context.t, ("heard",)
-            if comm.rank:
-                self._acknowledged = comm.post([(0, note[:1])], [])
-            else:
-                self._acknowledged = comm.post([], [(rank, note[i : i + 1]) for i, rank in enumerate(idle)])
+            incoming = [] if comm.rank else [(rank, note[i : i + 1]) for i, rank in enumerate(idle)]
+            self._acknowledged = comm.post([(0, note[:1])] if comm.rank else [], incoming)
 
 
 class SendBuffer:
@@ -233,41 +278,41 @@ class SendBuffer:
     def __init__(self, context: GatherContext, max_bytes: int | None = UNSENT) -> None:
         """max_bytes: of the rows that have not been sent yet, at least one row; None: all rows of this rank."""
         size, count = context.upload.packing.size, len(context.here)
-        fitting = count
         if max_bytes is not None:
-            fitting = max(1, max_bytes // max(size * context.buffers.like.element_size(), 1))
+            count = min(count, max(1, max_bytes // max(size * context.buffers.like.element_size(), 1)))
         self.context, self.order = context, {client: i for i, client in enumerate(context.here)}
-        self.rows = context.buffers.rows("rows", min(count, fitting), size, uploads=True)
-        self.sent: list[Posted | None] = [None] * len(self.rows)
+        self.rows = context.buffers.rows("rows", count, size, uploads=True)
+        self.sent: list[Posted | None] = [None] * count
+
+    def place(self, client: int) -> int:
+        return self.order[client] % len(self.rows)
 
     def row(self, client: int) -> Tensor:
-        place = self.order[client] % len(self.rows)
-        self._wait(place)
-        return self.rows[place]
+        """Return memory for a client's row, once an earlier row there is sent."""
+        self._wait(self.place(client))
+        return self.of(client)
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
         """Return the rows of several clients as one tensor if they are neighbours in memory, else None."""
-        places = [self.order[client] % len(self.rows) for client in clients]
+        places = [self.place(client) for client in clients]
         for place in places:
             self._wait(place)
         return neighbours(self.rows, places)
 
     def of(self, client: int) -> Tensor:
         """Return a client's row without waiting: it is being written."""
-        return self.rows[self.order[client] % len(self.rows)]
+        return self.rows[self.place(client)]
 
     def message(self, client: int) -> Tensor:
         """Return the message for a client's row: in formats, if there are some, else the row."""
         row, coding = self.of(client), self.context.upload.coding
-        if coding is None:
-            return row
-        return coding.pack(row, packed(self.context, len(self.rows))[self.order[client] % len(self.rows)])
+        return row if coding is None else coding.pack(row, self.context.packed(len(self.rows))[self.place(client)])
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
         """Post the messages of a client's row."""
         comm, context = self.context.comm, self.context
         comm.about = context.t, tuple(context.upload.packing.shapes)
-        self.sent[self.order[client] % len(self.rows)] = comm.post(messages, [])
+        self.sent[self.place(client)] = comm.post(messages, [])
 
     def wait(self) -> None:
         for place in range(len(self.rows)):
@@ -284,9 +329,3 @@ def neighbours(rows: Tensor, places: Sequence[int]) -> Tensor | None:
     """Return the rows at `places` as one view if these numbers follow one another, else None."""
     first = places[0]
     return rows[first : first + len(places)] if [*places] == [*range(first, first + len(places))] else None
-
-
-def packed(context: GatherContext, count: int) -> Tensor:
-    """Return memory (count, bytes) for uploads in formats; empty without formats."""
-    coding, buffers = context.upload.coding, context.buffers
-    return buffers.rows("packed", count, coding.entries).view(torch.uint8) if coding else buffers.like[:0]

@@ -11,7 +11,8 @@ alone (`means`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -54,18 +55,16 @@ class GatheredIntegerSums(GatheredSums):
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """p: (m,) the cohort's weights, on every rank."""
         super().__init__(context, means, p)
-        self.long = torch.zeros(
-            len(context.members), len(self.chunks.large), dtype=torch.float64, device=self.heads.device
-        )
+        shape = len(context.members), len(self.chunks.large)
+        self.long = torch.zeros(shape, dtype=torch.float64, device=self.heads.device)
 
-    def place(self, name: str, kind: str, n: int) -> linear.Sum:
+    def make_sum(self, name: str, kind: str, n: int) -> linear.Sum:
         memory = self.context.buffers
         return IntegerSum(memory.rows(f"total {name} {kind}", 1, n, torch.int64)[0].zero_(), memory.like.dtype)
 
     def add_row(self, i: int, row: Tensor) -> None:
-        """All of row i, of a client that this rank has trained."""
-        for source, place in zip(self.chunks.small_parts(row), self.chunks.places(self.heads[i]), strict=True):
-            place.copy_(source)
+        """Add row i, of a client that this rank has trained."""
+        self.chunks.copy_small(row, self.heads[i])
         for j, (name, (a, n)) in enumerate(self.chunks.large.items()):
             x = row[a : a + n]
             self.long[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]
@@ -83,18 +82,19 @@ class GatheredIntegerSums(GatheredSums):
     def is_complete(self) -> bool:  # type: ignore[override]
         return bool(self.long.isfinite().all())
 
-    def _norms(self, name: str) -> Tensor:
+    def large_norms(self, name: str) -> Tensor:
         return self.long[:, [*self.chunks.large].index(name)]
 
 
 class ReducingGather(UploadGather):
+    """Every rank sends the small slots of its clients to rank 0, and the sum of the large ones up a binomial tree."""
+
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context)
-        self.order = {client: i for i, client in enumerate(context.members)}
         self.totals = GatheredIntegerSums(context, means, p)
         self.one = context.buffers.rows("rows", 1, context.upload.packing.size, uploads=True)[0]
         train = {context.where[k] for k in context.members}  # the others have nothing to add
-        self.those = [rank for rank in self.comm.alive if rank == 0 or rank in train]
+        self.ranks = [rank for rank in self.comm.alive if rank == 0 or rank in train]
 
     def row(self, client: int) -> Tensor:
         return self.one
@@ -107,60 +107,52 @@ class ReducingGather(UploadGather):
     def _finish(self) -> GatheredUploads | None:
         comm, context, totals = self.comm, self.context, self.totals
         if comm.rank == 0:
-            theirs = [i for i, k in enumerate(context.members) if context.where[k]]
-            comm.exchange([], [(context.where[context.members[i]], x) for i in theirs for x in self._head(i)])
-            self._climb()
+            theirs = [(i, context.where[k]) for i, k in enumerate(context.members) if context.where[k]]
+            comm.exchange([], [(rank, x) for i, rank in theirs for x in (totals.heads[i], totals.long[i])])
+            self._reduce()
             return totals
-        if comm.rank in self.those:
+        if comm.rank in self.ranks:
             comm.about = context.t, tuple(context.upload.packing.shapes)
-            heads = comm.post([(0, x) for k in context.here for x in self._head(self.order[k])], [])
-            self._climb()
+            own = [self.order[k] for k in context.here]
+            heads = comm.post([(0, x) for i in own for x in (totals.heads[i], totals.long[i])], [])
+            self._reduce()
             comm.finish(heads)
         return None
 
-    def _head(self, i: int) -> Sequence[Tensor]:
-        """What is sent of each client."""
-        return self.totals.heads[i], self.totals.long[i]
+    def _reduce(self) -> None:
+        """Add the totals of the ranks below to this rank's, and send the sums up, piece by piece."""
+        comm, me, slots = self.comm, self.ranks.index(self.comm.rank), tuple(self.context.upload.packing.shapes)
+        parent, below = tree(me, len(self.ranks))
+        pieces, sent = list(self._pieces()), list[Posted]()
+        coming = deque[tuple[Posted, Tensor, Tensor, int]]()
+        memory = self.context.buffers.rows("came", AHEAD + 1, max(map(len, pieces), default=0), torch.int64)
 
-    def _climb(self) -> None:
-        """The totals of the ranks below are added to this rank's, and the sum goes up, piece by piece."""
-        comm, me = self.comm, self.those.index(self.comm.rank)
-        parent, below = tree(me, len(self.those))
-        children = [self.those[place] for place in below]
-        coming, sent = deque[tuple[Posted, Tensor, Tensor, bool]](), list[Posted]()
-        places = self.context.buffers.rows(
-            "came", AHEAD + 1, max((len(x) for x in self._pieces()), default=0), torch.int64
-        )
-
-        def up(piece: Tensor) -> None:
+        def send_up(piece: Tensor) -> None:
             if me:
-                comm.about = self.context.t, tuple(self.context.upload.packing.shapes)
-                sent.append(comm.post([(self.those[parent], piece)], []))
+                comm.about = self.context.t, slots
+                sent.append(comm.post([(self.ranks[parent], piece)], []))
 
-        def one() -> None:
-            posted, came, piece, last = coming.popleft()
+        def add_next() -> None:
+            posted, came, piece, child = coming.popleft()
             comm.finish(posted)
             piece.add_(came)
-            if last:
-                up(piece)
+            if child == below[-1]:
+                send_up(piece)
 
-        turn = 0
-        for piece in self._pieces():
-            if not children:
-                up(piece)
-            for child in children:
-                came = places[turn % len(places)][: len(piece)]
-                coming.append((comm.post([], [(child, came)]), came, piece, child == children[-1]))
-                turn += 1
-                if len(coming) > AHEAD:
-                    one()
+        for turn, (piece, child) in enumerate(product(pieces, below)):
+            came = memory[turn % len(memory)][: len(piece)]
+            coming.append((comm.post([], [(self.ranks[child], came)]), came, piece, child))
+            if len(coming) > AHEAD:
+                add_next()
         while coming:
-            one()
+            add_next()
+        for piece in pieces if not below else ():
+            send_up(piece)
         for posted in sent:
             comm.finish(posted)
 
     def _pieces(self) -> Iterator[Tensor]:
-        """All totals as they travel."""
+        """Yield all totals as they travel."""
         for (name, _), (total, _) in self.totals.means.items():
             for slot, a, b in self.chunks.pieces():
                 if slot == name:

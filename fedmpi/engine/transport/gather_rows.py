@@ -13,7 +13,6 @@ from fedmpi.engine.transport.gather import (
     UploadGather,
     close_up,
     neighbours,
-    packed,
     scale,
 )
 from fedmpi.flat import linear
@@ -27,16 +26,16 @@ class GatheredRows(GatheredUploads):
     def __init__(self, rows: Tensor, packing: Packing) -> None:
         self.rows, self.packing = rows, packing
         self.small = packing.views(rows)
-        self.dw = packing.spans.get("dw", (0, 0))
+        self.dw = slice(*packing.spans.get("dw", (0, 0)))
 
     def norms(self) -> Tensor:
-        return linear.row_norms(linear.block_norms(self.rows[:, slice(*self.dw)]))
+        return linear.row_norms(linear.block_norms(self.rows[:, self.dw]))
 
     def finite(self) -> list[bool]:
         return linear.block_norms(self.rows).sum(0).isfinite().tolist()
 
     def scale(self, place: int, factor: float) -> None:
-        scale(self.rows[place, slice(*self.dw)], factor)
+        scale(self.rows[place, self.dw], factor)
 
     def only(self, places: Sequence[int]) -> None:
         self.rows = close_up(self.rows, places)
@@ -57,25 +56,23 @@ class RowGather(UploadGather):
         if self.comm.rank:
             self.send_buffer = SendBuffer(context)
             return
-        self.rows = context.buffers.rows(
-            "rows", len(context.members), context.upload.packing.size, uploads=bool(context.here)
-        )
-        self.place = {client: i for i, client in enumerate(context.members)}
-        self.comm.count_own(self.rows.element_size() * context.upload.size * len(context.here))
+        own, size = len(context.here), context.upload.packing.size
+        self.rows = context.buffers.rows("rows", len(context.members), size, uploads=bool(own))
+        self.comm.count_own(self.rows.element_size() * context.upload.size * own)
         theirs = [i for i, k in enumerate(context.members) if context.where[k]]
-        self.packed = dict(zip(theirs, packed(context, len(theirs)), strict=True)) if context.upload.coding else {}
+        self.packed = dict(zip(theirs, context.packed(len(theirs)), strict=True)) if context.upload.coding else {}
         self.coming = {
             i: self.comm.post([], [(context.where[context.members[i]], self.packed.get(i, self.rows[i]))])
             for i in theirs
         }
 
     def row(self, client: int) -> Tensor:
-        return self.send_buffer.row(client) if self.comm.rank else self.rows[self.place[client]]
+        return self.send_buffer.row(client) if self.comm.rank else self.rows[self.order[client]]
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
         if self.comm.rank:
             return self.send_buffer.block(clients)
-        return neighbours(self.rows, [self.place[client] for client in clients])
+        return neighbours(self.rows, [self.order[client] for client in clients])
 
     def done(self, client: int) -> None:
         if self.comm.rank:

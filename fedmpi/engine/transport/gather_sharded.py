@@ -14,11 +14,13 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Lost, Message
+from fedmpi.comm.base import Lost, Message, Posted
 from fedmpi.engine.transport.gather import (
     UNSENT,
     GatherContext,
+    GatheredHeads,
     GatheredUploads,
+    HeadUploads,
     SendBuffer,
     UploadGather,
     close_up,
@@ -26,7 +28,6 @@ from fedmpi.engine.transport.gather import (
 )
 from fedmpi.engine.transport.shard import COMBINE, END, FETCH, GRAM, NORMS, ONLY, PRODUCTS, SCALE, TRIMMED, Shard
 from fedmpi.flat import linear
-from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
 
 
@@ -35,48 +36,35 @@ class ShardedGather(UploadGather):
 
     def __init__(self, context: GatherContext) -> None:
         super().__init__(context)
-        self.shard, comm, chunks = Shard(context), context.comm, context.chunks
-        self.order = {client: i for i, client in enumerate(context.members)}
+        self.shard, comm = Shard(context), context.comm
         # Where messages begin only with `finish`, waiting for an earlier row would never end: all rows are buffered.
         self.send_buffer = SendBuffer(context, UNSENT // 8 if comm.begins else None)
-        self.coming = {}
-        if comm.rank == 0:
-            self.heads = context.buffers.rows("heads", len(context.members), chunks.small.size)
+        heads = len(context.members) if comm.rank == 0 else 0
+        self.heads = context.buffers.rows("heads", heads, context.chunks.small.size)
+        self.coming = list[Posted]()
         for i, client in enumerate(context.members):
             peer = context.where[client]
             if peer != comm.rank:
-                heads = self.shard.small_places(self.heads, i) if comm.rank == 0 else []
-                self.coming[i] = comm.post([], [(peer, x) for x in heads + self.shard.places(i)])
+                places = self.chunks.places(self.heads[i]) if comm.rank == 0 else []
+                self.coming.append(comm.post([], [(peer, x) for x in places + self.shard.places(i)]))
 
     def row(self, client: int) -> Tensor:
         return self.send_buffer.row(client)
 
     def done(self, client: int) -> None:
         row, chunks, shard, rank = self.send_buffer.of(client), self.chunks, self.shard, self.comm.rank
-        i, messages, own = self.order[client], list[Message](), 0
-        small = shard.small_parts(row)
-        if rank == 0:
-            own = sum(x.nbytes for x in small)
-            for source, place in zip(chunks.small_parts(row), chunks.places(self.heads[i]), strict=True):
-                place.copy_(source)
-        else:
-            messages += [(0, x) for x in small]
+        i, messages = self.order[client], [(0, x) for x in chunks.small_parts(row)]
         for name in shard.names:
-            for number, part in enumerate(shard.parts(row, name)):
-                if shard.holders[number] != rank:
-                    messages += [(shard.holders[number], part)] if len(part) else []
-                    continue
-                own += part.nbytes
-                shard.rows[name][i].copy_(chunks.part(row, name, *chunks.share(name, number, len(shard.holders))))
-        self.comm.count_own(own)
-        self.send_buffer.send(client, messages)
+            messages += zip(shard.holders, shard.parts(row, name), strict=True)
+            shard.rows[name][i].copy_(chunks.part(row, name, *chunks.share(name, shard.me, len(shard.holders))))
+        if rank == 0:
+            chunks.copy_small(row, self.heads[i])
+        self.comm.count_own(sum(x.nbytes for to, x in messages if to == rank))
+        self.send_buffer.send(client, [(to, x) for to, x in messages if to != rank and len(x)])
 
     def _finish(self) -> GatheredUploads | None:
-        for i, posted in self.coming.items():
+        for posted in self.coming:
             self.comm.finish(posted)
-            self.shard.arrived(i)
-            if self.comm.rank == 0:
-                self.shard.small_arrived(self.heads, i)
         self.send_buffer.wait()
         if self.comm.rank == 0:
             return GatheredShards(self.context, self.shard, self.heads)
@@ -105,17 +93,19 @@ class ShardedGather(UploadGather):
         return bool(what != END)
 
 
-class GatheredShards(GatheredUploads):
+class GatheredShards(GatheredHeads):
     """A round's uploads at rank 0: small slots of all rows, and large ones by requests to the ranks that hold them."""
 
     def __init__(self, context: GatherContext, shard: Shard, heads: Tensor) -> None:
-        self.context, self.shard, self.heads, self.comm = context, shard, heads, context.comm
-        self.small = context.chunks.small.views(heads)
+        super().__init__(context, heads)
+        self.shard, self.comm = shard, context.comm
 
-    def query(self, what: int, name: str, numbers: Callable[[Span], Tensor], span: Span | None = None) -> list[Tensor]:
+    def query(
+        self, what: int, name: str, numbers: Callable[[Span], Tensor] | None = None, span: Span | None = None
+    ) -> list[Tensor]:
         """Return the answer of each holder, in their order. numbers: those that go with a holder's part of the span."""
         shard, comm = self.shard, self.comm
-        span = span or (0, self.context.chunks.large[name][1])
+        span, numbers = span or (0, self.chunks.large[name][1]), numbers or _nothing
         answers = [shard.place(what, holder, name, span) for holder in range(len(shard.holders))]
         each = [numbers(shard.within(holder, name, span)) for holder in range(len(shard.holders))]
         others = [(rank, x) for rank, x in zip(shard.holders, answers, strict=True) if rank != comm.rank and x.numel()]
@@ -143,17 +133,8 @@ class GatheredShards(GatheredUploads):
         values = torch.tensor(numbers, dtype=torch.float64)
         self.comm.exchange(self._requests(what, 0, (0, 0), [values] * len(self.shard.holders)), [])
 
-    def norms(self) -> Tensor:
-        if "dw" in self.shard.names:
-            return self._norms("dw")
-        return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
-
-    def _norms(self, name: str) -> Tensor:
-        return linear.row_norms(torch.cat(self.query(NORMS, name, _nothing)))
-
-    def finite(self) -> list[bool]:
-        found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.shard.names)
-        return found.isfinite().tolist()
+    def large_norms(self, name: str) -> Tensor:
+        return linear.row_norms(torch.cat(self.query(NORMS, name)))
 
     def scale(self, place: int, factor: float) -> None:
         if "dw" in self.shard.names:
@@ -164,66 +145,61 @@ class GatheredShards(GatheredUploads):
 
     def only(self, places: Sequence[int]) -> None:
         self.heads = close_up(self.heads, places)
-        self.small = self.context.chunks.small.views(self.heads)
+        self.small = self.chunks.small.views(self.heads)
         self._command_all(ONLY, places)
         self.shard.only(places)
 
     def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
         return ShardedUploads(clients, n, p, self)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"updates": self.heads}
-
     def release(self) -> None:
         with suppress(Lost):  # the round is over all the same; the next message meets the loss
             self._command_all(END)
 
 
-class ShardedUploads(Uploads):
+class ShardedUploads(HeadUploads):
     """The parts of large slots come from their holders, small ones lie here."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
-        super().__init__(clients, n, p, Views({}, tuple(gathered.context.chunks.packing.shapes), self._slot))
+        super().__init__(clients, n, p, gathered)
         self.gathered = gathered
 
-    def _slot(self, name: str) -> Tensor:
-        gathered, large = self.gathered, self.gathered.context.chunks.large
-        if name not in large:
-            return getattr(gathered.small, name)
-        rows = [torch.cat(gathered.query(FETCH, name, _just(i))) for i in range(len(self))]
-        return torch.stack(rows).view(len(self), *gathered.context.chunks.packing.shapes[name])
+    def read_large(self, name: str) -> Tensor:
+        rows = [torch.cat(self.gathered.query(FETCH, name, _just(i))) for i in range(len(self))]
+        return torch.stack(rows).view(len(self), *self.chunks.packing.shapes[name])
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.gathered.context.chunks.large:
+        if slot not in self.chunks.large:
             return super().combine(coefficients, slot, span)
         c = coefficients.double()
-        found = torch.cat(self.gathered.query(COMBINE, slot, lambda _: c, span))
-        return found if span else found.view(self.gathered.context.chunks.packing.shapes[slot])
+        sum_ = torch.cat(self.gathered.query(COMBINE, slot, lambda _: c, span))
+        return sum_ if span else sum_.view(self.chunks.packing.shapes[slot])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.gathered.context.chunks.large:
+        if slot not in self.chunks.large:
             return super().gram(slot, span)
-        return self._sum(GRAM, slot, _nothing, span)
+        return linear.total(torch.cat(self.gathered.query(GRAM, slot, span=span))).cpu()
 
     def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        if slot not in self.gathered.context.chunks.large:
+        if slot not in self.chunks.large:
             return super().products(v, slot, span)
         flat, first = v.flatten().to(self.gathered.heads.dtype), span[0] if span else 0
-        return self._sum(PRODUCTS, slot, lambda part: flat[part[0] - first : part[1] - first], span)
+
+        def entries(part: Span) -> Tensor:
+            return flat[part[0] - first : part[1] - first]
+
+        return linear.total(torch.cat(self.gathered.query(PRODUCTS, slot, entries, span))).cpu()
 
     def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
-        if slot not in self.gathered.context.chunks.large:
+        if slot not in self.chunks.large:
             return super().trimmed(trim, slot)
-        found = torch.cat(self.gathered.query(TRIMMED, slot, _just(trim)))
-        return found.view(self.gathered.context.chunks.packing.shapes[slot])
-
-    def _sum(self, what: int, slot: str, numbers: Callable[[Span], Tensor], span: Span | None) -> Tensor:
-        return linear.total(torch.cat(self.gathered.query(what, slot, numbers, span))).cpu()
-
-
-def _just(number: float) -> Callable[[Span], Tensor]:
-    return lambda _: torch.tensor([number], dtype=torch.float64)
+        mean = torch.cat(self.gathered.query(TRIMMED, slot, _just(trim)))
+        return mean.view(self.chunks.packing.shapes[slot])
 
 
 def _nothing(_: Span) -> Tensor:
     return torch.empty(0, dtype=torch.float64)
+
+
+def _just(number: float) -> Callable[[Span], Tensor]:
+    return lambda _: torch.tensor([number], dtype=torch.float64)

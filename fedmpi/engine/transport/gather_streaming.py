@@ -17,65 +17,57 @@ from torch import Tensor
 
 from fedmpi.comm.base import Message, Posted
 from fedmpi.common.errors import UserError
-from fedmpi.engine.transport.gather import GatherContext, GatheredUploads, SendBuffer, UploadGather, packed
+from fedmpi.engine.transport.gather import (
+    GatherContext,
+    GatheredHeads,
+    GatheredUploads,
+    HeadUploads,
+    SendBuffer,
+    UploadGather,
+)
 from fedmpi.flat import linear
-from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
 
 Means = Mapping[str, tuple[str, ...]]  # large slot -> the weights of its means: "p", "uniform"
 AHEAD = 3  # pieces that are under way while one is added
 
 
-class GatheredSums(GatheredUploads):
+class GatheredSums(GatheredHeads):
     """What is left of the rows: the small slots, sums of the large ones, and the norms of their blocks."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
-        chunks, m = context.chunks, len(context.members)
-        self.chunks, self.context = chunks, context
-        self.heads = context.buffers.rows("heads", m, chunks.small.size)
-        self.small = chunks.small.views(self.heads)
-        weights = {"p": p, "uniform": torch.full((m,), 1 / m, dtype=torch.float64)}
-        same = torch.equal(p, weights["uniform"])
+        m = len(context.members)
+        super().__init__(context, context.buffers.rows("heads", m, context.chunks.small.size))
+        self.weights = {"p": p, "uniform": torch.full((m,), 1 / m, dtype=torch.float64)}
+        same = torch.equal(p, self.weights["uniform"])
         self.means: dict[tuple[str, str], tuple[linear.Sum, list[float]]] = {}
-        for name, (_, n) in chunks.large.items():
+        for name, (_, n) in self.chunks.large.items():
             for kind in dict.fromkeys("p" if same else each for each in means.get(name, ("p",))):
-                self.means[name, kind] = self.place(name, kind, n), weights[kind].tolist()
-        self.weights = weights
-        self.parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in chunks.large}
+                self.means[name, kind] = self.make_sum(name, kind, n), self.weights[kind].tolist()
+        self.parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in self.chunks.large}
 
-    def place(self, name: str, kind: str, n: int) -> linear.Sum:
-        """Where the sum of a large slot is kept."""
+    def make_sum(self, name: str, kind: str, n: int) -> linear.Sum:
+        """Return the sum of a large slot, still empty."""
         like, memory = self.context.buffers.like.dtype, self.context.buffers
         return linear.Sum(memory.rows(f"sum {name} {kind}", 1, n, linear.sum_type(n, like))[0], like)
 
     def add(self, i: int, name: str, a: int, x: Tensor) -> None:
-        """The columns from a on of a large slot of row i, whose turn it is."""
+        """Add the columns from a on of a large slot of row i, whose turn it is."""
         for (slot, _), (sum_, weights) in self.means.items():
             if slot == name:
                 sum_.add(x, weights[i], i == 0, a)
         self.parts[name][i].append(linear.block_norms(x[None])[:, 0])
 
     def add_row(self, i: int, row: Tensor) -> None:
-        """All of row i, whose turn it is."""
-        for source, place in zip(self.chunks.small_parts(row), self.chunks.places(self.heads[i]), strict=True):
-            place.copy_(source)
+        """Add all of row i, whose turn it is."""
+        self.chunks.copy_small(row, self.heads[i])
         # On a CPU in pieces, which are still in the cache when they are read again; a GPU wants few launches.
         whole = ((name, 0, n) for name, (_, n) in self.chunks.large.items())
         for name, a, b in whole if row.is_cuda else self.chunks.pieces():
             self.add(i, name, a, self.chunks.part(row, name, a, b))
 
-    def norms(self) -> Tensor:
-        if "dw" in self.parts:
-            return self._norms("dw")
-        dw = self.small.dw if "dw" in self.small else self.heads[:, :0]
-        return linear.row_norms(linear.block_norms(dw))
-
-    def _norms(self, name: str) -> Tensor:
+    def large_norms(self, name: str) -> Tensor:
         return linear.row_norms(torch.stack([torch.cat(parts) for parts in self.parts[name]], 1))
-
-    def finite(self) -> list[bool]:
-        found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.parts)
-        return found.isfinite().tolist()
 
     def scale(self, place: int, factor: float) -> None:
         raise AssertionError("an upload is clipped only where rows are held")
@@ -86,29 +78,23 @@ class GatheredSums(GatheredUploads):
     def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
         return StreamedUploads(clients, n, p, self)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"updates": self.heads}
 
-
-class StreamedUploads(Uploads):
+class StreamedUploads(HeadUploads):
     """Means of large slots; small ones as ever."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, sums: GatheredSums) -> None:
-        super().__init__(clients, n, p, Views({}, tuple(sums.chunks.packing.shapes), self._slot))
+        super().__init__(clients, n, p, sums)
         self.sums = sums
 
-    def _slot(self, name: str) -> Tensor:
-        if name in self.sums.chunks.large:
-            raise self._undeclared(name, f"reads updates.{name}")
-        return getattr(self.sums.small, name)
+    def read_large(self, name: str) -> Tensor:
+        raise self._undeclared(name, f"reads updates.{name}")
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        sums = self.sums
-        if slot not in sums.chunks.large:
+        if slot not in self.chunks.large:
             return super().combine(coefficients, slot, span)
-        for (name, kind), (sum_, _) in sums.means.items():
-            if name == slot and span is None and torch.equal(coefficients, sums.weights[kind]):
-                return sum_.value().view(sums.chunks.packing.shapes[slot])
+        for (name, kind), (sum_, _) in self.sums.means.items():
+            if name == slot and span is None and torch.equal(coefficients, self.sums.weights[kind]):
+                return sum_.value().view(self.chunks.packing.shapes[slot])
         raise self._undeclared(slot, "asks for another sum of it")
 
     def _undeclared(self, slot: str, does: str) -> UserError:
@@ -130,7 +116,6 @@ class StreamingGather(UploadGather):
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         """p: (m,) the cohort's weights."""
         super().__init__(context)
-        self.order = {client: i for i, client in enumerate(context.members)}
         self.sums = GatheredSums(context, means, p) if self.comm.rank == 0 else None
         self.send_buffer = SendBuffer(context, 0) if self.comm.size == 1 else SendBuffer(context)
         self.ahead = AHEAD if context.upload.coding is None else AHEAD - 1  # of whole rows fewer
@@ -139,14 +124,13 @@ class StreamingGather(UploadGather):
         return self.send_buffer.row(client)
 
     def done(self, client: int) -> None:
-        row = self.send_buffer.of(client)
-        if self.sums is None and self.context.upload.coding is not None:
-            self.send_buffer.send(client, [(0, self.send_buffer.message(client))])
-        elif self.sums is None:
-            self.send_buffer.send(client, [(0, x) for x in self.chunks.parts(row)])
-        else:
+        row, coded = self.send_buffer.of(client), self.context.upload.coding is not None
+        if self.sums is not None:
             self.sums.add_row(self.order[client], row)
             self.comm.count_own(row.element_size() * self.context.upload.size)
+            return
+        parts = [self.send_buffer.message(client)] if coded else self.chunks.parts(row)
+        self.send_buffer.send(client, [(0, part) for part in parts])
 
     def _finish(self) -> GatheredUploads | None:
         if self.sums is None:
@@ -186,7 +170,7 @@ class StreamingGather(UploadGather):
         context, chunks, turn, coding = self.context, self.chunks, 0, self.context.upload.coding
         many = self.ahead + 2  # one that is added, one that is about to be posted
         if coding is not None:
-            whole, row = packed(context, many), context.buffers.rows("row", 1, context.upload.packing.size)[0]
+            whole, row = context.packed(many), context.buffers.rows("row", 1, context.upload.packing.size)[0]
 
             def add(i: int, came: Tensor) -> None:
                 coding.unpack(came, row)

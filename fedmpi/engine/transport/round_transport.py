@@ -26,7 +26,6 @@ from fedmpi.engine.transport.gather_reduce import ReducingGather
 from fedmpi.engine.transport.gather_rows import RowGather
 from fedmpi.engine.transport.gather_sharded import ShardedGather
 from fedmpi.engine.transport.gather_streaming import StreamingGather
-from fedmpi.flat.coding import Coding
 from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
@@ -198,26 +197,20 @@ class RoundTransport:
         self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
         """Send the downloads of single clients in round t; return those of this rank's clients."""
-        packing, rank, coding = self.messages.per_client, self.comm.rank, self.messages.personal_coding
+        packing, rank = self.messages.per_client, self.comm.rank
         mine = [k for k in clients if server is not None or where[k] == rank]
         if not packing.size:
             return dict.fromkeys(mine, self.no_download)
         rows = {k: self.no_download.clone() for k in mine}
         if server is None:
-            messages = {k: receive_buffer(row, coding) for k, row in rows.items()}
-            self.comm.exchange([], [(0, message) for message in messages.values()])
-            for k, message in messages.items():
-                decode(message, rows[k], coding)
+            self.comm.exchange([], [(0, row) for row in rows.values()])
             return rows
         for k, row in rows.items():
             packing.write(row, server.download(t, k))
-            if coding is not None:
-                coding.settle(row, {})
             check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
         # Rank 0's own clients' rows pass the communicator, too, as their uploads do.
-        sent = {k: encode(row, coding) for k, row in rows.items()}
-        own = [(0, message) for k, message in sent.items() if where[k] == 0]
-        self.comm.exchange([(where[k], message) for k, message in sent.items()], own)
+        own = [(0, row) for k, row in rows.items() if where[k] == 0]
+        self.comm.exchange([(where[k], row) for k, row in rows.items()], own)
         return rows
 
     # ---- up ----
@@ -240,22 +233,6 @@ class RoundTransport:
         return gather
 
 
-def encode(row: Tensor, coding: Coding | None) -> Tensor:
-    """Return the message for a row: the row itself, or its bytes in the format of `coding`."""
-    return row if coding is None else coding.pack(row)
-
-
-def receive_buffer(row: Tensor, coding: Coding | None) -> Tensor:
-    """Return the memory into which the message that carries `row` is received."""
-    return row if coding is None else torch.empty(coding.nbytes, dtype=torch.uint8, device=row.device)
-
-
-def decode(message: Tensor, row: Tensor, coding: Coding | None) -> None:
-    """Decode a message that has been received into `row`; without a format it lies there already."""
-    if coding is not None:
-        coding.unpack(message, row)
-
-
 class TrafficCounter:
     """Counts the numbers that clients send and are sent, from the version of the model that each client has.
 
@@ -267,7 +244,7 @@ class TrafficCounter:
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
         self.current = dict.fromkeys(messages.shared_groups, 0)  # group -> rounds in which it was stepped, so far
-        self._latest: tuple[int, dict[str, int]] = -1, {}  # the round counted last, and its numbers
+        self.latest: tuple[int, dict[str, int]] = -1, {}  # the round counted last, and its numbers
         self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has; none where it never took part
 
     def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
@@ -275,24 +252,25 @@ class TrafficCounter:
 
         A round that is repeated after a rank failure is counted once.
         """
-        if self._latest[0] == t:
-            return self._latest[1]
-        messages, form = self.messages, self.messages.wire.down
-        personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
-        down, sizes = len(members) * (personal - ENGINE_DOWN), dict[int, int]()
+        if self.latest[0] == t:
+            return self.latest[1]
+        messages, sizes = self.messages, dict[int, int]()  # clients of an earlier round share their versions
+        down = len(members) * (messages.per_client.size - ENGINE_DOWN)
         for k in members:
-            known = self.known.get(k, {})
-            key = id(self.known.get(k))  # clients of an earlier round share their versions
-            if key not in sizes:
-                missing = frozenset(group for group, version in self.current.items() if known.get(group) != version)
-                news = messages.announcement(missing)
-                changes_only = form is not None and form.changes_only
-                outdated = any(known.get(group) != self.current[group] - 1 for group in missing)
-                sizes[key] = news.packing.size if changes_only and outdated else news.size
-            down += sizes[key]
+            known = self.known.get(k)
+            if id(known) not in sizes:
+                sizes[id(known)] = self._broadcast_size(known or {})
+            down += sizes[id(known)]
         now = dict(self.current)
         self.known |= dict.fromkeys(members, now)
         self.current |= {group: self.current[group] + 1 for group in messages.groups(t)}
         up = len(members) * (messages.upload(t).size - ENGINE_UP)
-        self._latest = t, {"up_parameters": up, "down_parameters": down}
-        return self._latest[1]
+        self.latest = t, {"up_parameters": up, "down_parameters": down}
+        return self.latest[1]
+
+    def _broadcast_size(self, known: Mapping[str, int]) -> int:
+        """Return the entries of the broadcast to a client that has these versions."""
+        missing = frozenset(group for group, version in self.current.items() if known.get(group) != version)
+        news, form = self.messages.announcement(missing), self.messages.wire.down
+        outdated = any(known.get(group) != self.current[group] - 1 for group in missing)
+        return news.packing.size if form is not None and form.changes_only and outdated else news.size

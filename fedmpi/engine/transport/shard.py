@@ -1,8 +1,4 @@
-"""One rank's columns of all rows, and what rank 0 may request of them.
-
-Where uploads travel in formats (comm.wire) a holder is sent its columns in theirs; of topk, whose entries may lie
-anywhere, all that is sent of a slot. The numbers are those that the client has settled, wherever they go.
-"""
+"""One rank's columns of all rows, and what rank 0 may request of them."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from torch import Tensor
 
 from fedmpi.engine.transport.gather import GatherContext, close_up, scale
 from fedmpi.flat import linear
-from fedmpi.flat.coding import Coding
 from fedmpi.method.context import Span
 
 # Requests of rank 0: END, the round is over; SCALE and ONLY change the rows; the others have an answer.
@@ -58,65 +53,15 @@ class Shard:
         for name in self.names:
             a, b = self.chunks.share(name, self.me, len(self.holders))
             self.rows[name] = context.buffers.rows(f"shard {name}", self.m, b - a)
-        coding, memory = context.upload.coding, context.buffers
-        formats = coding.formats if coding else {}
-        self.forms = {name: formats[name] for name in self.names if name in formats}
-        small = {name: form for name, form in formats.items() if name not in self.forms}
-        self.small = Coding(self.chunks.small, small, memory.like.dtype) if small else None
-        self.packed = {name: self._bytes(name, self._size(name, self.me)) for name in self.forms}
-        if self.small is not None and context.comm.rank == 0:
-            self.packed[""] = self._bytes("", self.small.nbytes)
-
-    def _bytes(self, name: str, count: int) -> Tensor:
-        """Return memory (m, count) uint8 for rows in a format."""
-        memory = self.context.buffers
-        return memory.rows(f"packed {name}", self.m, count // memory.like.element_size()).view(torch.uint8)
-
-    def _size(self, name: str, holder: int) -> int:
-        """Return the bytes of a slot in its format for one holder."""
-        n, span = self.chunks.large[name][1], self.chunks.share(name, holder, len(self.holders))
-        a, b = self.forms[name].needed(n, span)
-        return self.forms[name].size(b - a, self.context.buffers.like.element_size()) if span[0] < span[1] else 0
-
-    # ---- how rows come ----
-    def small_parts(self, row: Tensor) -> list[Tensor]:
-        """Return the messages of a row to rank 0."""
-        parts = self.chunks.small_parts(row)
-        return parts if self.small is None else [self.small.pack(torch.cat(parts))]
 
     def parts(self, row: Tensor, name: str) -> list[Tensor]:
-        """Return the message of a row to each holder of a large slot: its columns, or their encoding."""
-        n, form, found = self.chunks.large[name][1], self.forms.get(name), dict[Span, Tensor]()
-        parts = []
-        for holder in range(len(self.holders)):
-            span = self.chunks.share(name, holder, len(self.holders))
-            if form is not None and span[0] < span[1]:
-                a, b = needed = form.needed(n, span)
-                if needed not in found:
-                    found[needed] = row.new_empty(self._size(name, holder), dtype=torch.uint8)
-                    form.encode(self.chunks.part(row, name, a, b), found[needed])
-                parts.append(found[needed])
-            else:
-                parts.append(self.chunks.part(row, name, *span))
-        return parts
-
-    def small_places(self, heads: Tensor, i: int) -> list[Tensor]:
-        """Return memory for the small parts of row i."""
-        return self.chunks.places(heads[i]) if self.small is None else [self.packed[""][i]]
+        """Return the message of a row to each holder of a large slot: its columns."""
+        shares = [self.chunks.share(name, number, len(self.holders)) for number in range(len(self.holders))]
+        return [self.chunks.part(row, name, a, b) for a, b in shares]
 
     def places(self, i: int) -> list[Tensor]:
         """Return memory for this holder's columns of row i."""
-        return [self.packed.get(name, rows)[i] for name, rows in self.rows.items() if rows.shape[1]]
-
-    def small_arrived(self, heads: Tensor, i: int) -> None:
-        if self.small is not None:
-            self.small.unpack(self.packed[""][i], heads[i])
-
-    def arrived(self, i: int) -> None:
-        for name, form in self.forms.items():
-            n, (a, b) = self.chunks.large[name][1], self.chunks.share(name, self.me, len(self.holders))
-            if a < b:
-                form.decode_part(self.packed[name][i], n, a, self.rows[name][i])
+        return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
     # ---- what is asked of them ----
     def within(self, holder: int, name: str, span: Span) -> Span:

@@ -5,7 +5,6 @@ An ONNX file is read back and compared with the model on samples of the test set
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +29,7 @@ from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuild_model
 from fedmpi.runtime.finished.predict import site_of, write_output
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
-from fedmpi.runtime.record.run_dir import BEST, MODEL
+from fedmpi.runtime.record.run_dir import BEST, MODEL, serialize_model
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 
 FORMATS = ("safetensors", "onnx")
@@ -77,11 +75,7 @@ def export(
                 f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "
                 f"training data, which no file of {to} holds. Without --client the network is exported"
             )
-        if to == "onnx":
-            content = _onnx(module, settings, client, say)
-        else:
-            tensors = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
-            content = safetensors.torch.save(tensors, {"fedmpi": json.dumps(facts)})
+        content = _onnx(module, settings, client, say) if to == "onnx" else serialize_model(module.state_dict(), facts)
     write_output(path, content)
     say(f"{path}: {sum(p.numel() for p in module.parameters()):,} parameters")
     if (prepared := _preprocessing(run, settings.data.silos, client)) is not None:

@@ -1,9 +1,8 @@
-"""Checks of a run directory without training: its seal, and that its files agree with each other."""
+"""Check a run directory without training: its seal, and that its files follow from each other."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +17,16 @@ from fedmpi.common.text import count
 from fedmpi.config.field_types import flat
 from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import read
-from fedmpi.flat.layout import Layout
 from fedmpi.flat.model import FlatModel
 from fedmpi.runtime.finished.models import rebuild_model
+from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, seal, seal_digest
 from fedmpi.runtime.record.saved_model import best_model, facts_of
 from fedmpi.runtime.record.summary import metric_names, summary
 
 Rows = Sequence[Mapping[str, Any]]
-VERIFIED, ALTERED, CANNOT = 0, 1, 2  # exit codes
+VERIFIED, ALTERED, UNKNOWN = 0, 1, 2  # exit codes
 
 
 @dataclass
@@ -46,77 +45,46 @@ class Findings:
     suspects: set[int] = field(default_factory=set)
 
     def add_altered(self, text: str) -> None:
-        if text not in self.altered:
-            self.altered.append(text)
-            self.say(f"  ALTERED {text}")
+        self.altered.append(text)
+        self.say(f"  ALTERED {text}")
 
     def add_unsure(self, text: str) -> None:
-        if text not in self.unsure:
-            self.unsure.append(text)
-            self.say(f"  cannot tell: {text}")
-
-    def report_ok(self, text: str) -> None:
-        self.say(f"  ok {text}")
+        self.unsure.append(text)
+        self.say(f"  cannot tell: {text}")
 
     @property
     def code(self) -> int:
-        return ALTERED if self.altered else CANNOT if self.unsure else VERIFIED
+        return ALTERED if self.altered else UNKNOWN if self.unsure else VERIFIED
 
 
-def check_seal(run: Path, asked: str | None, findings: Findings) -> bool:
-    """Compare files and rounds with the seal. Returns whether there is one. asked: the seal that somebody has noted."""
-    path = run / SEAL
-    if not path.is_file():
-        if asked is not None:
-            findings.add_unsure(f"{SEAL} is missing, which should have the seal {asked}")
+def check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
+    """Compare files and rounds with the seal. Returns whether there is one. noted: the seal that was published."""
+    if not (run / SEAL).is_file():
+        if noted is not None:
+            findings.add_unsure(f"there is no {SEAL}, which should have the seal {noted}")
         return False
-    before = len(findings.altered)
-    facts = json_of(path, findings)
-    files, rounds = facts.get("files"), facts.get("rounds")
-    if not isinstance(files, dict) or not isinstance(rounds, dict):
-        if len(findings.altered) == before:
-            findings.add_altered(f"{SEAL}: it lacks files or rounds")
-        return True
-    if facts.get("seal") != seal_digest(facts):
+    sealed, now = json_of(run / SEAL), seal(run)
+    digest = str((sealed or {}).get("seal"))
+    if sealed is None or digest != seal_digest(sealed):
         findings.add_altered(f"{SEAL}: its content is not that of the SHA-256 in it")
-    if asked is not None and not (len(asked) >= 8 and str(facts.get("seal", "")).startswith(asked.lower())):
-        findings.add_altered(f"{SEAL}: the seal is {str(facts.get('seal'))[: max(len(asked), 12)]}, not {asked}")
-    sealed = seal(run)
-    now = sealed["files"]
-    for name in {**files, **now}:
-        if files.get(name) == now.get(name):
-            continue
-        where = _rounds(sealed["rounds"].get(name), rounds.get(name), findings)
-        how = "is missing" if name not in now else "was added" if name not in files else "has changed"
-        findings.add_altered(f"{name}{where} {how} since the run ended")
-    if len(findings.altered) == before:
-        findings.report_ok(f"seal {str(facts['seal'])[:16]}: {count(len(now), 'file')} as they were when the run ended")
+    if noted is not None and not digest.startswith(noted.lower()):
+        findings.add_altered(f"{SEAL}: the seal is {digest[: max(len(noted), 12)]}, not {noted}")
+    files, rounds = (dict((sealed or {}).get(key) or {}) for key in ("files", "rounds"))
+    for name in {**files, **now["files"]}:
+        before, after = files.get(name), now["files"].get(name)
+        if before != after:
+            lines = rounds.get(name, {}), now["rounds"].get(name, {})
+            changed = [t for t in {**lines[0], **lines[1]} if lines[0].get(t) != lines[1].get(t)] if all(lines) else []
+            findings.suspects |= {int(t) for t in changed if t.isdecimal()}
+            where = f", round {', '.join(changed[:8])}," if changed else ""
+            how = "is missing" if after is None else "was added" if before is None else "has changed"
+            findings.add_altered(f"{name}{where} {how} since the run ended")
+    if not findings.altered:
+        findings.say(f"  ok seal {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
     return True
 
 
-def _rounds(now: dict[str, str] | None, sealed: Any, findings: Findings) -> str:
-    """Say in which rounds lines have changed, and note these rounds as suspects."""
-    if not isinstance(sealed, dict) or now is None:
-        return ""
-    different = [t for t in {**sealed, **now} if sealed.get(t) != now.get(t)]
-    findings.suspects |= {int(t) for t in different if t.lstrip("-").isdigit()}
-    return f", round {', '.join(different[:8])}{' ...' if len(different) > 8 else ''}," if different else ""
-
-
-def json_of(path: Path, findings: Findings) -> dict[str, Any]:
-    """Return a JSON file's object; {} with a finding if the file holds none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return content
-        why = "it holds no object"
-    except (OSError, ValueError, RecursionError) as error:
-        why = str(error)
-    findings.add_altered(f"{path.name}: cannot be read ({why})")
-    return {}
-
-
-def rows_of(path: Path, findings: Findings) -> list[dict[str, Any]]:
+def read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
     """Return the rows of a .jsonl file; lines that cannot be read are findings."""
     try:
         lines = read_jsonl(path, rounds=True)
@@ -130,120 +98,64 @@ def rows_of(path: Path, findings: Findings) -> list[dict[str, Any]]:
     return lines.rows
 
 
-def check_rounds(rows: Rows, settings: Settings, reason: str, findings: Findings) -> None:
-    """Check that the rows are those of the rounds that a run with these settings has."""
-    first = -1 if settings.rounds == 0 else 0
-    if [row["round"] for row in rows] != list(range(first, first + len(rows))):
+def check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
+    """Check that rows, settings, summary, models and checkpoints agree. reason: why the run ended; "": it has not."""
+    numbers, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
+    if numbers != list(range(first, first + len(rows))):
         findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
     elif reason == "finished" and len(rows) != max(settings.rounds, 1):
         findings.add_altered(f"metrics.jsonl: {count(len(rows), 'round')} of a finished run of {settings.rounds}")
-
-
-def check_config(run: Path, findings: Findings) -> None:
-    """Check that config.yaml and identity.json have the same settings."""
-    identity = json_of(run / "identity.json", findings)
-    written = flat(read(run / "config.yaml").data, "")
-    texts = {key: repr(value) for key, value in written.items() if value != MARK}
-    secret = {key for key, value in written.items() if value == MARK}
-    digests = {key: hashlib.sha256(text.encode()).hexdigest() for key, text in texts.items()}
-    for key, was in identity.items():
-        if not key.startswith("(") and key not in secret and was not in (texts.get(key), digests.get(key)):
-            findings.add_altered(
-                f"config.yaml or identity.json: {key} is {texts.get(key, 'missing')} in the one, {was} in the other"
-            )
-
-
-def check_summary(run: Path, rows: Rows, settings: Settings, lost: Rows, findings: Findings) -> None:
-    """Check that summary.json follows from the rows."""
-    written = json_of(run / "summary.json", findings)
-    if not written:
-        return
-    if not rows and written.get("rounds"):  # not each figure that is lacking, for one cause
-        if not findings.altered:
-            findings.add_altered(f"metrics.jsonl: it has no round, and summary.json tells of {written['rounds']}")
-        return
-    try:
-        now = summary(rows, metric_names(rows), "", lost, best_model(run), _falling(run, settings))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        findings.add_altered(
-            f"metrics.jsonl or faults.jsonl: its rows make no summary ({type(error).__name__}: {error})"
-        )
-        return
-    flat_written, flat_now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, now))
-    different = [key for key in {**flat_now, **flat_written} if flat_written.get(key) != flat_now.get(key)]
-    for key in different:
-        findings.add_altered(f"summary.json: {key} is {flat_written.get(key)}, metrics.jsonl makes {flat_now.get(key)}")
-    if not different:
-        findings.report_ok("summary.json follows from metrics.jsonl")
-
-
-def _falling(run: Path, settings: Settings) -> Sequence[str]:
-    """Return the metrics of the task's own of which less is better."""
-    classes = str(facts_of(run / MODEL).get("classes", ""))
-    if not classes.isdigit():
-        return ()
-    return tuple(getattr(registry.make(tasks.KIND, settings.task)(int(classes)), "falling", ()))
-
-
-def check_models(run: Path, settings: Settings, rows: Rows, findings: Findings) -> None:
-    """Check that models have the hashes in the rows, and that checkpoints and states are not damaged."""
+    _check_config(run, findings)
+    if reason and rows:
+        _check_summary(run, rows, settings, findings)
     hashes = {row["round"]: row.get("sha256") for row in rows}
-    layout = None
     for name in (MODEL, BEST):
-        if not (run / name).exists() or not rows:
-            continue
-        t = rows[-1]["round"] if name == MODEL else facts_of(run / name).get("round")
-        try:
-            model = FlatModel(rebuild_model(run, settings, name))
-        except UserError as error:
-            findings.add_altered(str(error))
-            continue
-        layout = model.layout
-        _compare(name, layout.sha256(model.w), t, hashes, findings)
-        facts = facts_of(run / name)
-        if name == BEST and (row := next((row for row in rows if row["round"] == t), None)) is not None:
-            value = row.get(str(facts.get("figure")))
-            if value != facts.get("value"):
-                findings.add_altered(
-                    f"{name}: {facts.get('figure')} is {facts.get('value')}, in metrics.jsonl {value}, round {t}"
-                )
-    _check_kept(run, layout, hashes, findings)
-
-
-def _compare(what: str, digest: str, t: Any, hashes: Mapping[int, Any], findings: Findings) -> None:
-    if isinstance(t, int) and hashes.get(t) == digest:
-        findings.report_ok(f"{what} is that of round {t} in metrics.jsonl")
-    else:
-        row = f"round {t} in metrics.jsonl has {str(hashes.get(t) if isinstance(t, int) else None)[:12]}"
-        findings.add_altered(f"{what}: its weights have the SHA-256 {digest[:12]}, {row}")
-
-
-def _numbers(facts: Mapping[str, Any]) -> list[int]:
-    """Return client and round of a state file, as far as it has them."""
-    return [each for key in ("client", "round") if isinstance(each := facts.get(key), int)]
-
-
-def _check_kept(run: Path, layout: Layout | None, hashes: Mapping[int, Any], findings: Findings) -> None:
-    """checkpoints/ and state/: each file has a SHA-256 of its own; a checkpoint's model is that of its round."""
-    before, files = (
-        len(findings.altered),
-        sorted([*run.glob("checkpoints/*.safetensors"), *run.glob("state/**/*.safetensors")]),
-    )
-    for path in files:
-        name = path.relative_to(run)
+        if (run / name).exists() and rows:
+            t = rows[-1]["round"] if name == MODEL else facts_of(run / name).get("round")
+            _check_model(run, settings, name, hashes.get(t), findings)
+    for path in sorted([*run.glob("checkpoints/*.safetensors"), *run.glob("state/**/*.safetensors")]):
         try:
             tensors, facts = read_tensors(path)
         except CorruptFileError as error:
-            findings.add_altered(f"{name}: {str(error).removeprefix(str(path)).lstrip(': ')}")
+            findings.add_altered(str(error))
             continue
         if serialize_tensors(tensors, facts) != path.read_bytes():
-            findings.add_altered(f"{name}: its header is not as fedmpi writes it")
-        if name.parts[0] == "checkpoints":
-            t = facts.get("round")
-            is_named = isinstance(t, int) and path.stem == f"{t:06}" and "w" in tensors
-            if not is_named or (layout and layout.sha256(tensors["w"]) != hashes.get(t)):
-                findings.add_altered(f"{name}: its model is not that of round {t} in metrics.jsonl")
-        elif path.stem.split(".") != [f"{each:06}" for each in _numbers(facts)]:
-            findings.add_altered(f"{name}: it holds client {facts.get('client')} after round {facts.get('round')}")
-    if files and len(findings.altered) == before:
-        findings.report_ok(f"{count(len(files), 'file')} of checkpoints and states are whole")
+            findings.add_altered(f"{path}: its header is not as fedmpi writes it")
+        numbers = [facts["round"]] if path.parent.name == "checkpoints" else [facts.get("client"), facts.get("round")]
+        if path.stem != ".".join(f"{n:06}" for n in numbers if isinstance(n, int)):
+            findings.add_altered(f"{path}: it is of {facts.get('client', 'the server')} after round {facts['round']}")
+
+
+def _check_config(run: Path, findings: Findings) -> None:
+    """Check that config.yaml and identity.json have the same settings."""
+    identity = json_of(run / "identity.json") or {}
+    written = {key: repr(value) for key, value in flat(read(run / "config.yaml").data, "").items() if value != MARK}
+    for key in identity.keys() & written.keys():
+        if identity[key] not in (written[key], hashlib.sha256(written[key].encode()).hexdigest()):
+            both = f"{key} is {written[key]} in the one, {identity[key]} in the other"
+            findings.add_altered(f"config.yaml or identity.json: {both}")
+
+
+def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
+    """Check that summary.json follows from the rows."""
+    classes = str(facts_of(run / MODEL).get("classes", ""))
+    task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
+    lost = read_rows(run / "faults.jsonl", findings)
+    try:
+        made = summary(rows, metric_names(rows), "", lost, best_model(run), tuple(getattr(task, "falling", ())))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
+    written = json_of(run / "summary.json") or {}
+    was, now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, made))
+    for key in {**now, **was}:
+        if was.get(key) != now.get(key):
+            findings.add_altered(f"summary.json: {key} is {was.get(key)}, metrics.jsonl makes {now.get(key)}")
+
+
+def _check_model(run: Path, settings: Settings, name: str, expected: str | None, findings: Findings) -> None:
+    try:
+        model = FlatModel(rebuild_model(run, settings, name))
+    except UserError as error:
+        return findings.add_altered(str(error))
+    if (digest := model.layout.sha256(model.w)) != expected:
+        findings.add_altered(f"{name}: its weights have the SHA-256 {digest[:12]}, metrics.jsonl {str(expected)[:12]}")

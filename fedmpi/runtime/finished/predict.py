@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi import tasks
-from fedmpi.comm.launchers.launcher_env import detect
+from fedmpi.comm.launchers import detect
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call, describe, sample_shape
@@ -26,10 +26,9 @@ from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import count, format_metric
 from fedmpi.config.loading import command_line
 from fedmpi.config.schema import Settings
-from fedmpi.data.augment.look import Look
-from fedmpi.data.augment.operation import Operation
+from fedmpi.data.augment.operation import Operation, to_memory_format
+from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.layout import to_memory_format
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
 from fedmpi.data.reading_options import ALL, with_options
@@ -245,7 +244,7 @@ def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
     """Return samples as tests get them: through the operations that draw nothing."""
     if not operations:
         return x
-    look = replace(x.look if isinstance(x, Pictures) else Look(), operations=operations)
+    look = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=operations)
     return Pictures(x.stored if isinstance(x, Pictures) else x, look)
 
 

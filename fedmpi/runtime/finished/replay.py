@@ -15,55 +15,47 @@ from pathlib import Path
 from random import SystemRandom
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import trust
+from fedmpi.runtime.reading.compare import HASH, RunRecord
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.run import execute
 
-RARELY = 1_000_000  # rounds between checkpoints of a replay
-NEAR = 10  # rounds, that are trained for the sake of the last one
+NEAR = 10  # rounds that are trained for the sake of the last one
 
 
-def replay(
-    directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess
-) -> int:
+def replay(run: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess) -> int:
     """Replay the rounds that the run has and compare; the exit code: 0 where all have the same bits, 1 where not."""
-    process.stop.max_rounds = len(_hashes(directory / "metrics.jsonl"))
+    process.stop.max_rounds = len(_hashes(run))
     with trust.guard(trusted):
         result, code = execute(settings, process)
     if "directory" not in result or (code and not process.stop.rounds_done):  # the other ranks have nothing to compare
         return code
-    message, same = compare(directory, Path(result["directory"]))
+    message, is_same = compare_hashes(run, Path(result["directory"]))
     say(message)
-    return 0 if same else 1
+    return 0 if is_same else 1
 
 
-def compare(directory: Path, again: Path) -> tuple[str, bool]:
+def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
     """Compare the hashes of a run and of its replay. Returns a line on them, and whether all are the same."""
-    before, now = (_hashes(path / "metrics.jsonl") for path in (directory, again))
+    before, now = _hashes(run), _hashes(again)
     different = [t for t in sorted(before) if before[t] != now.get(t)]
     if not different:
-        return f"{count(len(before), 'round')} of {directory}: the same bits in {again}", True
+        return f"{count(len(before), 'round')} of {run}: the same bits in {again}", True
     t = different[0]
-    message = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {directory} has "
+    message = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {run} has "
     return f"{message}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
 
 
-def _hashes(path: Path) -> dict[int, str]:
-    """round -> sha256 of the global model after it."""
-    if not path.exists():
-        raise UserError(f"{path} is missing: no round of this run was written")
-    rows = read_jsonl(path, rounds=True, strict=True).rows
-    if not rows:
-        raise UserError(f"{path} is empty: no round of this run was written")
-    try:
-        return {row["round"]: str(row["sha256"]) for row in rows}
-    except KeyError as error:
-        raise UserError(f"{path}: a row has no {error} of the model after it") from error
+def _hashes(run: Path) -> dict[int, str]:
+    """Return round -> sha256 of the global model after it."""
+    path = run / "metrics.jsonl"
+    if not path.exists() or not path.stat().st_size:
+        raise UserError(f"{path} is {'empty' if path.exists() else 'missing'}: no round of this run was written")
+    return {t: str(row.get(HASH)) for t, row in RunRecord(run).rounds.items()}
 
 
 # ---- some rounds, in a temporary directory: from a checkpoint where one is before them, else the start ----
@@ -76,14 +68,14 @@ class ReplayedRun:
 
 
 def choose_rounds(
-    rounds: Sequence[int], number: int | None, also: Collection[int], checkpoints: Sequence[int]
+    rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
 ) -> list[int]:
     """Choose rounds to replay: so many at random (None: all), suspects, and the last one if a checkpoint is near."""
     if number is None or number >= len(rounds):
         return list(rounds)
-    rounds_to_replay = {*SystemRandom().sample(list(rounds), number), *(t for t in also if t in rounds)}
-    near = any(0 < rounds[-1] - t <= NEAR for t in checkpoints)
-    return sorted(rounds_to_replay | ({rounds[-1]} if near else set()))
+    chosen = {*SystemRandom().sample(list(rounds), number), *(t for t in suspects if t in rounds)}
+    is_near = any(0 < rounds[-1] - t <= NEAR for t in checkpoints)
+    return sorted(chosen | ({rounds[-1]} if is_near else set()))
 
 
 def checkpoints(run: Path) -> list[int]:
@@ -92,7 +84,7 @@ def checkpoints(run: Path) -> list[int]:
     for path in sorted(run.glob("checkpoints/[0-9]*.safetensors")):
         try:
             rounds.append(int(read_tensors(path)[1]["round"]))
-        except (CorruptFileError, KeyError, TypeError):
+        except CorruptFileError:
             continue
     return rounds
 
@@ -105,8 +97,7 @@ def segments(rounds: Sequence[int], checkpoints: Sequence[int]) -> list[tuple[in
     """
     last_rounds: dict[int, int] = {}
     for t in rounds:
-        start = max((c for c in checkpoints if c < t), default=-1)
-        last_rounds[start] = max(last_rounds.get(start, t), t)
+        last_rounds[max((c for c in checkpoints if c < t), default=-1)] = t
     return sorted(last_rounds.items())
 
 
@@ -120,9 +111,17 @@ def replay_rounds(
     KeyboardInterrupt where a signal came.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
-        settings = _settings(run, trusted, overrides, Path(place), start)
+        own = [
+            f"output={json.dumps(place)}",
+            "name=again",
+            "timeline=false",
+            "report=false",
+            "checkpoint.every=1000000",
+        ]
+        own += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
+        settings = trust.replay_settings(run, trusted, overrides, own)
         if start >= 0:
-            _begin(run, Path(place) / settings.name, start)
+            _link_checkpoint(run, Path(place) / settings.name, start)
         process = CommandProcess()
         process.stop.max_rounds = min(last + 2, total)
         with trust.guard(trusted), redirect_stdout(io.StringIO()):
@@ -132,19 +131,14 @@ def replay_rounds(
         yield ReplayedRun(Path(result["directory"]), result["exit_reason"] == "stopped")
 
 
-def _settings(run: Path, trusted: bool, overrides: Sequence[str], place: Path, start: int) -> Settings:
-    place_settings = [f"output={json.dumps(str(place))}", "name=again", "timeline=false", "report=false"]
-    place_settings += [f"checkpoint.every={RARELY}"]
-    place_settings += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
-    return trust.replay_settings(run, trusted, overrides, place_settings)
-
-
-def _begin(run: Path, here: Path, start: int) -> None:
-    """Make a run directory, mostly of links, with which a job resumes after this checkpoint."""
-    (here / "checkpoints").mkdir(parents=True)
-    (here / resume.IDENTITY).write_bytes((run / resume.IDENTITY).read_bytes())
-    files = [run / "checkpoints" / f"{start:06}.safetensors", *run.glob("state/**/*.safetensors")]
+def _link_checkpoint(run: Path, place: Path, start: int) -> None:
+    """Make a run directory of links in which a job resumes after this checkpoint."""
+    files = [
+        run / resume.IDENTITY,
+        run / "checkpoints" / f"{start:06}.safetensors",
+        *run.glob("state/**/*.safetensors"),
+    ]
     for path in files:
-        link = here / path.relative_to(run)
+        link = place / path.relative_to(run)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path.resolve())

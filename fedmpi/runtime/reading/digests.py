@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import PurePath
 from typing import Any
 
 from fedmpi.config import Settings
@@ -38,40 +37,23 @@ def differences(runs: Iterable[tuple[Settings, Identity]]) -> dict[str, Pair]:
     differing: dict[str, Pair] = {}
     for settings, identity in runs:
         same_for_seeds = shared_digests(identity)
-        for item in identity:
-            if not (item in same_for_seeds or item in (CODE, TORCH, PARTITION, DATA, TEST)):
-                continue
+        for item in (key for key in identity if key in same_for_seeds or key in (CODE, TORCH, PARTITION, DATA, TEST)):
             seed = "" if item in same_for_seeds else str(identity.get("seed"))
-            name, digest = first.setdefault(
-                (item, *_of(item, settings, identity, seed)), (settings.name, identity[item])
-            )
+            key = (item, *_depends_on(item, settings, identity, seed))
+            name, digest = first.setdefault(key, (settings.name, identity[item]))
             if digest != identity[item]:
                 differing.setdefault(item, (name, settings.name))
     return differing
 
 
-def _of(item: str, settings: Settings, identity: Identity, seed: str) -> tuple[str, ...]:
+def _depends_on(item: str, settings: Settings, identity: Identity, seed: str) -> tuple[str, ...]:
     """Return the settings on which a digest depends."""
     if item in (CODE, TORCH):
         return ()
     if item.startswith("(plug-in "):
-        places = sorted({name.rpartition(":")[0] for name in trust.foreign(settings.model_dump(mode="json")).values()})
-        of_name = [place for place in places if _file(place) == item[9:-1]]
-        return tuple(of_name or places)  # else it is a file that one of them imports
+        return tuple(sorted(trust.foreign(settings.model_dump(mode="json")).values()))
     if item == "(initial weights)":
         return (str(settings.init.source),)
-    cut = item == DATA and not seed  # then the same whoever holds it
-    data = [
-        f"{k}: {identity[k]}"
-        for k in identity
-        if k.startswith("data.") and not (cut and k.startswith("data.partition."))
-    ]
-    return (seed, str(settings.data.root), *data)
-
-
-def _file(place: str) -> str:
-    """
-    >>> _file("/home/me/mine.py"), _file("package.mine")
-    ('mine.py', 'mine.py')
-    """
-    return PurePath(place).name if place.endswith(".py") else f"{place.rpartition('.')[2]}.py"
+    left_out = ("data.partition.",) if item == DATA and not seed else ()  # the same whoever has it
+    keys = [key for key in identity if key.startswith("data.") and not key.startswith(left_out)]
+    return (seed, str(settings.data.root), *(f"{key}: {identity[key]}" for key in keys))

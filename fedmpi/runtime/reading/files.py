@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,27 +69,12 @@ def json_of(path: Path) -> Row | None:
     return content if isinstance(content, dict) else None
 
 
-def content(path: Path) -> bytes:
-    """Read a file; b"" if there is none. Raises UserError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-
-
 def tail(path: Path, size: int = TAIL) -> list[Row]:
     """Return the last rows of a file, those in its last `size` bytes; none where it is missing or cannot be read."""
     try:
         return read_jsonl(path, tail=size).rows
     except UserError:
         return []
-
-
-def total(text: bytes, key: str) -> int:
-    """Return the sum of an integer over all lines of a .jsonl file, without parsing them."""
-    return sum(map(int, re.findall(rb'"%s": (\d+)' % key.encode(), text)))
 
 
 def changed(paths: Sequence[Path]) -> float | None:
@@ -104,17 +88,12 @@ def changed(paths: Sequence[Path]) -> float | None:
     return max(times, default=None)
 
 
-def last_line(path: Path) -> str:
+def last_line(path: Path, size: int = 1 << 16) -> str:
     """Return the last line of a log that names an error, else the last one; "" if there is none."""
-    lines = tail_text(path).strip().splitlines()
-    return next((line for line in reversed(lines) if "error" in line), lines[-1] if lines else "")
-
-
-def tail_text(path: Path, size: int = 1 << 16) -> str:
-    """The end of a text file; of one that cannot be read nothing."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - size, 0))
-            return file.read().decode("utf-8", "replace")
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
+    return next((line for line in reversed(lines) if "error" in line), lines[-1] if lines else "")

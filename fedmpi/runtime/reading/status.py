@@ -6,9 +6,6 @@ stopped           a signal or a time limit; `fedmpi resume` goes on
 failed            it says why
 died              nobody is at work there, and it did not say why: killed, or the power was cut
 never started     it ended before its first line, or has not begun
-
-seconds a round   mean of the last WINDOW ones, without the first of a job, which is longer than the others
-left              that times the rounds to come
 """
 
 from __future__ import annotations
@@ -16,69 +13,92 @@ from __future__ import annotations
 import ast
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from fedmpi.common.formatting import duration
+from fedmpi.common.formatting import duration, table
 from fedmpi.common.host_memory import size_text
-from fedmpi.common.jsonl import JsonLines, parse_jsonl, read_jsonl
+from fedmpi.common.jsonl import JsonLines, read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, format_metric
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.record import lock
 
 RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
-WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0
+WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0  # rounds; written lately: within so many seconds and rounds
 FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
 TIMELINE, WAITS = "timeline", ("word", "uploads")  # as engine/timeline.py, which is not imported from here, has them
-TIMELINE_ROUNDS = 10  # the last ones
-TIMELINE_BYTES, RANK_BYTES = 1 << 22, 1 << 16  # at the ends of the files of all ranks together, and of one at most
-FIGURES = 4  # that are shown
+TIMELINE_ROUNDS, TIMELINE_BYTES = 10, 1 << 16  # the last ones, at the end of each rank's file
+SHOWN = 4  # metrics
 Facts = dict[str, Any]
 
 
 def status(run: Path, now: float | None = None) -> Facts:
-    """The facts of one run: JSON's types alone. What the directory does not tell is None.
+    """Return the facts of one run, of JSON's types alone; None is what the directory does not tell.
 
-    Beside those of `brief`: ranks, alive, lost (rank -> round), hosts, launcher, job, started; slowest; figures and
+    Beside those of `brief`: ranks, lost (rank -> round), hosts, launcher, job, started; slowest; figures (metrics) and
     figures_round; sent_bytes, received_bytes (rank 0's); faults; holder (who has, or had, the lock).
     """
-    text = files.content(run / "metrics.jsonl")
-    rows = _rows(text).rows
-    figures, at = _figures(rows)
+    lines = read_jsonl(run / "metrics.jsonl", rounds=True)
+    figures, figures_round = _metrics(lines.rows)
+    about = files.json_of(run / "environment.json") or {}
+    ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
+    faults = [row for row in read_jsonl(run / "faults.jsonl", rounds=True).rows if isinstance(row.get("ranks"), dict)]
     return {
-        **brief(run, text, now),
+        **brief(run, lines, now),
         "holder": lock.inspect(run)[1] or None,
-        **_ranks(run),
+        "ranks": len(ranks) or None,
+        "lost": {rank: row["round"] for row in faults for rank in row["ranks"]},
+        "hosts": list(dict.fromkeys(str(each.get("host")) for each in ranks)),
+        "launcher": about.get("launcher"),
+        "job": about.get("slurm_job_id"),
+        "started": about.get("started"),
         "slowest": slowest(run),
         "figures": figures,
-        "figures_round": at,
-        "sent_bytes": files.total(text, "sent_bytes"),
-        "received_bytes": files.total(text, "received_bytes"),
-        "faults": _faults(run, text, rows),
+        "figures_round": figures_round,
+        "sent_bytes": sum(row.get("sent_bytes", 0) for row in lines.rows),
+        "received_bytes": sum(row.get("received_bytes", 0) for row in lines.rows),
+        "faults": {
+            "losses": len(faults),
+            "rounds_with_refused": sum(bool(row.get("refused")) for row in lines.rows),
+            "rounds_with_clipped": sum(bool(row.get("clipped")) for row in lines.rows),
+            "diverged": next((row["diverged"] for row in lines.rows if "diverged" in row), None),
+        },
     }
 
 
-def brief(run: Path, text: bytes | None = None, now: float | None = None) -> Facts:
-    """directory, name; state, why, resume (whether `fedmpi resume` would go on); rounds_done, rounds, round_s, eta_s,
-    since_s (what was written last, until now); checkpoint (round, age_s); unreadable (lines of metrics.jsonl).
+def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -> Facts:
+    """Return directory, name; state, why, resume (whether `fedmpi resume` would go on); rounds_done, rounds, round_s
+    (mean of the last WINDOW ones), eta_s, since_s (what was written last, until now); checkpoint (round, age_s);
+    unreadable (lines of metrics.jsonl).
 
-    text: the content of metrics.jsonl.
+    lines: the content of metrics.jsonl; None: its end is read.
     """
     now = time.time() if now is None else now
-    text = files.content(run / "metrics.jsonl") if text is None else text
-    parsed, lines_written = _rows(text), text.count(b"\n")
-    done = parsed.rows[-1]["round"] + 1 if parsed.rows else max(lines_written - len(parsed.damaged), 0)
-    identity, summary = files.json_of(run / "identity.json") or {}, files.json_of(run / "summary.json")
-    is_locked, who = lock.inspect(run)
+    lines = read_jsonl(run / "metrics.jsonl", rounds=True, tail=files.TAIL) if lines is None else lines
+    done = lines.rows[-1]["round"] + 1 if lines.rows else 0
+    identity, summary = files.json_of(run / "identity.json") or {}, files.json_of(run / "summary.json") or {}
+    rounds, round_s = _rounds(identity), _round_s(lines.rows)
     written = files.changed([run / "metrics.jsonl", run / "log.txt", *(run / TIMELINE).glob("rank-*.jsonl")])
-    round_s, rounds = _round_s(parsed.rows), _rounds(identity)
-    lately = written is not None and now - written < LATELY_S + TIMES * (round_s or 0.0)
-    state, why = _state(is_locked, lately, summary, lines_written, (done, rounds), bool(identity) or "host" in who)
+    is_late = written is None or now - written >= LATELY_S + TIMES * (round_s or 0.0)
+    is_locked, who = lock.inspect(run)
+    has_begun = bool(lines.rows or identity or "host" in who)
+    reason = str(summary.get("exit_reason", ""))
+    is_over = reason == "finished" and rounds is not None and done >= rounds
+    if is_locked and not is_over:
+        silent = "nothing written for longer than five rounds take; a rank may be silent" if is_late else ""
+        state, why = RUNNING, silent if lines.rows else "it has not made a round yet"
+    elif reason:
+        state, why = _ended(reason)
+    elif is_locked is None and not is_late:
+        state, why = RUNNING, "its directory was written lately"
+    elif has_begun:
+        state, why = DIED, "" if lines.rows else "before its first round was complete"
+    else:
+        state, why = NEVER, "the directory holds nothing of a run"
     checkpoint = _checkpoint(run, now)
-    left = max(rounds - done, 0) if rounds is not None else None
+    has_eta = state == RUNNING and not is_late and rounds is not None and round_s is not None
     return {
         "directory": str(run),
         "name": run.resolve().name,
@@ -88,49 +108,18 @@ def brief(run: Path, text: bytes | None = None, now: float | None = None) -> Fac
         "rounds_done": done,
         "rounds": rounds,
         "round_s": round_s,
-        "eta_s": left * round_s if state == RUNNING and lately and left is not None and round_s is not None else None,
+        "eta_s": max((rounds or 0) - done, 0) * (round_s or 0.0) if has_eta else None,
         "since_s": max(now - written, 0.0) if written is not None else None,
         "checkpoint": checkpoint,
-        "unreadable": len(parsed.damaged),
+        "unreadable": len(lines.damaged),
     }
 
 
 def code(facts: Facts) -> int:
-    """The exit code: 0 running or finished, 75 it would go on, 1 failed, or nothing to go on from."""
+    """Return the exit code: 0 running or finished, 75 it would go on, 1 failed, or nothing to go on from."""
     if facts["state"] in (RUNNING, FINISHED):
         return FINE
     return GOES_ON if facts["state"] in (STOPPED, DIED) and facts["resume"] else BAD
-
-
-def _rows(text: bytes) -> JsonLines:
-    """The last rows of metrics.jsonl."""
-    if len(text) > files.TAIL:
-        text = text[-files.TAIL :]
-        text = text[text.find(b"\n") + 1 :]
-    return parse_jsonl(text, rounds=True)
-
-
-def _state(
-    is_locked: bool | None,
-    lately: bool,
-    summary: Facts | None,
-    lines: int,
-    rounds: tuple[int, int | None],
-    begun: bool,
-) -> tuple[str, str]:
-    """(state, why)"""
-    reason = str((summary or {}).get("exit_reason", ""))
-    ended = summary is not None and bool(reason)
-    if is_locked and not (reason == "finished" and rounds[1] is not None and rounds[0] >= rounds[1]):
-        late = "" if lately else "nothing written for longer than five rounds take; a rank may be silent"
-        return RUNNING, late if lines else "it has not made a round yet"
-    if ended:
-        return _ended(reason)
-    if is_locked is None and lately:
-        return RUNNING, "" if begun and lines else "its directory was written lately"
-    if not lines and not begun:
-        return NEVER, "the directory holds nothing of a run"
-    return DIED, "" if lines else "before its first round was complete"
 
 
 def _ended(reason: str) -> tuple[str, str]:
@@ -150,55 +139,26 @@ def _rounds(identity: Facts) -> int | None:
 
 
 def _round_s(rows: list[Facts]) -> float | None:
-    """Mean seconds of the last rounds; the first one made stands only for itself."""
+    """Return the mean seconds of the last rounds; the first one, which is longer, counts only alone."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
     return fmean(later[-WINDOW:]) if later else walls[0] if walls else None
 
 
-def _ranks(run: Path) -> Facts:
-    about = files.json_of(run / "environment.json") or {}
-    ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
-    lost: dict[str, int] = {}
-    began = _job_began(run)
-    for row in read_jsonl(run / "faults.jsonl", rounds=True).rows:
-        if isinstance(row.get("ranks"), dict) and row["round"] >= began:
-            lost |= dict.fromkeys(row["ranks"], row["round"])
-    hosts = list(dict.fromkeys(str(each.get("host")) for each in ranks))
-    alive = len(ranks) - sum(rank.isdigit() and int(rank) < len(ranks) for rank in lost)
-    named = {"launcher": about.get("launcher"), "job": about.get("slurm_job_id"), "started": about.get("started")}
-    return {"ranks": len(ranks) or None, "alive": alive if ranks else None, "lost": lost, "hosts": hosts, **named}
-
-
-def _job_began(run: Path) -> int:
-    """The first round of the last job, with which all ranks are there again."""
-    text = files.content(run / TIMELINE / "rank-0000.jsonl")
-    rows = parse_jsonl(text[max(text.rfind(b'{"job"'), 0) :], rounds=True).rows
-    return next((row["round"] for row in rows), 0)
-
-
-def _figures(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
-    """The figures of the last round that was evaluated, else of the last one; and which that is."""
+def _metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
+    """Return the metrics of the last round that was evaluated, else of the last one; and which that is."""
     numbers = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
     names = {name for row in numbers for name in row if name != "train_loss"}
-    for row, figures in zip(reversed(rows), reversed(numbers), strict=True):
-        if names & figures.keys() or not names:
-            return figures, row["round"]
+    for row, metrics in zip(reversed(rows), reversed(numbers), strict=True):
+        if names & metrics.keys() or not names:
+            return metrics, row["round"]
     return {}, None
 
 
-def _faults(run: Path, text: bytes, rows: list[Facts]) -> Facts:
-    refused, clipped = (text.count(b'"%s": [{' % what) for what in (b"refused", b"clipped"))
-    diverged = next((row["diverged"] for row in rows if "diverged" in row), None)
-    losses = len(read_jsonl(run / "faults.jsonl", rounds=True).rows)
-    return {"losses": losses, "rounds_with_refused": refused, "rounds_with_clipped": clipped, "diverged": diverged}
-
-
 def _checkpoint(run: Path, now: float) -> Facts | None:
-    paths = [path for path in (run / "checkpoints").glob("[0-9]*.safetensors") if path.stem.isdigit()]
-    if not paths:
+    newest = max((run / "checkpoints").glob("[0-9]*.safetensors"), default=None)
+    if newest is None:
         return None
-    newest = max(paths)
     written = files.changed([newest])
     return {"round": int(newest.stem), "age_s": None if written is None else max(now - written, 0.0)}
 
@@ -207,160 +167,108 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# ---- who holds it up ----
 def slowest(run: Path) -> Facts:
-    """Who holds a run up, by the timelines of its last rounds, else by what clients were placed.
+    """Return who holds a run up, by the timelines of its last rounds.
 
-    {"client": {client, rank, seconds}, "rank": {rank, host, busy or pace}}, as far as it is known.
-
-    A client's seconds are the median of its trainings; who trained with others at once is not known alone. The slowest
-    rank is the one that waits least: `busy` is the share of its time in which it did not. pace: what a sample costs
-    there, over what it costs on the fastest rank.
+    {"client": {client, rank, seconds}, "rank": {rank, busy}}, as far as it is known. A client's seconds are the median
+    of its trainings. The slowest rank is the one that waits least: `busy` is the share of its time in which it did not.
     """
-    paths = sorted((run / TIMELINE).glob("rank-*.jsonl"))
-    size = min(max(TIMELINE_BYTES // max(len(paths), 1), 1 << 12), RANK_BYTES)
-    clients: dict[tuple[int, int], list[float]] = {}
-    ranks: list[Facts] = []
-    for path in paths:
-        rank = path.stem.removeprefix("rank-")
-        rows = [row for row in files.tail(path, size) if "spans" in row][-TIMELINE_ROUNDS:]
-        if not rank.isdigit() or not rows:
-            continue
-        try:
-            busy = _busy(rows, clients, int(rank))
-        except (KeyError, TypeError, ValueError):  # not as fedmpi writes them
-            continue
-        if busy is not None:
-            ranks.append({"rank": int(rank), "busy": busy})
+    seconds: dict[tuple[int, int], list[float]] = {}  # by client and rank
+    busy: dict[int, float] = {}
+    for path in sorted((run / TIMELINE).glob("rank-*.jsonl")):
+        rank, rows = int(path.stem.removeprefix("rank-")), files.tail(path, TIMELINE_BYTES)
+        waited = total = 0.0
+        for row in [row for row in rows if "spans" in row][-TIMELINE_ROUNDS:]:
+            total += row["s"]
+            waited += sum(ms for name, ms in row.get("rest", {}).items() if name in WAITS) / 1e3
+            for name, _, ms, *who in row["spans"]:
+                waited += ms / 1e3 if name in WAITS else 0.0
+                if name == "train" and who and isinstance(who[0], int):
+                    seconds.setdefault((who[0], rank), []).append(ms / 1e3)
+        if total:
+            busy[rank] = max(1 - waited / total, 0.0)
     facts: Facts = {}
-    if clients:
-        (client, rank_), seconds = max(clients.items(), key=lambda item: median(item[1]))
-        facts["client"] = {"client": client, "rank": rank_, "seconds": median(seconds)}
-    if len(ranks) > 1:
-        facts["rank"] = max(ranks, key=lambda each: each["busy"])
-    return facts if "rank" in facts else facts | _by_pace(run)
+    if seconds:
+        (client, rank), trainings = max(seconds.items(), key=lambda item: median(item[1]))
+        facts["client"] = {"client": client, "rank": rank, "seconds": median(trainings)}
+    if len(busy) > 1:
+        rank = max(busy, key=lambda each: busy[each])
+        facts["rank"] = {"rank": rank, "busy": busy[rank]}
+    return facts
 
 
-def _busy(rows: list[Facts], clients: dict[tuple[int, int], list[float]], rank: int) -> float | None:
-    waited = total = 0.0
-    for row in rows:
-        total += row["s"]
-        for what, _, ms, *who in row["spans"]:
-            waited += ms / 1e3 if what in WAITS else 0.0
-            if what == "train" and who and isinstance(who[0], int):
-                clients.setdefault((who[0], rank), []).append(ms / 1e3)
-        rest: Mapping[str, float] = row.get("rest", {})
-        waited += sum(ms for what, ms in rest.items() if what in WAITS) / 1e3
-    return max(1 - waited / total, 0.0) if total > 0 else None
-
-
-def _by_pace(run: Path) -> Facts:
-    for row in reversed(files.tail(run / "placement.jsonl")):
-        pace = row.get("pace")
-        if isinstance(pace, dict) and len(pace) > 1 and all(isinstance(each, int) for each in pace.values()):
-            rank = max(pace, key=lambda each: pace[each])
-            return {"rank": {"rank": int(rank), "pace": pace[rank] / 100}} if rank.isdigit() else {}
-    return {}
-
-
-# ---- what is shown ----
+# ---- output ----
 def lines(facts: Facts) -> list[str]:
-    """What `fedmpi status` shows of a run: a line a thing, none longer than a narrow terminal needs."""
+    """Return what `fedmpi status` shows of a run: a line for each thing."""
     rows = [
         ("run", facts["directory"]),
         ("state", _state_text(facts)),
         ("round", _rounds_text(facts)),
-        ("left", _left_text(facts)),
         ("ranks", _ranks_text(facts)),
         ("slowest", _slowest_text(facts["slowest"])),
-        ("figures", _figures_text(facts)),
-        ("bytes", _traffic_text(facts)),
+        ("figures", _metrics_text(facts)),
+        (
+            "bytes",
+            f"{size_text(facts['received_bytes'])} up, {size_text(facts['sent_bytes'])} down (rank 0's connection)",
+        ),
         ("faults", _faults_text(facts)),
-        ("checkpoint", _checkpoint_text(facts)),
+        ("checkpoint", _checkpoint_text(facts["checkpoint"])),
         ("next", f"fedmpi resume {facts['directory']}" if facts["resume"] else ""),
     ]
-    return [f"{name:<10}  {text}" for name, text in rows if text]
+    return table([row for row in rows if row[1]], "left")
 
 
 def _state_text(facts: Facts) -> str:
-    why = f": {facts['why']}" if facts["why"] else ""
     who, since = facts["holder"], facts["since_s"]
-    if facts["state"] == RUNNING and who and "host" in who:
-        why += f" (process {who.get('pid')} on {who['host']})"
+    why = f": {facts['why']}" if facts["why"] else ""
+    where = f" (process {who.get('pid')} on {who.get('host')})" if facts["state"] == RUNNING and who else ""
     ago = f", last written {duration(since)} ago" if since is not None and facts["state"] != FINISHED else ""
-    return f"{facts['state']}{why}{ago}"
+    return f"{facts['state']}{why}{where}{ago}"
 
 
 def _rounds_text(facts: Facts) -> str:
-    if facts["state"] == NEVER:
-        return ""
     of = f" of {facts['rounds']:,}" if facts["rounds"] is not None else ""
     pace = f", {duration(facts['round_s'])} a round" if facts["round_s"] is not None else ""
-    return f"{facts['rounds_done']:,}{of}{pace}"
-
-
-def _left_text(facts: Facts) -> str:
-    if facts["eta_s"] is None:
-        return ""
-    end = time.localtime(time.time() + facts["eta_s"])
-    day = "" if facts["eta_s"] < 12 * 3600 else "%Y-%m-%d "
-    rough = " (by one round)" if facts["rounds_done"] == 1 else ""
-    return f"{duration(facts['eta_s'])}{rough}, until {time.strftime(f'{day}%H:%M', end)}"
+    left = f", {duration(facts['eta_s'])} left" if facts["eta_s"] is not None else ""
+    return f"{facts['rounds_done']:,}{of}{pace}{left}"
 
 
 def _ranks_text(facts: Facts) -> str:
     if facts["ranks"] is None:
         return ""
-    lost = ", ".join(f"rank {rank} lost in round {t}" for rank, t in facts["lost"].items())
-    alive = f"{facts['alive']} of {facts['ranks']} alive" if facts["state"] == RUNNING else f"{facts['ranks']}"
-    where = f" on {count(len(facts['hosts']), 'host')}" if facts["hosts"] else ""
+    lost = "".join(f"; rank {rank} lost in round {t}" for rank, t in facts["lost"].items())
     job = f", Slurm job {facts['job']}" if facts["job"] else ""
-    return f"{alive}{where}{job}{f'; {lost}' if lost else ''}"
+    return f"{facts['ranks']} on {count(len(facts['hosts']), 'host')}{job}{lost}"
 
 
 def _slowest_text(slow: Facts) -> str:
-    parts = []
-    if "client" in slow:
-        one = slow["client"]
-        parts.append(f"client {one['client']}, {duration(one['seconds'])} on rank {one['rank']}")
-    if "rank" in slow:
-        one = slow["rank"]
-        how = f"busy {100 * one['busy']:.0f} % of the time" if "busy" in one else f"{one['pace']:.2f} x the fastest"
-        parts.append(f"rank {one['rank']}, {how}")
+    client, rank = slow.get("client"), slow.get("rank")
+    parts = [f"client {client['client']}, {duration(client['seconds'])} on rank {client['rank']}"] if client else []
+    parts += [f"rank {rank['rank']}, busy {100 * rank['busy']:.0f} % of the time"] if rank else []
     return "; ".join(parts)
 
 
-def _figures_text(facts: Facts) -> str:
-    figures = facts["figures"]
-    if not figures:
-        return ""
-    first = [name for name in figures if name.endswith(("accuracy", "loss")) or name == "train_loss"]
-    names = list(dict.fromkeys([*(n for n in ("loss", "accuracy", "train_loss") if n in figures), *first, *figures]))
-    text = ", ".join(f"{name} {format_metric(name, figures[name], 4)}" for name in names[:FIGURES])
-    return f"{text} (round {facts['figures_round'] + 1})"
-
-
-def _traffic_text(facts: Facts) -> str:
-    up, down = facts["received_bytes"], facts["sent_bytes"]
-    return f"{size_text(up)} up, {size_text(down)} down (rank 0's connection)" if up or down else ""
+def _metrics_text(facts: Facts) -> str:
+    metrics = facts["figures"]
+    first = [name for name in ("loss", "accuracy", "train_loss") if name in metrics]
+    names = list(dict.fromkeys([*first, *metrics]))[:SHOWN]
+    text = ", ".join(f"{name} {format_metric(name, metrics[name], 4)}" for name in names)
+    return f"{text} (round {facts['figures_round'] + 1})" if text else ""
 
 
 def _faults_text(facts: Facts) -> str:
-    faults, parts = facts["faults"], []
-    if faults["losses"]:
-        parts.append(f"{faults['losses']} x ranks lost (faults.jsonl)")
-    for key, what in (("rounds_with_refused", "refused"), ("rounds_with_clipped", "clipped")):
-        if faults[key]:
-            parts.append(f"uploads {what} in {count(faults[key], 'round')}")
-    if faults["diverged"] is not None:
-        parts.append(f"training came apart from round {faults['diverged']} on")
-    if facts["unreadable"]:
-        parts.append(f"{count(facts['unreadable'], 'line')} of metrics.jsonl cannot be read")
+    faults = facts["faults"]
+    parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
+    for what in ("refused", "clipped"):
+        rounds = faults[f"rounds_with_{what}"]
+        parts += [f"uploads {what} in {count(rounds, 'round')}"] if rounds else []
+    parts += [f"diverged from round {faults['diverged']} on"] if faults["diverged"] is not None else []
+    unreadable = facts["unreadable"]
+    parts += [f"{count(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else []
     return "; ".join(parts) or "none"
 
 
-def _checkpoint_text(facts: Facts) -> str:
-    checkpoint = facts["checkpoint"]
+def _checkpoint_text(checkpoint: Facts | None) -> str:
     if checkpoint is None:
         return "none"
     age = f", {duration(checkpoint['age_s'])} old" if checkpoint["age_s"] is not None else ""

@@ -35,8 +35,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
-from fedmpi.data.augment.chosen import operation
 from fedmpi.data.augment.operation import Operation
+from fedmpi.data.augment.pipeline import operation
+from fedmpi.data.batches import Shards
 from fedmpi.data.federated import Federated
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.preparation import Preparation, from_facts
@@ -47,38 +48,25 @@ PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 
 # ---- partition.json and partition.npz ----
-def write_partition(
-    directory: RunDirectory,
-    scheme: str,
-    seed: int,
-    sizes: np.ndarray,
-    label_counts: np.ndarray | None,
-    parts: Partition | None = None,
-    validation: Partition | None = None,
-) -> None:
-    """Write both files; no arrays in silo mode, which has no common numbering of samples.
-
-    Args:
-        sizes: (N,) training samples by client.
-        label_counts: (N, classes); None where sites keep theirs to themselves.
-        parts: training samples by client; None in silo mode.
-        validation: the samples that data.validation has held out, if any.
-    """
+def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Federated) -> None:
+    """Write both files; no arrays in silo mode, which has no common numbering of samples."""
+    sizes, counts = data.train_sizes, data.label_counts if data.counts_shared else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
-    if parts is None:
-        return directory.write_json("partition.json", {**facts, "sizes": sizes, "label_counts": label_counts})
-    arrays = {"indices": parts.order, "offsets": parts.offsets}
-    if validation is not None:
-        arrays |= {"validation_indices": validation.order, "validation_offsets": validation.offsets}
-    if len(sizes) <= MANY:
-        facts |= {"sizes": sizes, "label_counts": label_counts}
+    if data.parts is None or len(sizes) <= MANY:
+        facts |= {"sizes": sizes, "label_counts": counts}
     else:
-        facts["summary"] = {"samples": int(sizes.sum()), "sizes": _spread(sizes)}
-        if label_counts is not None and label_counts.any():
-            classes = _spread((label_counts > 0).sum(1))
-            facts["summary"] |= {"label_counts": label_counts.sum(0), "classes_a_client": classes}
-            arrays["label_counts"] = label_counts.astype(np.min_scalar_type(label_counts.max()))
+        spread = {"least": sizes.min(), "median": np.median(sizes), "mean": sizes.mean(), "most": sizes.max()}
+        facts["summary"] = {"samples": sizes.sum(), "sizes": spread}
     directory.write_json("partition.json", facts)
+    if data.parts is None:
+        return
+    arrays = {"indices": data.parts.order, "offsets": data.parts.offsets}
+    if isinstance(data.validation, Shards):
+        rows = data.validation.rows
+        assert isinstance(rows, Partition)
+        arrays |= {"validation_indices": rows.order, "validation_offsets": rows.offsets}
+    if "summary" in facts and counts is not None and counts.any():
+        arrays["label_counts"] = counts.astype(np.min_scalar_type(counts.max()))
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
     directory.write("partition.npz", buffer.getvalue())
@@ -87,11 +75,7 @@ def write_partition(
 def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
     """Return (sizes, label counts) by client; None for what the run does not have, and arrays if clients are many.
 
-    Args:
-        facts: the content of partition.json.
-
-    Raises:
-        ValueError: partition.npz is needed for it, and cannot be read.
+    facts: the content of partition.json. Raises ValueError: partition.npz is needed for it, and cannot be read.
     """
     if "summary" not in facts:
         return facts.get("sizes"), facts.get("label_counts")
@@ -100,15 +84,6 @@ def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
             return np.diff(arrays["offsets"]), arrays.get("label_counts")
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"partition.npz cannot be read ({error})") from error
-
-
-def _spread(values: np.ndarray) -> dict[str, float]:
-    return {
-        "least": int(values.min()),
-        "median": float(np.median(values)),
-        "mean": float(values.mean()),
-        "most": int(values.max()),
-    }
 
 
 # ---- preprocessing.json ----
@@ -133,19 +108,15 @@ class Preprocessing:
             sites: the site of each row, or one site for all of them; () where that is not known.
             rows: how many there are.
         """
-        if not self.targets:
-            return None
         if not self.target_sites:
-            return [self.targets[""]] * rows
-        allowed = f"sites: {shorten(', '.join(self.target_sites), 200)}"
-        if not len(sites):
-            raise UserError(
-                "targets are standardised by each site's own training rows (data.standardise_target: site): say whose "
-                f"rows these are: --site NAME, in Python site=; {allowed}"
-            )
+            return [self.targets[""]] * rows if self.targets else None
         unknown = next((name for name in sites if name not in self.targets), None)
-        if unknown is not None:
-            raise UserError(f"there is no site {unknown!r} in this run; {allowed}")
+        if unknown is not None or not len(sites):
+            problem = f"there is no site {unknown!r} in this run" if len(sites) else "say whose rows these are"
+            raise UserError(
+                f"{problem}: --site NAME, in Python site=, as targets are standardised by each site's own training "
+                f"rows (data.standardise_target: site); sites: {shorten(', '.join(self.target_sites), 200)}"
+            )
         scales = [self.targets[name] for name in sites]
         return scales * rows if len(scales) == 1 else scales
 
@@ -176,17 +147,22 @@ def read_preprocessing(path: Path) -> Preprocessing:
         raise UserError(f"{path} cannot be read as the preprocessing of a run: {error}") from error
 
 
-def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
-    """Write what the sites that this rank opens have fitted, each into its folder of state/.
+def write_preprocessing(directory: RunDirectory, settings: Settings, data: Federated) -> None:
+    """Write preprocessing.json beside the model (rank 0); with data.silos each site writes its own."""
+    if data.preparation is not None:
+        by_site = data.preparation.site_names or any(data.target_scales)
+        sites = data.site_names if by_site or data.clients <= MANY else ()
+        prepared = Preprocessing(data.preparation, settings.data.augment, sites, data.target_scales)
+        directory.write_json(PREPROCESSING, prepared.facts())
 
-    Raises UserError where it cannot be written.
-    """
+
+def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
+    """Write what the sites that this rank opens have fitted, each into its folder of state/."""
     directory = RunDirectory(folder, settings.output_mode == "private")
     for client, preparation in data.own_preparation.items():
         site = data.site_names[client]
         scale = data.target_scales.get("", data.target_scales.get(site))
-        targets = {} if scale is None else {"": scale}
-        own = Preprocessing(preparation, settings.data.augment, targets=targets)
+        own = Preprocessing(preparation, settings.data.augment, targets={} if scale is None else {"": scale})
         directory.write_json(str(site_file(Path(), site)), own.facts())
 
 

@@ -10,7 +10,6 @@ This imports no torch and none of the code.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -40,21 +39,19 @@ class PluginFile(NamedTuple):
 def find_plugins(names: Iterable[str], *objects: Any) -> list[PluginFile]:
     """Return the files that define these plug-ins (`file.py:Name` or `package.module:Name`), and the classes of the
     `objects` as far as they are the user's own."""
-    paths = []
+    files: list[str | None] = []
     for name in names:
         place = name.rpartition(":")[0]
-        file = place if is_file(name) else getattr(sys.modules.get(place), "__file__", None)
-        if file and (is_file(name) or not file.startswith(f"{PACKAGE}/")):
-            paths.append(Path(file))
-    for each in objects:
-        file = getattr(sys.modules.get(type(each).__module__), "__file__", None)
-        if file and is_users_file(file):
-            paths.append(Path(file))
-    plugins, twins = list[PluginFile](), Counter[str]()
+        files.append(place if is_file(name) else getattr(sys.modules.get(place), "__file__", None))
+    paths = [Path(file) for file in files if file and not file.startswith(f"{PACKAGE}/")]
+    modules = [sys.modules.get(type(each).__module__) for each in objects]
+    files = [getattr(module, "__file__", None) for module in modules]
+    paths += [Path(file) for file in files if file and is_users_file(file)]
+    plugins, same_name = list[PluginFile](), Counter[str]()
     for path in dict.fromkeys(path.resolve() for path in paths):
         if path.is_file():
-            twins[path.name] += 1
-            name = path.name if twins[path.name] == 1 else f"{path.stem}-{twins[path.name]}{path.suffix}"
+            same_name[path.name] += 1
+            name = path.name if same_name[path.name] == 1 else f"{path.stem}-{same_name[path.name]}{path.suffix}"
             plugins.append(PluginFile(name, path, path.read_bytes()))
     return plugins
 
@@ -86,33 +83,36 @@ def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
     return rows
 
 
-# ---- code of a run that may have moved since: at a new place, or only the copy in the run directory ----
+# ---- files of a run that may have moved since: at a new place, or only the copy in the run directory ----
 def relocate(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str, str]:
-    """Return for plug-ins that have moved or changed: name -> name with the path at which the content of then is now.
+    """Return for plug-ins `file.py:Name` that have moved or changed: name -> name with the path at which the content of
+    then is now.
 
     A file is looked for where it would be if it had been moved together with the run directory; then there is its copy.
 
     Args:
-        names: `file.py:Name` or `package.module:Name`.
+        run_dir: the run directory.
+        names: of plug-ins; what `package.module:Name` imports is taken as it is installed.
         changed: whether copies also stand for files that are there, with another content than then.
 
     Raises:
         UserError: the copy was changed itself.
     """
-    copies = _known(run_dir)
-    new_names: dict[str, str] = {}
-    for name in dict.fromkeys(names):
+    copies, new_names = _copies(run_dir), dict[str, str]()
+    for name in filter(is_file, dict.fromkeys(names)):
         place, _, attribute = name.rpartition(":")
-        row, file = _row(copies, name), _origin(place, is_file(name))
-        if row is None or (file is not None and (not changed or digest(file) == row["sha256"])):
+        row, is_there = _row(copies, place), Path(place).is_file()
+        if row is None or (is_there and (not changed or digest(Path(place)) == row["sha256"])):
             continue
-        elsewhere = moved_with(run_dir, place) if file is None and is_file(name) else iter(())
-        new = next((path for path in elsewhere if digest(path) == row["sha256"]), None)
-        new_names[name] = f"{new or _copy(run_dir, row, file)}:{attribute}"
+        elsewhere = () if is_there else moved_with(run_dir, place)
+        new = next((path for path in elsewhere if digest(path) == row["sha256"]), None) or _copy(run_dir, row)
+        if is_there:
+            warnings.warn(f"{place} has changed since this run was made; its copy {new} is used", stacklevel=3)
+        new_names[name] = f"{new}:{attribute}"
     return new_names
 
 
-def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
+def _copy(run_dir: Path, row: dict[str, str]) -> Path:
     copy = run_dir.absolute() / row["copy"]
     if not copy.is_file() or digest(copy) != row["sha256"]:
         what = "has changed" if copy.is_file() else "is missing"
@@ -120,8 +120,6 @@ def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
             f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
             f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
         )
-    if file is not None:
-        warnings.warn(f"{file} has changed since this run was made; its copy {copy} is used", stacklevel=3)
     return copy
 
 
@@ -140,56 +138,32 @@ def moved_with(run_dir: Path, place: str) -> Iterator[Path]:
 def changed_files(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
     """Return (file, its copy in the run directory) of each file whose content has changed since the run was made.
 
-    names: plug-ins, as above; files that these import are known by their paths alone.
+    names: plug-ins, which may say that a file is at another place now.
     """
-    copies, named = _known(run_dir), {}
-    for name in names:
-        if (row := _row(copies, name)) is not None:
-            named[row["copy"]] = name
-    changed = []
-    for row in copies:
-        name = named.get(row["copy"], f"{row['file']}:")
-        file = _origin(name.rpartition(":")[0], is_file(name))
-        if file is not None and digest(file) != row["sha256"]:
-            changed.append((file, run_dir / row["copy"]))
-    return changed
+    copies = _copies(run_dir)
+    places = {row["copy"]: row["file"] for row in copies}
+    for place in (name.rpartition(":")[0] for name in names if is_file(name)):
+        if (row := _row(copies, place)) is not None:
+            places[row["copy"]] = place
+    pairs = [(Path(places[row["copy"]]), row) for row in copies]
+    return [(file, run_dir / row["copy"]) for file, row in pairs if file.is_file() and digest(file) != row["sha256"]]
 
 
-def _row(copies: list[dict[str, str]], name: str) -> dict[str, str] | None:
-    """Return the entry of a plug-in's copy: that of its path, else that of its file name if only one copy has it."""
-    place, plain = name.rpartition(":")[0], is_file(name)
-    exact = [row for row in copies if _is(place, row["file"], plain)]
-    alike = [row for row in copies if plain and Path(row["file"]).name == Path(place).name]
+def _row(copies: list[dict[str, str]], place: str) -> dict[str, str] | None:
+    """Return the entry of a file's copy: that of its path, else that of its name if only one copy has it."""
+    exact = [row for row in copies if row["file"] == os.path.realpath(place)]
+    alike = [row for row in copies if Path(row["file"]).name == Path(place).name]
     return exact[0] if exact else alike[0] if len(alike) == 1 else None
 
 
-def _known(run_dir: Path) -> list[dict[str, str]]:
-    """Return the entries on copies in environment.json; [] where it cannot be read, or is of an earlier version."""
+def _copies(run_dir: Path) -> list[dict[str, str]]:
+    """Return the entries on copies in environment.json, which may be somebody else's; [] where it cannot be read."""
     try:
         rows = json.loads((run_dir / "environment.json").read_text(encoding="utf-8")).get("plugins") or []
         copies = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
     return [row for row in copies if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
-
-
-def _is(place: str, file: str, plain: bool) -> bool:
-    """Whether the path or module in a plug-in's name is that of `file`."""
-    if plain:
-        return os.path.realpath(place) == file or os.path.abspath(place) == file
-    path = Path(*place.split("."))
-    return file.endswith((f"{os.sep}{path}.py", f"{os.sep}{path / '__init__.py'}"))
-
-
-def _origin(place: str, plain: bool) -> Path | None:
-    """Return the file that a plug-in's name refers to now; None where there is none."""
-    if plain:
-        return Path(place) if os.path.isfile(place) else None
-    try:
-        spec = importlib.util.find_spec(place)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin and os.path.isfile(spec.origin) else None
 
 
 def digest(path: Path) -> str:

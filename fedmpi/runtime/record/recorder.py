@@ -18,14 +18,12 @@ from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
 from fedmpi.common.text import format_metric
 from fedmpi.config.yaml_source import text_for
-from fedmpi.data.batches import Shards
-from fedmpi.data.partitions.parts import Partition
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import plugins, report_text
-from fedmpi.runtime.record.data_files import MANY, PREPROCESSING, Preprocessing, write_partition
+from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
@@ -51,8 +49,7 @@ class RankRecorder(RunCallbacks):
 
     @contextmanager
     def collect_warnings(self) -> Iterator[None]:
-        """Copy each warning, which is shown as ever, into log.txt, for readers who no longer have the console. At the
-        end the filters are as they were."""
+        """Copy each warning, which is shown as ever, into log.txt, for readers who no longer have the console."""
         show = warnings.showwarning
 
         def show_and_log(message: Warning | str, *where: Any, **more: Any) -> None:
@@ -96,17 +93,19 @@ class Recorder(RankRecorder):
     ) -> None:
         """Write to this directory, and tell these loggers, from now on; show these lines, and what follows, on the
         console. live: with a live line, if it is a terminal."""
-        settings, task, data = experiment.settings, experiment.task, experiment.data
+        settings, names = experiment.settings, ("loss", *experiment.task.names)
         self.directory, self.experiment, self.stop, self.loggers = directory, experiment, stop, loggers
         protocols = sorted(settings.evaluate.protocol, key="global".__ne__)
         starts = ["" if each == "global" else f"{each}_" for each in protocols]
-        self.metrics = [f"{start}{name}" for start in starts for name in ("loss", *task.names)]  # what rounds may have
-        self.falling = tuple(getattr(task, "falling", ()))
-        self.model_facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
-        self.model_facts |= personal_facts(settings.method.name, experiment.messages)
-        shown = self.metrics[: 1 + len(task.names)]
-        self.headline = shown[1]
-        shown += [f"validation_{settings.evaluate.best.metric}"] if settings.evaluate.best.metric else []
+        self.metrics = [f"{start}{name}" for start in starts for name in names]  # what rounds may have
+        self.falling = tuple(getattr(experiment.task, "falling", ()))
+        self.model_facts = {
+            "input": to_text(experiment.data.input_shape, experiment.data.x_dtype),
+            "classes": str(experiment.data.classes),
+            **personal_facts(settings.method.name, experiment.messages),
+        }
+        best = settings.evaluate.best.metric
+        shown = [*self.metrics[: len(names)], *([f"validation_{best}"] if best else [])]
         self.log = partial(directory.append, "log.txt")
         self.console = Console(settings.rounds, shown, self.log, live=live)
         for line in lines:
@@ -126,22 +125,17 @@ class Recorder(RankRecorder):
         """
         self.is_described = True
         directory, experiment = self.directory, self.experiment
-        settings, data, cut = experiment.settings, experiment.data, experiment.settings.data.partition
         directory.write_json("identity.json", identity)
-        directory.write("config.yaml", text_for(redacted(resolve(settings).model_dump(mode="json"))).encode())
+        config = redacted(resolve(experiment.settings).model_dump(mode="json"))
+        directory.write("config.yaml", text_for(config).encode())
         if experiment.initial is not None:
             directory.write("initial.safetensors", experiment.initial.content)
-        if data.preparation is not None:  # with data.silos each site writes its own
-            needed = data.preparation.site_names or any(data.target_scales)
-            sites = data.site_names if needed or data.clients <= MANY else ()
-            prepared = Preprocessing(data.preparation, settings.data.augment, sites, data.target_scales)
-            directory.write_json(PREPROCESSING, prepared.facts())
+        write_preprocessing(directory, experiment.settings, experiment.data)
         copies = plugins.write_copies(directory, own_code) if own_code else []
         directory.write_json("environment.json", {**environment, "plugins": copies})
-        held_out = data.validation.rows if isinstance(data.validation, Shards) else None
-        assert held_out is None or isinstance(held_out, Partition)
-        scheme, counts = cut.scheme if cut else "silos", data.label_counts if data.counts_shared else None
-        write_partition(directory, scheme, settings.seed, data.train_sizes, counts, data.parts, held_out)
+        cut = experiment.settings.data.partition
+        scheme = cut.scheme if cut else "silos"
+        write_partition(directory, scheme, experiment.settings.seed, experiment.data)
 
     def begin(self, fed: Federation, first: int, resumed: bool) -> None:
         """Prepare for the rounds. first: the first round that loggers get; resumed: whether the run was resumed."""
@@ -178,18 +172,21 @@ class Recorder(RankRecorder):
         """Write the final model and the summary, and show the results. Returns the summary."""
         assert fed.server is not None
         self.console.close()
-        model, best = self.experiment.model, fed.server.best
-        self.directory.write_model(model.state_dict(fed.server.w, fed.server.b), self.model_facts)
-        ended = f"signal {self.stop.signal}" if reason == "stopped" and self.stop.signal else reason
-        ended = f"diverged: {fed.reporter.divergence.message}" if reason == "diverged" else ended
-        ended = f"enough: {best.why}" if reason == "early_stopped" and best else ended
+        self.directory.write_model(self.experiment.model.state_dict(fed.server.w, fed.server.b), self.model_facts)
+        best, ended = fed.server.best, reason
+        if reason == "stopped" and self.stop.signal:
+            ended = f"signal {self.stop.signal}"
+        elif reason == "diverged":
+            ended = f"diverged: {fed.reporter.divergence.message}"
+        elif reason == "early_stopped" and best:
+            ended = f"enough: {best.why}"
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)
-        rows, experiment = self.directory.rows("metrics.jsonl"), self.experiment
         evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
-        for line in report_text.result_lines(rows, result, self.headline, clients, experiment):
+        rows = self.directory.rows("metrics.jsonl")
+        for line in report_text.result_lines(rows, result, self.metrics[1], clients, self.experiment):
             self.console.say(line)
         self.console.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
@@ -205,11 +202,11 @@ class Recorder(RankRecorder):
                 return f"go on with: fedmpi resume {self.directory.shown}"
         return ""
 
-    def _write_summary(self, ended: str) -> dict[str, Any]:
+    def _write_summary(self, exit_reason: str) -> dict[str, Any]:
         directory = self.directory
         rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
         best = best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
-        result = summary(rows, metric_names(rows, self.metrics), ended, lost, best, self.falling)
+        result = summary(rows, metric_names(rows, self.metrics), exit_reason, lost, best, self.falling)
         directory.write_json("summary.json", result)  # the last thing of a run, which is sealed as it is then
         directory.write_json(SEAL, seal(directory.path))
         return result
@@ -236,7 +233,7 @@ class Console:
         live: bool = True,
     ) -> None:
         self.rounds, self.names, self.log = rounds, tuple(names), log
-        self.stream = stream or sys.stdout
+        self.stream = stream or sys.stdout  # None: closed when Python started
         self.rounds_shown, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
         self.progress: Progress | None = None
         if live and self.stream is not None and self.stream.isatty():
@@ -253,32 +250,24 @@ class Console:
         self.log(text)
         if self.progress is not None:
             self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        elif self.stream is not None:  # None: closed when Python started
+        elif self.stream is not None:
             say(text, self.stream)
 
     def round(self, row: Mapping[str, Any], more: Iterable[str] = ()) -> None:
         """Show a finished round: its number, its metrics if it was evaluated, its seconds, and the time left.
 
-        Args:
-            row: the round's row of metrics.jsonl.
-            more: names of further numbers in `row` to show, such as those of the method.
+        more: names of further numbers in `row` to show, such as those of the method.
         """
         self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + float(row["wall_s"])
-        done = int(row["round"]) + 1
-        parts = [f"round {done}/{self.rounds}"]
-        parts += [
-            f"{name} {format_metric(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None
-        ]
-        parts.append(f"{row['wall_s']:.1f} s")
+        done, names = int(row["round"]) + 1, (*self.names, *more)
+        figures = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
         left_s = max(self.rounds - done, 0) * self.wall_s / self.rounds_shown
-        if left_s > 0:
-            parts.append(f"eta {duration(left_s)}")
-        line = "  ".join(parts)
+        left = [f"eta {duration(left_s)}"] if left_s > 0 else []
+        line = "  ".join([f"round {done}/{self.rounds}", *figures, f"{row['wall_s']:.1f} s", *left])
         if self.progress is None:
-            self.say(line)
-        else:
-            self.log(line)
-            self.progress.update(self.task, completed=done, description=line)
+            return self.say(line)
+        self.log(line)
+        self.progress.update(self.task, completed=done, description=line)
 
     def close(self) -> None:
         """End the live line, so that what follows starts on a line of its own."""

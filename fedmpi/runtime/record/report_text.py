@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.formatting import table
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, format_metric
-from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import learning_rate
-from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
+from fedmpi.engine.messages import Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
+
+MOST_CLIENTS = 20  # that have a line each at the end
 
 
 def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -32,17 +32,15 @@ def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Ma
     sites = [f"this process opens the files of all {len(silos)} sites: {', '.join(silos)}"] if silos else []
     if silos and len(ranks) > 1:
         owner, width = build_data.site_ranks(s, len(ranks)), max(map(len, silos))
-        where_opened = (f"rank {owner[k]} on {ranks[owner[k]]['host']}" for k in range(len(silos)))
-        sites = [f"site {name:<{width}}  {rank}" for name, rank in zip(silos, where_opened, strict=True)]
+        sites = [f"site {name:<{width}}  rank {owner[k]} on {ranks[owner[k]]['host']}" for k, name in enumerate(silos)]
     return [
         f"{s.name}: {describe_experiment(experiment)}",
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
         f"{describe_devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
         *sites,
         f"{count(s.rounds, 'round')} with {describe_training(s, data.clients, messages.method.own_length)}",
-        *(f"from {file}: {text}" for file, text in fragments(s, ("rounds", "train.", "cohort."))),
         describe_traffic(messages, s.rounds, experiment.itemsize),
-        *describe_wire(experiment, job.size),
+        *describe_wire(experiment),
         *(experiment.initial.lines if experiment.initial is not None else ()),
     ]
 
@@ -59,71 +57,50 @@ def describe_experiment(experiment: Experiment) -> str:
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    who = f"{members} of {count(clients, 'client')}"
-    who += " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
-    amount = count(train.steps, "step") if train.steps is not None else f"{train.epochs:g} epoch"
-    amount += "s" if train.steps is None and train.epochs != 1 else ""
+    turn = " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
+    epochs = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}" if train.steps is None else ""
+    amount = "" if own_length else f"{epochs or count(train.steps or 0, 'step')} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
-    lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")
-    lr += f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
-    rule: list[str] = [] if train.optim == "sgd" else [train.optim]
+    end = "" if train.schedule == "constant" else f", {last:.3g} at last"
+    warm_up = f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
+    optimiser: list[str] = [] if train.optim == "sgd" else [train.optim]
     if "momentum" in OPTIONS[train.optim]:
-        rule += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
-    rule += [f"dampening {train.dampening:g}"] if train.dampening else []
-    rule += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
-    rule += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
-    rule += ["kept from round to round"] if train.keep_optim else []
-    return f"{who}, {'' if own_length else f'{amount} '}in {batches}; {lr}; {', '.join(rule)}"
-
-
-def fragments(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
-    """Return (file, text of its keys and values) for each file under `base` from which settings came.
-
-    starts: only keys that begin with one of these are listed.
-    """
-    listed = {
-        file: ", ".join(f"{key} {describe_value(value)}" for key, value in keys.items() if key.startswith(starts))
-        for file, keys in s.fragments().items()
-    }
-    return [(file, text) for file, text in listed.items() if text]
+        optimiser += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
+    optimiser += [f"dampening {train.dampening:g}"] if train.dampening else []
+    optimiser += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
+    optimiser += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
+    optimiser += ["kept from round to round"] if train.keep_optim else []
+    who = f"{members} of {count(clients, 'client')}{turn}"
+    return f"{who}, {amount}in {batches}; lr {train.lr:g}, {train.schedule}{end}{warm_up}; {', '.join(optimiser)}"
 
 
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     """Say how much a client sends and receives in a round; if some rounds send less, also how much on average."""
     up = [messages.upload(t).size for t in range(max(rounds, 1))]
-    personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
-    full = max(up), messages.announcement().size + personal
-    sends, receives = (size_text(size * itemsize) for size in full)
-    if min(up) == full[0]:
+    sends, fast = size_text(max(up) * itemsize), size_text(min(up) * itemsize)
+    receives = size_text((messages.announcement().size + messages.per_client.size) * itemsize)
+    if min(up) == max(up):
         return f"a client sends {sends} and receives {receives} a round"
-    fast, mean = size_text(min(up) * itemsize), sum(up) / len(up) / full[0]
+    mean = sum(up) / len(up) / max(up)
     return (
         f"a client sends {sends} in full rounds, {fast} in fast ones, {mean:.3f} on average; it gets up to {receives}"
     )
 
 
-def describe_wire(experiment: Experiment, ranks: int) -> list[str]:
-    """Say which messages travel in another format than the model's own, and what that costs the clients."""
-    messages, wire_ = experiment.messages, experiment.messages.wire
-    directions = []
-    if wire_.up:
+def describe_wire(experiment: Experiment) -> list[str]:
+    """Say which messages travel in another format than the model's own; [] where none does."""
+    messages, wire, directions = experiment.messages, experiment.messages.wire, list[str]()
+    if wire.up:
         uploads = [messages.upload(t).coding for t in range(max(messages.rounds, 1))]
         coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
         uncoded = [name for name, slot in experiment.method.sends.items() if messages.large(slot) and name not in coded]
-        directions = [
-            f"up {wire_.up} ({', '.join(coded) or 'nothing'}{'; whole: ' if uncoded else ''}{', '.join(uncoded)})"
-        ]
-    if wire_.down:
-        how = "of the difference to what was sent before" if wire_.down.changes_only else "of the model"
-        directions.append(f"down {wire_.down} {how}")
-    row = size_text(experiment.itemsize * sum(map(prod, messages.unsent.values())))
-    lines = [f"wire: {', '.join(directions)}"] if directions else []
-    if messages.unsent:
-        moves = ranks > 1 and experiment.settings.cohort.placement == "balanced" and not experiment.settings.data.silos
-        more = ", and moves it between ranks (cohort.placement: pinned does not)" if moves else ""
-        lines.append(f"what a format leaves out of an upload, {row}, a client keeps for its next{more}")
-    return lines
+        whole = f"; whole: {', '.join(uncoded)}" if uncoded else ""
+        directions.append(f"up {wire.up} ({', '.join(coded) or 'nothing'}{whole})")
+    if wire.down:
+        how = "of the difference to what was sent before" if wire.down.changes_only else "of the model"
+        directions.append(f"down {wire.down} {how}")
+    return [f"wire: {', '.join(directions)}"] if directions else []
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
@@ -137,19 +114,16 @@ def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def slow_ranks_warning(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
-    """A warning of ranks that train on their CPUs while others have GPUs (compute.device: auto); "" without such.
+    """Return a warning of ranks that train on CPUs while others have GPUs (compute.device: auto); "" without such.
 
-    Args:
-        facts: about each rank; `no_gpu` says why it has none, "" if it was to have none.
-        trains: the ranks that train.
+    facts: about each rank; `no_gpu` says why it has none, "" if it was to have none.
     """
     slow = [rank for rank in trains if facts[rank]["no_gpu"]]
     if not slow:
         return ""
     return (
-        f"compute.device: auto: {numbers(slow)} train{'s' * (len(slow) == 1)} on the CPU while others have GPUs, and "
-        f"NCCL cannot be used: {facts[slow[0]]['no_gpu']}. Mend that host or leave it out; with compute.device: "
-        "cuda a run refuses to start so"
+        f"compute.device: auto: {numbers(slow)} train{'s' * (len(slow) == 1)} on the CPU while others have GPUs: "
+        f"{facts[slow[0]]['no_gpu']}. Mend that host or leave it out; compute.device: cuda refuses to start so"
     )
 
 
@@ -160,43 +134,31 @@ def result_lines(
     clients: list[dict[str, Any]],
     experiment: Experiment,
 ) -> list[str]:
-    """Return the lines that a run prints last: metrics of up to 20 clients, the headline metric, faults, traffic.
+    """Return the lines that a run prints last: metrics of a few clients, the headline metric, faults, traffic.
 
     Args:
         rows: those of metrics.jsonl.
         result: the content of summary.json.
+        headline: the metric that is shown first.
         clients: rows of clients.jsonl of the last evaluation.
+        experiment: of the run.
     """
-    lines = []
-    if clients and len(clients) <= 20:
-        names, cells = (
-            ("loss", *experiment.task.names),
-            [("client", "protocol", "samples", "loss", *experiment.task.names)],
-        )
+    names, lines = ("loss", *experiment.task.names), list[str]()
+    if 0 < len(clients) <= MOST_CLIENTS:
+        cells = [("client", "protocol", "samples", *names)]
         for row in clients:
-            figures = ("-" if row[n] is None else format_metric(n, row[n], 4) for n in names)
+            figures = ["-" if row[name] is None else format_metric(name, row[name], 4) for name in names]
             cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *figures))
         lines += table(cells)
     if headline in result["last"]:
-        at, mean = result["last_round"][headline] + 1, result["mean_last_10"].get(headline)
-        values = min(sum(row.get(headline) is not None for row in rows), 10)
-        when = (
-            "of the initial model"
-            if not at
-            else f"after {'the last round' if at == result['rounds'] else f'round {at}'}"
-        )
-        average = (
-            f", {format_metric(headline, mean, 4)} on average over the last {values}"
-            if values > 1 and mean is not None
-            else ""
-        )
-        lines.append(f"{headline} {format_metric(headline, result['last'][headline], 4)} {when}{average}")
+        lines.append(_headline(rows, result, headline))
     if result["diverged"] is not None:
         lines.append(f"training came apart from round {result['diverged']} on (see the warning)")
     if result["refused_uploads"]:
-        lines.append(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
-    if result["client_errors"]:
-        lines.append(f"{result['client_errors']} of them came of errors while a client trained")
+        lines.append(
+            f"{result['refused_uploads']} uploads were refused, {result['client_errors']} of them after an error while "
+            "a client trained (`refused` in metrics.jsonl)"
+        )
     if result["lost_ranks"]:
         gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
         lines.append(f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it")
@@ -205,24 +167,23 @@ def result_lines(
     if best := result["best_model"]:
         value = format_metric(best["figure"], best["value"], 4)
         lines.append(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
-    lines.append(total_traffic(rows, experiment.messages))
+    up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
+    lines.append(f"clients sent {up:,} and received {down:,} parameters")
     if result["exit_reason"] != "finished":
-        done = f"{result['rounds']} of {experiment.settings.rounds} rounds are complete"
-        lines.append(f"stopped early ({result['exit_reason']}): {done}")
+        complete = f"{result['rounds']} of {experiment.settings.rounds} rounds are complete"
+        lines.append(f"stopped early ({result['exit_reason']}): {complete}")
     return lines
 
 
-def total_traffic(rows: list[dict[str, Any]], messages: Messages) -> str:
-    """Say what all clients sent and received in all rounds, and its share of full messages in every round."""
-    visits = sum(len(row["cohort"]) for row in rows)
-    up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
-    most = messages.largest_upload() - ENGINE_UP
-    least = messages.announcement().packing.size - ENGINE_DOWN + messages.per_client.size
-    full = visits * most, visits * least
-    text = f"clients sent {up:,} and received {down:,} parameters"
-    if (up, down) == full or not all(full):  # of nothing there is no share
-        return text
-    return f"{text}, {up / full[0]:.3f} and {down / full[1]:.3f} of sending all in every round"
+def _headline(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) -> str:
+    """Return the line on the last value of a metric, and its mean over the last ten rounds that have it."""
+    at, mean = result["last_round"][name] + 1, result["mean_last_10"].get(name)
+    last = "the last round" if at == result["rounds"] else f"round {at}"
+    line = f"{name} {format_metric(name, result['last'][name], 4)} {f'after {last}' if at else 'of the initial model'}"
+    values = min(sum(row.get(name) is not None for row in rows), 10)
+    if values < 2 or mean is None:
+        return line
+    return f"{line}, {format_metric(name, mean, 4)} on average over the last {values}"
 
 
 def resume_line(after: int, rounds: int, rows: int) -> str:

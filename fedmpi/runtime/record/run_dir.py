@@ -1,33 +1,8 @@
-"""The run directory: everything needed to read, plot and repeat a run.
-
-    config.yaml         all settings, defaults included         environment.json   versions, hosts, devices, git, ...
-    partition.npz       indices: client after client; offsets: N+1 (client k holds indices[offsets[k]:offsets[k+1]]);
-                        validation_indices, validation_offsets: what is held out, if anything
-    preprocessing.json  how rows were prepared, by which `fedmpi predict` prepares new ones, see data_files.py
-    partition.json      scheme, seed, sizes, label counts; of many clients a summary, see data_files.py
-    metrics.jsonl       one object per round
-    identity.json       settings, digests of code and data: what a resumed run must share
-    checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
-    clients.jsonl       one object per client and evaluation    log.txt            what the console said, and warnings
-    updates.jsonl       one object per round: how long the updates are, how far they agree (aggregation/update_stats.py)
-    faults.jsonl        ranks that were lost, if any: who, in which round, what it means (faults/lost_ranks.py)
-    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/scheduler.py)
-    analysis.jsonl      what `analysis` has measured of a round (engine/probes)
-    timeline            what each rank did when, see timeline.py
-    heard.json          which round each tracker and callback has heard of last, if there are any (tracking.py)
-    initial.safetensors the file that init.from named           lock      who is at work here, see lock.py
-    model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
-    seal.json           SHA-256 of these, see `seal`
-    model-best.safetensors   the best one by evaluate.best, if that is asked for; written whenever there is a better one
-    report.html         all this to be looked at, written when the run is over (reports)
-
-summary.json says in `exit_reason` how the run ended: "finished", "enough: ..." (evaluate.best.patience), "stopped" or
-"signal 15" on request, "diverged: ...", or "failed: ..." and of what. A run that was killed has no summary.json; all
-else in its directory can be read.
+"""The run directory: everything needed to read, plot and repeat a run. docs/runs.md lists its files.
 
 Only rank 0 writes; of timeline, state and audit each rank its own files. A file that is written once is written whole
 or not at all; lines are flushed as they come. JSON has no NaN: numbers that are not finite are written as null. Secrets
-are left out (common/redaction.py).
+are left out (common/redaction.py). A run that was killed has no summary.json; all else in its directory can be read.
 """
 
 import hashlib
@@ -48,12 +23,12 @@ from fedmpi.common.jsonl import parse_jsonl, read_jsonl, to_jsonable
 from fedmpi.runtime.record import durable
 
 MODEL, BEST, REPORT, SEAL = "model.safetensors", "model-best.safetensors", "report.html", "seal.json"
+SEALED_BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
 SEALED = (  # and plugins/; what other ranks write, or what is written later, is not among them
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
-    *("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl", "faults.jsonl", "placement.jsonl"),
+    *(*SEALED_BY_ROUND, "faults.jsonl", "placement.jsonl"),
     *("initial.safetensors", "accepted.jsonl", MODEL, BEST, "summary.json"),
 )
-SEALED_BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
 SYNCED = ("faults.jsonl", "accepted.jsonl", "placement.jsonl")  # a resumed run depends on every line of these
 END_S = 5.0  # allowed for a write in progress where a run is ended
 
@@ -68,12 +43,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, output: str | Path, name: str, private: bool = False, working_dir: Path = Path()) -> "RunDirectory":
-        """A new directory output/name, or name-2, name-3, ...: never an existing one, even if two runs start at once.
+        """Create a new directory output/name, or name-2, name-3, ...: never one that exists, even if two runs start at
+        once.
 
         private: mode 0700, whatever the umask; files 0600.
-
-        Raises:
-            UserError: `output` cannot be written to.
         """
         number = 1
         while True:
@@ -82,24 +55,21 @@ class RunDirectory:
                 (working_dir / output).mkdir(parents=True, exist_ok=True)
                 (working_dir / path).mkdir(mode=0o700 if private else 0o777)
                 return cls(path, private, working_dir)
-            except FileExistsError:
-                if not (working_dir / output).is_dir():
-                    raise UserError(f"output: {output} is a file; it must be a directory") from None
-                number += 1
             except OSError as error:
+                if isinstance(error, FileExistsError) and (working_dir / output).is_dir():
+                    number += 1
+                    continue
                 raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
 
     # ---- reading and writing ----
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a .jsonl file of rounds; none where there is no such file. Raises UserError for a damaged one."""
+        """Return the rows of a .jsonl file of rounds; none where it is missing. Raises UserError for a damaged one."""
         return read_jsonl(self.path / name, rounds=True, strict=True).rows
 
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
         """Append lines to a file in one write: texts as they are, objects as JSON."""
-        texts = [each if isinstance(each, str) else json.dumps(to_jsonable(each), allow_nan=False) for each in lines]
-        content = "".join(f"{text}\n" for text in texts).encode()
-        mode = 0o600 if self.private else 0o666
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        content = "".join(f"{each if isinstance(each, str) else _json(each)}\n" for each in lines).encode()
+        flags, mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600 if self.private else 0o666
         with self._writing(name) as path, open(os.open(path, flags, mode), "ab", buffering=0) as file:
             before = file.tell()
             try:
@@ -120,26 +90,21 @@ class RunDirectory:
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write a file that holds one JSON object."""
-        self.write(name, (json.dumps(to_jsonable(facts), indent=2, allow_nan=False) + "\n").encode())
+        self.write(name, f"{_json(facts, indent=2)}\n".encode())
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write a whole .jsonl file."""
-        self.write(name, "".join(f"{json.dumps(to_jsonable(row), allow_nan=False)}\n" for row in rows).encode())
+        self.write(name, "".join(f"{_json(row)}\n" for row in rows).encode())
 
     def write_model(
         self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any] | None = None, name: str = MODEL
     ) -> None:
-        """Write row-major copies under state_dict names, and as metadata `facts`, which serve to rebuild the module.
-
-        All facts are under one key: the format keeps several in no fixed order, but equal runs must give equal files.
-        """
-        dense = torch.contiguous_format
-        copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
-        self.write(name, safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts or {}))}))
+        """Write a model; `serialize_model` says how."""
+        self.write(name, serialize_model(tensors, facts or {}))
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[Path]:
-        """The path of a file that is written to within this, by one thread at a time."""
+        """Give the path of a file that is written to within this, by one thread at a time."""
         try:
             with self._lock:
                 yield self.path / name
@@ -151,7 +116,7 @@ class RunDirectory:
 
     # ---- a run that goes on, or ends ----
     def accepted_changes(self) -> list[str]:
-        """What was changed under way (checkpoint.changes=accept), in words."""
+        """Return what was changed under way (checkpoint.changes=accept), in words."""
         rows = self.rows("accepted.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
@@ -166,18 +131,15 @@ class RunDirectory:
         Returns:
             How many rows metrics.jsonl had.
         """
-        rows_before = 0
-        ends = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + analysed}
+        ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed, "placement.jsonl": t + 2}
+        rows_before = len(read_jsonl(self.path / "metrics.jsonl", rounds=True).rows)
         for name, end in ends.items():
             if (self.path / name).exists():
-                had = read_jsonl(self.path / name, rounds=True).rows
-                self.write_rows(name, [row for row in had if row["round"] < end])
-                rows_before = len(had) if name == "metrics.jsonl" else rows_before
+                rows = read_jsonl(self.path / name, rounds=True, strict=name in SYNCED).rows
+                self.write_rows(name, [row for row in rows if row["round"] < end])
         if complete and (here := len(self.rows("metrics.jsonl"))) < t:
             shown = self.shown / "metrics.jsonl"
             warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
-        if (self.path / "placement.jsonl").exists():  # written anew: a cut line would have the next one behind it
-            self.write_rows("placement.jsonl", [row for row in self.rows("placement.jsonl") if row["round"] <= t + 1])
         for name in ("summary.json", SEAL, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
             with self._writing(name) as path:
                 path.unlink(missing_ok=True)
@@ -186,10 +148,8 @@ class RunDirectory:
     def close_failed(self) -> bool:
         """Close the directory of a run that has failed: from now on only the calling thread can write to it.
 
-        A line that is only half written is cut off.
-
-        Returns:
-            False if the run was finished before, or if a write of another thread does not end within END_S.
+        A line that is only half written is cut off. Returns False if the run was finished before, or if a write of
+        another thread does not end within END_S.
         """
         if not self._lock.acquire(timeout=END_S) or (self.path / "summary.json").exists():
             return False
@@ -197,6 +157,20 @@ class RunDirectory:
             with path.open("rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
         return True
+
+
+def serialize_model(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> bytes:
+    """Serialise row-major copies under state_dict names, and as metadata `facts`, which serve to rebuild the module.
+
+    All facts are under one key: the format keeps several in no fixed order, but equal runs must give equal files.
+    """
+    dense = torch.contiguous_format
+    copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
+    return safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts))})
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(to_jsonable(value), indent=indent, allow_nan=False)
 
 
 def seal(run: Path) -> dict[str, Any]:
@@ -221,6 +195,6 @@ def seal(run: Path) -> dict[str, Any]:
 
 
 def seal_digest(facts: Mapping[str, Any]) -> str:
-    """The SHA-256 of a seal's facts, which stands for all of them."""
+    """Return the SHA-256 of a seal's facts, which stands for all of them."""
     rest = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

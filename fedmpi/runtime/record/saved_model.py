@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -30,19 +29,20 @@ def personal_facts(name: str, messages: Messages) -> dict[str, str]:
 def personal_notice(facts: Mapping[str, Any]) -> str:
     """Return the notice that clients use other models than the one with these facts; "" if they do not."""
     name, groups, hooks = (str(facts.get(key, "")) for key in ("method", "kept", "hooks"))
+    if not groups and not hooks:
+        return ""
     if not groups and hooks == "tune":
         return (
             f"method {name} tunes the global model with each client's data before the client uses it "
             "(evaluate.protocol: ft(e)); this is the global model"
         )
     if groups:
-        notice = f"method {name} keeps parts of the model with each client ({groups}), and the global model has their "
-        notice += "initial values there"
-    elif hooks:
-        notice = f"method {name} gives each client a model of its own, and this is the global one"
+        notice = f"keeps parts of the model with each client ({groups}), and the global model has their initial values "
+        notice += "there"
     else:
-        return ""
-    return f"{notice}. A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR --client k"
+        notice = "gives each client a model of its own, and this is the global one"
+    more = "A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR --client k"
+    return f"method {name} {notice}. {more}"
 
 
 def best_model(run_dir: Path) -> dict[str, Any] | None:
@@ -74,7 +74,4 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
 
 def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
     """Return shape and type of one sample that the model takes."""
-    if "input" in facts:
-        return from_text(facts["input"])
-    sizes = str(facts["input_shape"])  # what runs wrote until samples could be of other types: `1,8,8`
-    return tuple(int(size) for size in sizes.split(",") if size), torch.float32
+    return from_text(facts["input"])

@@ -24,7 +24,7 @@ import time
 import traceback
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,29 +45,22 @@ from fedmpi.runtime.record.run_dir import RunDirectory
 registry: dict[str, str] = {
     "mlflow": "fedmpi.runtime.record.tracking:MLflow",
     "tensorboard": "fedmpi.runtime.record.tracking:TensorBoard",
-    "trackio": "fedmpi.runtime.record.tracking:Trackio",
     "wandb": "fedmpi.runtime.record.tracking:WandB",
 }
-
 KIND = PluginKind("tracker", registry, "track")
 FILE = "heard.json"
 HOOKS = ("begin", "round", "end")
-MLFLOW_VALUES = 100  # values at a time, which MLflow takes
-NOT_IN_MLFLOW_NAMES = re.compile(r"[^\w.\- ]")  # such as the @ of accuracy@SITE, and some paths, which / makes
+MLFLOW_PARAMS = 100  # at a time, which MLflow takes
+NOT_IN_MLFLOW_NAMES = re.compile(r"[^\w.\- ]")  # such as the @ of accuracy@SITE
 
 
 @dataclass
 class LoggerCollection:
-    """The trackers and callbacks of a run.
+    """The trackers and callbacks of a run."""
 
-    Attributes:
-        each: its place in the config -> the object.
-        last_rounds: its place in the config -> the last round that it got.
-    """
-
-    each: dict[str, Any]
+    each: dict[str, Any]  # place in the config -> the object
     directory: RunDirectory | None = None
-    last_rounds: dict[str, int] = field(default_factory=dict)
+    last_rounds: dict[str, int] = field(default_factory=dict)  # place in the config -> the last round that it got
     id: str = ""
 
     def begin(self, settings: Settings, directory: RunDirectory, first: int, going_on: bool) -> None:
@@ -82,13 +75,11 @@ class LoggerCollection:
             self._call(name, "begin", {**about, "first": max(first, self.last_rounds[name] + 1)})
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Pass on a row of metrics.jsonl. That is recorded before it is done: a kill in between loses the round for
-        them, where it would have them get it twice."""
-        t = int(row["round"])
-        names = [name for name in self.each if t > self.last_rounds[name]]
-        if names:
-            self.last_rounds |= dict.fromkeys(names, t)
-            self._write()
+        """Pass on a row of metrics.jsonl. That is recorded first: a kill in between loses the round for them, where it
+        would have them get it twice."""
+        names = [name for name in self.each if row["round"] > self.last_rounds[name]]
+        self.last_rounds |= dict.fromkeys(names, row["round"])
+        self._write()
         for name in names:
             self._call(name, "round", row)
 
@@ -96,13 +87,10 @@ class LoggerCollection:
         for name in list(self.each):
             self._call(name, "end", summary)
 
-    def _call(self, name: str, hook: str, what: Mapping[str, Any]) -> None:
-        call: Callable[[Any], Any] | None = getattr(self.each[name], hook, None)
-        if call is None:
-            return
+    def _call(self, name: str, hook: str, argument: Mapping[str, Any]) -> None:
         try:
             with _preserve_process_state():
-                call(to_jsonable(what))
+                getattr(self.each[name], hook, lambda _: None)(to_jsonable(argument))
         except (Exception, SystemExit) as error:
             del self.each[name]
             at = traceback.extract_tb(error.__traceback__)[-1]
@@ -125,17 +113,19 @@ def make_loggers(settings: Settings) -> LoggerCollection:
     for key, items in (("track", settings.track), ("callbacks", settings.callbacks)):
         for i, item in enumerate(items):
             name, options = (item, None) if isinstance(item, str) else next(iter(item.items()))
-            logger = _make_logger(settings, key, f"{key}.{i}", name, options)
-            loggers[_unique(f"{key}: {name}", loggers)] = logger
+            place = f"{key}: {name}"
+            number = sum(each == place or each.startswith(f"{place} #") for each in loggers) + 1
+            logger = _make_logger(settings, key, f"{key}.{i}", name, options or {})
+            loggers[place if number == 1 else f"{place} #{number}"] = logger
     return LoggerCollection(loggers)
 
 
 def _make_logger(settings: Settings, key: str, where: str, name: str, options: Any) -> Any:
-    known = registry if key == "track" else {}
-    if not isinstance(options or {}, dict):
+    if not isinstance(options, dict):
         raise UserError(f"{where}.{name}: {options!r} is not allowed; it takes options by their names")
-    kind = PluginKind(KIND.label if known else "callback", known, f"{where}.{name}")
-    construct = make(kind, Selection(name, options or {}), settings.origins(f"{where}.{name}"))
+    label, known = (KIND.label, registry) if key == "track" else ("callback", {})
+    kind = PluginKind(label, known, f"{where}.{name}")
+    construct = make(kind, Selection(name, options), settings.origins(f"{where}.{name}"))
     try:
         logger = construct()
     except ImportError as error:
@@ -149,29 +139,20 @@ def _make_logger(settings: Settings, key: str, where: str, name: str, options: A
     return logger
 
 
-def _unique(name: str, known: Mapping[str, Any]) -> str:
-    number = sum(each == name or each.startswith(f"{name} #") for each in known) + 1
-    return name if number == 1 else f"{name} #{number}"
-
-
 @contextmanager
 def _preserve_process_state() -> Iterator[None]:
     """Set back afterwards what code of others may have changed in this process."""
-    where, grad, threads = os.getcwd(), torch.is_grad_enabled(), torch.get_num_threads()
-    dtype, drawn = torch.get_default_dtype(), seeds.state()
+    where, grad, dtype, drawn = os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype(), seeds.state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
         os.chdir(where)
         torch.set_grad_enabled(grad)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         seeds.set_state(drawn)
         for number, handler in handlers.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+            signal.signal(number, handler)
 
 
 # ---- trackers ----
@@ -182,21 +163,15 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard:
-    """TensorBoard's event files, in RUN_DIR/tensorboard: `tensorboard --logdir runs` shows all runs below it.
+    """TensorBoard's event files, in RUN_DIR/tensorboard: `tensorboard --logdir runs` shows all runs below it."""
 
-    folder: where to write, in place of that.
-    """
-
-    def __init__(self, folder: str | None = None) -> None:
+    def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.kind, self.folder = SummaryWriter, folder
+        self.kind = SummaryWriter
 
     def begin(self, run: dict[str, Any]) -> None:
-        self.writer = self.kind(self.folder or f"{run['directory']}/tensorboard")
-        if not run["going_on"]:
-            settings = flat(run["settings"], "")
-            self.writer.add_text("settings", "\n".join(f"    {key}: {value}" for key, value in settings.items()))
+        self.writer = self.kind(f"{run['directory']}/tensorboard")
 
     def round(self, row: dict[str, Any]) -> None:
         for name, value in numbers(row).items():
@@ -222,8 +197,7 @@ class MLflow:
         self.uri, self.experiment = uri, experiment
 
     def begin(self, run: dict[str, Any]) -> None:
-        uri = self.uri or (Path(run["directory"]).parent / "mlruns").as_uri()
-        self.client = self.client_of(tracking_uri=uri)
+        self.client = self.client_of(tracking_uri=self.uri or (Path(run["directory"]).parent / "mlruns").as_uri())
         known = self.client.get_experiment_by_name(self.experiment)
         within = known.experiment_id if known else self.client.create_experiment(self.experiment)
         known_runs = self.client.search_runs([within], f"tags.`fedmpi.id` = '{run['id']}'")
@@ -234,18 +208,16 @@ class MLflow:
         tags = {"fedmpi.id": run["id"], "fedmpi.directory": run["directory"]}
         self.run = self.client.create_run(within, tags=tags, run_name=run["name"]).info.run_id
         params = [self.param(key, str(value)[:500]) for key, value in flat(run["settings"], "").items()]
-        for at in range(0, len(params), MLFLOW_VALUES):
-            self.client.log_batch(self.run, params=params[at : at + MLFLOW_VALUES])
+        for at in range(0, len(params), MLFLOW_PARAMS):
+            self.client.log_batch(self.run, params=params[at : at + MLFLOW_PARAMS])
 
     def round(self, row: dict[str, Any]) -> None:
-        now = int(time.time() * 1000)
+        now, step = int(time.time() * 1000), row["round"] + 1
         named = {NOT_IN_MLFLOW_NAMES.sub("_", name): value for name, value in numbers(row).items()}
-        values = [self.metric(name, value, now, row["round"] + 1) for name, value in named.items()]
-        for at in range(0, len(values), MLFLOW_VALUES):
-            self.client.log_batch(self.run, metrics=values[at : at + MLFLOW_VALUES])
+        self.client.log_batch(self.run, metrics=[self.metric(name, value, now, step) for name, value in named.items()])
 
     def end(self, summary: dict[str, Any]) -> None:
-        is_finished = summary["exit_reason"] == "finished" or summary["exit_reason"].startswith("enough")
+        is_finished = summary["exit_reason"].startswith(("finished", "enough"))
         self.client.set_terminated(self.run, "FINISHED" if is_finished else "KILLED")
 
 
@@ -270,19 +242,3 @@ class WandB:
 
     def end(self, summary: dict[str, Any]) -> None:
         self.run.finish()
-
-
-class Trackio(WandB):
-    """trackio, in its folder on this machine: `trackio show` shows it.
-
-    project: under which name.
-    """
-
-    def __init__(self, project: str = "fedmpi") -> None:
-        import trackio
-
-        self.trackio, self.project = trackio, project  # rounds are logged as with wandb
-
-    def begin(self, run: dict[str, Any]) -> None:
-        name = f"{run['name']}-{run['id'][:6]}"
-        self.run = self.trackio.init(project=self.project, name=name, config=run["settings"], resume="allow")

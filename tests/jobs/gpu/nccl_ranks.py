@@ -20,9 +20,8 @@ sys.path[:0] = [str(ROOT / "tests" / "jobs" / "comm"), str(ROOT / "tests")]
 import battery  # noqa: E402
 from simulated_cuda import PolledWork  # noqa: E402
 
-from fedmpi.comm import Lost, Timeouts, detect  # noqa: E402
+from fedmpi.comm import Lost, Timeouts, detect, network  # noqa: E402
 from fedmpi.comm.backends import torch_dist  # noqa: E402
-from fedmpi.comm.backends.interfaces import choose_interface  # noqa: E402
 from fedmpi.comm.failures import timeout_tracing  # noqa: E402
 from fedmpi.comm.failures.error_reporter import ErrorReporter  # noqa: E402
 from fedmpi.comm.rendezvous import lookup  # noqa: E402
@@ -38,7 +37,7 @@ def connect(kind):
         torch_dist.build("nccl", job, device, store, 60)
     else:
         cards = [{"host": job.host, "network": "of all ranks", "address": "127.0.0.1"}] * job.size
-        choose_interface(job.rank, cards, "127.0.0.1")
+        network.choose_for_gloo(job.rank, cards, "127.0.0.1")
         group = dist.PrefixStore("group", store)
         dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
         post = dist.batch_isend_irecv

@@ -123,20 +123,6 @@ def a_model_that_cannot_be_captured():
         return str(error)
 
 
-def clients_at_once():
-    """compute.pack: auto: on a card of 8 GiB, of 1 GiB, and of 8 GiB of which others have taken nearly all."""
-    cards = {"8 GiB": (8 << 30, 8 << 30), "1 GiB": (1 << 30, 1 << 30), "8 GiB, full": (8 << 30, 1 << 20)}
-    free, found = torch.cuda.mem_get_info, {}
-    for card, (size, left) in cards.items():
-        simulated_cuda.MEMORY, torch.cuda.mem_get_info = size, lambda *_, left=left, size=size: (left, size)
-        found[card] = {}
-        for name in ({"name": "logistic"}, {"name": "mlp", "hidden": [2000, 2000]}, {"name": "mcmahan_cnn"}):
-            config = settings("fedavg", model=name, compute={"pack": "auto"})
-            found[card][name["name"]] = prepare(config, device=GPU).made.pack
-    simulated_cuda.MEMORY, torch.cuda.mem_get_info = 8 << 30, free
-    return found
-
-
 def waits_of_a_pack():
     """How often the steps of clients that are trained at once make the host wait; their last batches are of all sizes.
     Beside it the models of this GPU and of a CPU."""
@@ -222,7 +208,7 @@ def waits_for_uploads_of_a_pack():
 def main():
     checks = (
         *(ways_of_gathering, scratch_memory, products_at_once, hash_of_a_model, downloads_of_fedfomo, graphs),
-        *(batch_norm_without_cudnn, a_model_that_cannot_be_captured, clients_at_once, waits_of_a_pack),
+        *(batch_norm_without_cudnn, a_model_that_cannot_be_captured, waits_of_a_pack),
         *(launches_of_an_epoch, uploads_of_an_epoch, pinned_memory, waits_for_uploads_of_a_pack),
     )
     Path(sys.argv[1]).write_text(json.dumps({check.__name__: check() for check in checks}))

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from fedmpi.data.augment.chosen import operation
 from fedmpi.data.augment.colour import Normalise
-from fedmpi.data.augment.look import Look
+from fedmpi.data.augment.pipeline import ImagePipeline, operation
 from fedmpi.data.pictures import Pictures
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -18,7 +17,7 @@ CLOSE = (("resized_crop", 8), ("rotate", {"degrees": 20, "interpolation": "bilin
 def test_rows_are_those_of_a_cpu(given, blocks):
     chain = given if given and isinstance(given[0], tuple) else (given,) if given else ()
     operations = tuple(operation(name, options, "data.augment.0", {}) for name, options in chain)
-    look = Look(bytes=True, normal=Normalise(of="cifar10"), operations=operations)
+    look = ImagePipeline(bytes=True, normal=Normalise(of="cifar10"), operations=operations)
     stored = torch.randint(0, 256, (50, 3, 12, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     rows, u = torch.randperm(50)[:20], torch.rand(20, look.columns)
     host, device = (Pictures(stored, look).to(at, blocks) for at in ("cpu", "cuda"))

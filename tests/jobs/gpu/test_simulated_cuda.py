@@ -166,16 +166,6 @@ def test_a_graph_is_one_launch_and_has_the_same_bits(checks):
 
 
 @pytest.mark.smoke
-def test_how_many_clients_a_gpu_trains_at_once(checks):
-    """By the time of launches and of kernels, by hand with the numbers of packed_rounds.py. Softmax regression: 2 x
-    36 us; 260 weights x 24 bytes. The multilayer perceptron: 6 x 36 us, and 4,140,004 weights x 24 bytes / 2 TB/s =
-    50 us: 4 clients, of which 1 GiB / 16 holds 67 MB / 12 bytes / weights = 1. The CNN: 8 x 36 us, and 3 passes x 10
-    samples x 2.0 million operations / 5 TFLOP/s = 12 us: 23. A full card changes nothing."""
-    roomy = {"logistic": 256, "mlp": 4, "mcmahan_cnn": 23}
-    assert checks["clients_at_once"] == {"8 GiB": roomy, "1 GiB": {**roomy, "mlp": 1}, "8 GiB, full": roomy}
-
-
-@pytest.mark.smoke
 def test_a_pack_does_not_wait_for_the_gpu(checks):
     """The host waits until its clients are trained, and with messages on the CPU for one copy."""
     found = checks["waits_of_a_pack"]

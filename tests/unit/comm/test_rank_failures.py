@@ -7,9 +7,10 @@ import torch
 from simulated_job import SimulatedJob, SimulatedStore
 
 from fedmpi.comm.backends import mpi_comm, torch_dist
-from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, call_with_timeout
+from fedmpi.comm.backends.torch_dist import Nccl
+from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, Solo, call_with_timeout
 from fedmpi.comm.failures import timeout_tracing
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
@@ -107,7 +108,7 @@ def test_others_go_on_without_a_killed_rank(size, where):
     assert job.codes == [0] * dead + [-9]
     assert job.messages == []
     took = max(program.regroups[rank][0][2] for rank in survivors) - job.ranks[dead].died_at
-    assert took < (DEADLINE_S + 6 if where == "gather" else 5)  # nobody has a connection to watch in an allgather
+    assert took < (DEADLINE_S + 6 if where == "gather" else 7)
 
 
 def test_two_at_once_and_another_one_later_while_a_rank_is_busy():
@@ -341,3 +342,14 @@ def test_messages_of_silent_ranks():
     assert str(RankTimeoutError([2], 3, " (x)")) == "rank 2 is silent: no message from or to it for 3 s (x)"
     assert str(RankTimeoutError([2, 3], 3, hosts={2: "node5"})).startswith("ranks 2 on node5, 3 are silent: ")
     assert str(RankTimeoutError({3, 1}, 1800)) == "ranks 1, 3 are silent: no message from or to them for 1800 s"
+
+
+def test_one_rank_and_nccl_cannot_regroup():
+    solo = Solo(torch.device("cpu"))
+    assert solo.alive == [0]
+    assert solo.can_regroup == "there is a single process"
+    with pytest.raises(Lost, match="there is a single process"):
+        solo.regroup(b"", 1)
+    nccl = Nccl(Job("slurm", 1, 3, 1, 3, "here"), torch.device("cpu"), None, Timeouts(round=60))
+    assert "NCCL cannot" in nccl.can_regroup
+    assert nccl.patience_s == 60

@@ -1,16 +1,15 @@
 """Several ranks find each other by the launcher's variables alone, a foreign service on the derived port included."""
 
 import contextlib
-import os
 import socket
 import threading
 
 import pytest
 from simulated_job import SkippingClock
 
+from fedmpi.comm import launchers
 from fedmpi.comm.base import Lost
-from fedmpi.comm.launchers import launcher_env
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.job import Job
 from fedmpi.comm.rendezvous import auth, lookup
 from fedmpi.comm.rendezvous.store_server import StoreServer
 from fedmpi.comm.timeouts import Timeouts
@@ -114,7 +113,7 @@ def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monk
 def test_no_free_port_is_said(monkeypatch, job_id):
     with socket.create_server(("", 0)) as taken:
         monkeypatch.setattr(lookup, "ports", lambda step: [taken.getsockname()[1]])
-        with pytest.raises(UserError, match="none of the ports"):
+        with pytest.raises(UserError, match=r"rank 0 cannot listen on port \d+ of here"):
             lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 5, step_env(0, 2, 1, FEDMPI_SECRET="s" * 32))
 
 
@@ -131,49 +130,15 @@ def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_req
 
 def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
     alone, spread = Job("slurm", 0, 2, 0, 2, "here"), Job("slurm", 0, 2, 0, 1, "here")
-    monkeypatch.setattr(socket, "gethostbyname", {"far": "192.0.2.7", "near": "127.0.1.1"}.__getitem__)
-    assert lookup.own_address(alone, "far") == "127.0.0.1"
-    assert lookup.own_address(spread, "far") == "192.0.2.7"
-    assert lookup.own_address(spread, "near") == ""
+    names = {"own": "127.0.0.2", "near": "127.0.1.1", "far": "192.0.2.7", "unknown": ""}
+    monkeypatch.setattr(lookup.network, "resolve", names.__getitem__)
+    monkeypatch.setattr(lookup.network, "is_loopback", lambda address: address in ("", "127.0.1.1"))
+    assert lookup.listen_address(alone, "far") == "127.0.0.1"
+    assert [lookup.listen_address(spread, name) for name in names] == ["127.0.0.2", "", "", ""]
     with auth.listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    with auth.listen("192.0.2.7", 0) as listener:  # not of this host: other hosts' name for it
+    with auth.listen("", 0) as listener:
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
-
-
-HERE = "127.0.0.2"  # every address of 127/8 is this host's; the tests below take it for one that others can reach
-
-
-@pytest.fixture
-def network(monkeypatch):
-    """This host has HERE on net0 and 10.0.0.9, which leads to the launcher at 10.0.0.1, on net1; it is called node."""
-    names = {HERE: HERE, "launcher": HERE, "127.0.0.1": "127.0.0.1", "10.0.0.1": "10.0.0.1"}
-    monkeypatch.setattr(lookup.network, "resolve", lambda name: names.get(name, ""))
-    monkeypatch.setattr(lookup.network, "is_own", {HERE, "10.0.0.9"}.__contains__)
-    monkeypatch.setattr(lookup.network, "is_loopback", lambda text: text in ("", "127.0.0.1", "127.0.1.1"))
-    monkeypatch.setattr(lookup.network, "outward_addresses", lambda: [HERE, "10.0.0.9"])
-    monkeypatch.setattr(lookup.network, "address_towards", lambda host: "10.0.0.9" * (host == "10.0.0.1"))
-    return names
-
-
-@pytest.mark.parametrize(
-    ("own_name_is", "address", "launcher", "expected"),
-    [
-        ("", "", "launcher", (HERE, [HERE])),  # where all ranks have reached torchrun, which is on this host
-        ("10.0.0.9", "", "launcher", (HERE, [HERE])),  # it comes before the host's own name
-        ("", "", "10.0.0.1", ("", ["10.0.0.9", "10.0.0.1", HERE, "node"])),  # torchrun is on another host
-        ("", "", "", ("", [HERE, "10.0.0.9", "node"])),  # mpirun, and the name does not resolve
-        ("127.0.1.1", "", "", ("", [HERE, "10.0.0.9", "node"])),
-        ("10.9.9.9", "", "", ("", [HERE, "10.0.0.9", "node"])),  # the name has an address of another host
-        ("10.0.0.9", "", "", ("10.0.0.9", ["10.0.0.9", "node"])),
-        ("10.0.0.9", HERE, "10.0.0.1", (HERE, [HERE])),  # comm.interface
-    ],
-)
-def test_the_launchers_address_is_offered_first_then_those_of_the_interfaces(
-    network, own_name_is, address, launcher, expected
-):
-    network["node"] = own_name_is
-    assert lookup.offer(Job("torchrun", 0, 2, 0, 1, "node"), address, launcher) == expected
 
 
 def test_a_name_that_no_host_can_have_is_passed_over():
@@ -182,38 +147,24 @@ def test_a_name_that_no_host_can_have_is_passed_over():
         lookup.connect_store([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
 
 
-def test_a_job_of_one_host_offers_loopback_whatever_is_configured(network):
-    assert lookup.offer(Job("mpi", 0, 2, 0, 2, "node"), HERE, "launcher") == ("127.0.0.1", ["127.0.0.1"])
-
-
-def test_as_many_names_are_told_as_fit_into_a_broadcast():
-    names = [f"10.0.{i}.100" for i in range(200)]
-    text = lookup.encode_addresses(lookup.StoreLocation([("127.0.0.1", 40_000)], b""), names)
-    assert 1024 - 65 - len(" 10.0.100.100") < len(text) <= 1024 - 65  # the key takes 64 characters and a space
-    told = lookup.decode_addresses(text)
-    assert told == [(name, 40_000) for name in names[: len(told)]]
-
-
 def env_of(rank, size, port):
     return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "FEDMPI_SECRET": "s" * 32}  # fmt: skip
 
 
-def test_ranks_find_each_other_by_torchs_variables_and_two_of_one_rank_are_told(monkeypatch):
+@pytest.mark.parametrize("more", [{}, {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}], ids=["env", "torchrun"])
+def test_ranks_find_each_other_by_torchs_variables(more):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    jobs = [launcher_env.detect(env_of(rank, 2, port)) for rank in range(2)]
-    stores = [lookup.find_store(job, 60, env_of(job.rank, 2, port)) for job in jobs]
+    envs = [env_of(rank, 2, port) | ({"LOCAL_RANK": str(rank)} | more if more else {}) for rank in range(2)]
+    jobs = [launchers.detect(env) for env in envs]
+    assert {job.launcher for job in jobs} == {"torchrun" if more else "env://"}
+    stores = [lookup.find_store(job, 60, env) for job, env in zip(jobs, envs, strict=True)]
     stores[0].set("a", "1")
     assert stores[1].get("a") == b"1"
-    lookup.find_store(jobs[1], 60, env_of(1, 2, port))  # the same process once more
-    monkeypatch.setattr(lookup, "TOKEN", "another process")
-    with pytest.raises(UserError, match=rf"RANK=1 is also that of process {os.getpid()} on host .*MASTER_PORT"):
-        lookup.find_store(jobs[1], 60, env_of(1, 2, port))
-    with pytest.raises(
-        UserError, match=rf"rank 0 cannot listen on port {port} of 127.0.0.1: .*\n.*another MASTER_PORT"
-    ):
-        lookup.find_store(jobs[0], 60, env_of(0, 2, port))
+    if not more:
+        with pytest.raises(UserError, match=rf"rank 0 cannot listen on port {port} of .*\n.*another MASTER_PORT"):
+            lookup.find_store(jobs[0], 60, envs[0])
 
 
 def test_a_first_host_that_does_not_resolve_is_said_at_once():
@@ -223,19 +174,19 @@ def test_a_first_host_that_does_not_resolve_is_said_at_once():
 
 
 def test_torchrun_without_an_address_is_said():
-    with pytest.raises(UserError, match="MASTER_ADDR is not set"):
+    with pytest.raises(UserError, match="MASTER_ADDR or MASTER_PORT is not set"):
         lookup.find_store(Job("torchrun", 1, 2, 0, 1, "here"), 30, {})
 
 
 # ---- the user's secret ----
 def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
-    env, found = {"HOME": str(tmp_path)}, set()
-    threads = [threading.Thread(target=lambda: found.add(auth.user_secret(env))) for _ in range(16)]
+    env, keys = {"HOME": str(tmp_path)}, set()
+    threads = [threading.Thread(target=lambda: keys.add(auth.job_key("a", env))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 1
+    assert len(keys) == 1
     assert [path.name for path in (tmp_path / ".fedmpi").iterdir()] == ["secret"]
 
 
@@ -248,20 +199,22 @@ def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda file: file.chmod(0o640), "others may read this secret; chmod 600 it"),
-        (lambda file: file.write_text("short\n"), "holds no secret; delete it"),
-        (lambda file: (file.unlink(), file.symlink_to("/etc/passwd")), "Too many levels of symbolic links"),
-        (lambda file: (file.unlink(), file.parent.rmdir(), file.parent.write_text("")), "Not a directory|File exists"),
+        (lambda file: file.chmod(0o640), ": others may read this secret; chmod 600 it"),
+        (lambda file: file.write_text("short\n"), " has 5 characters; at least 32 are needed: delete it"),
+        (
+            lambda file: (file.unlink(), file.parent.rmdir(), file.parent.write_text("")),
+            ": (Not a dir|File exists)",
+        ),
     ],
 )
 def test_a_secret_that_is_none_is_refused(tmp_path, spoil, message):
     env = {"HOME": str(tmp_path)}
-    auth.user_secret(env)
+    auth.job_key("a", env)
     spoil(tmp_path / ".fedmpi" / "secret")
-    with pytest.raises(UserError, match=rf"\.fedmpi/secret: ({message}).*export FEDMPI_SECRET"):
-        auth.user_secret(env)
+    with pytest.raises(UserError, match=rf"\.fedmpi/secret({message}).*export FEDMPI_SECRET"):
+        auth.job_key("a", env)
 
 
 def test_a_short_variable_is_refused():
     with pytest.raises(UserError, match="FEDMPI_SECRET has 5 characters; at least 32"):
-        auth.user_secret(dict(os.environ) | {"FEDMPI_SECRET": "guess"})
+        auth.job_key("a", {"FEDMPI_SECRET": "guess"})

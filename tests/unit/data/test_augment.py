@@ -10,13 +10,12 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.data.augment.chosen import augmented, operation
 from fedmpi.data.augment.colour import Normalise
-from fedmpi.data.augment.look import Look
+from fedmpi.data.augment.operation import stored_channels_last, to_memory_format
+from fedmpi.data.augment.pipeline import ImagePipeline, operation
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import split
-from fedmpi.data.layout import stored_channels_last, to_memory_format
+from fedmpi.data.federated import augmented, split
 from fedmpi.data.pictures import Pictures, of_bytes
 
 functional = torchvision.transforms.functional
@@ -185,7 +184,7 @@ def test_colour(given, blocks):
 # ---- all of them together ----
 def look(*items, **more):
     operations = [made(*item) if isinstance(item, tuple) else made(item) for item in items]
-    return Look(bytes=True, normal=Normalise(mean=MEAN, std=STD), operations=tuple(operations), **more)
+    return ImagePipeline(bytes=True, normal=Normalise(mean=MEAN, std=STD), operations=tuple(operations), **more)
 
 
 def normalised(x):
@@ -241,7 +240,7 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
     [
         (torch.rand(N, 5), "flip", r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"),
         (pictures(), ("colour", {"hue": 0.1}), r"colour works on pixels in 0\.\.1, and this data source"),
-        (torch.rand(N, 1, 4, 4, 4), "flip", r"shape \(1, 4, 4, 4\); of volumes \(C, D, H, W\) nothing is augmented"),
+        (torch.rand(N, 1, 4, 4, 4), "flip", r"has the shape \(1, 4, 4, 4\)"),
     ],
 )
 def test_augmentation_needs_pictures(x, item, says):

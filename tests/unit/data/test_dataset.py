@@ -71,7 +71,7 @@ def test_samples_of_several_tensors():
         ),
         ({"train_x": torch.tensor([[0.0] * 3] * 2 + [[0.0, float("nan"), 0.0]] * 2)}, "not finite, first in row 2"),
         ({"classes": 0}, "classes is 0"),
-        ({"site": torch.tensor([0, 1])}, r"int64 \(4,\), one a row of train_x"),
+        ({"site": torch.tensor([0, 1])}, r"int64 \(4,\), one a row"),
         ({"site": torch.tensor([0, 1, 2, 0]), "site_names": ("a", "b")}, r"sites 0\.\.2, but 2 sites are named"),
     ],
 )

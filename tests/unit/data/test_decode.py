@@ -7,6 +7,8 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
+from fedmpi.data.augment.pipeline import operation
+from fedmpi.data.federated import augmented, split
 from fedmpi.data.sources.pictures.csv_images import csv_images
 from fedmpi.data.sources.pictures.decode import DecodeOptions, decode
 from fedmpi.data.sources.pictures.image_folder import image_folder
@@ -92,9 +94,6 @@ def test_sixteen_bits_are_resized_as_eight_bits_are_but_for_rounding(tmp_path):
 
 
 def test_a_folder_of_sixteen_bits_is_normalised_and_augmented_as_pixels(tmp_path):
-    from fedmpi.data.augment.chosen import augmented, operation
-    from fedmpi.data.federated import split
-
     for k in range(8):
         (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
         Image.fromarray(np.full((4, 4), 100 * k, np.uint16)).save(tmp_path / "ab"[k % 2] / f"{k}.png")

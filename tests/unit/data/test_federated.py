@@ -64,14 +64,11 @@ def test_class_match_and_global():
     assert fed.test_sizes.tolist() == [200] * 4
 
 
-def test_shards_where_test_rows_do_not_suffice():
-    """Fewer test rows than shards: class_match, and it says so. Without shards in the training part: no."""
+def test_shards_of_the_test_part_need_shards_and_enough_rows():
     data = images()
     few = Dataset(data.train_x, data.train_y, data.test_x[:12], data.test_y[:12], 4)
-    with pytest.warns(UserWarning, match=r"cannot cut the 3 test rows of class 0 into 4; .* \(class_match\)"):
-        fed = split(few, "shards", 8, seed=0, client_test="shards", s=2)
-    matched = split(few, "shards", 8, seed=0, client_test="class_match", s=2)
-    assert all(torch.equal(fed.test[k].index, matched.test[k].index) for k in range(8))
+    with pytest.raises(UserError, match=r"cannot cut the 3 test rows of class 0 into 4; take class_match"):
+        split(few, "shards", 8, seed=0, client_test="shards", s=2)
     for scheme, options in (("iid", {}), ("shards", {"sorted": True})):
         with pytest.raises(UserError, match="client_test: shards needs partition scheme shards"):
             split(data, scheme, 4, seed=0, client_test="shards", **options)
@@ -138,6 +135,7 @@ def test_a_scheme_of_the_users_own(tmp_path):
         ("return [np.arange(3), np.arange(2, 5)]", "sample 2 more than once"),
         ("return [np.arange(3), np.array([3, 400])]", r"client 1 indices 3\.\.400.*0\.\.399"),
         ("return [np.arange(3), np.array([3.5])]", "float64"),
+        ("return 3", "returned int; it must return a list of index arrays"),
     ],
 )
 def test_a_wrong_scheme_is_named(tmp_path, body, words):
@@ -184,12 +182,3 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
 def test_refused(arguments, words):
     with pytest.raises(UserError, match=words):
         split(images(), seed=0, **arguments)
-
-
-def test_a_scheme_that_gives_one_group_to_several_clients_warns(recwarn):
-    x, y = torch.zeros(12, 2), torch.arange(12) % 2
-    data = Dataset(x, y, x, y, 2, site=torch.arange(12) // 6, group=torch.arange(12) // 3)
-    split(data, "site", None, 0)
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"scheme iid gives rows of one group .* several clients: of . groups? of 4"):
-        split(data, "iid", 4, 0)

@@ -6,11 +6,13 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
 from fedmpi.data.partitions import dirichlet as dirichlet_module
 from fedmpi.data.partitions import iid as iid_module
 from fedmpi.data.partitions import registry
 from fedmpi.data.partitions.dirichlet import dirichlet
-from fedmpi.data.partitions.given import domain, file, site
+from fedmpi.data.partitions.given import domain
 from fedmpi.data.partitions.iid import iid, noisy, quantity
 from fedmpi.data.partitions.shards import classes, shards
 
@@ -63,13 +65,6 @@ def test_a_remainder_is_spread_over_the_first_parts():
     assert sorted(len(part) for part in shards(np.zeros(11, dtype=int), 4, rng(), s=1)) == [2, 3, 3, 3]
 
 
-def test_site():
-    owner = np.array([1, 0, 2, 1, 0])
-    assert [part.tolist() for part in site(owner, 3, rng())] == [[1, 4], [0, 3], [2]]
-    with pytest.raises(UserError, match=r"clients=4.*sites \[0, 1, 2\]"):
-        site(owner, 4, rng())
-
-
 @pytest.mark.parametrize(("clients", "s"), [(100, 2), (10, 10), (5, 8)])
 def test_distinct_shards_give_exactly_s_classes(clients, s):
     labels = balanced(10, 1000)
@@ -83,13 +78,6 @@ def test_shards_that_classes_do_not_divide_warn_and_use_everything():
     with pytest.warns(UserWarning, match="first 4 classes are cut into 2 shards, the others into 1"):  # 14 = 10 + 4
         parts = shards(labels, 7, rng(), s=2)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
-
-
-def test_sorted_shards_may_straddle():
-    labels = balanced(3, 100)
-    parts = shards(labels, 10, rng(), s=2, sorted=True)  # 20 shards of 15; 100 is no multiple of 15
-    assert {len(part) for part in parts} == {30}
-    assert ((histograms(labels, parts, 3) % 15) != 0).any()
 
 
 @pytest.mark.parametrize("convention", ["class", "class_plain", "client"])
@@ -159,51 +147,12 @@ def test_refused_with_numbers(cut, labels, clients, options, words):
 
 def test_redraws_are_capped(monkeypatch):
     monkeypatch.setattr(dirichlet_module, "MAX_ENTRIES", 50 * 2 * 10)
+    monkeypatch.setattr(iid_module, "MOST_DRAWS", 40)
     # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
-    with pytest.raises(UserError, match=r"none of 50 draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
+    with pytest.raises(UserError, match=r"none of \d+ draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
-
-
-def test_settings_that_no_draw_meets_are_refused_early(monkeypatch):
-    """Ten classes at alpha -> 0 go to ten of the 20 clients: of 500,000 draws none was accepted, after over 300 s."""
-    monkeypatch.setattr(dirichlet_module, "PILOT", 1_000_000)
-    drawn = []
-    one_by_one = dirichlet_module._one_by_one
-    monkeypatch.setattr(dirichlet_module, "_one_by_one", lambda *given: drawn.append(1) or one_by_one(*given))
-    said = (
-        r"alpha=0\.0001, clients=20.*practically never every client min_size=1 of the 1800.*500000 draws; raise alpha"
-    )
-    with pytest.raises(UserError, match=said):
-        dirichlet(balanced(10, 180), 20, rng(), alpha=1e-4, min_size=1)
-    assert len(drawn) <= dirichlet_module.SLOW
-
-
-def test_how_likely_a_draw_is_accepted(monkeypatch):
-    """A frequency where many draws are accepted, next to nothing where eight clients hold nothing in all of them."""
-    monkeypatch.setattr(dirichlet_module, "PILOT", 300_000)
-    totals, generator = np.full(6, 300), rng()
-    draws = [dirichlet_module._one_by_one(totals, np.full(5, 0.05), generator) for _ in range(1000)]
-    frequency = np.mean([counts.sum(0).min() >= 3 for counts in draws])
-    estimate = dirichlet_module._likelihood(totals, 5, 0.05, 3)
-    assert abs(estimate - frequency) < 5 * (0.25 / 1000) ** 0.5  # deviations of a frequency of 1,000
-    assert dirichlet_module._likelihood(np.full(2, 100), 10, 1e-5, 1) < 1e-6
-
-
-def test_quantity_judges_many_draws_at_once(monkeypatch):
-    """Two clients had 5,000,000 draws, which took 100 s one after another."""
-    monkeypatch.setattr(iid_module, "MAX_ENTRIES", 1_000_000)
-    generator, calls = rng(), []
-
-    class Counting:
-        bit_generator = generator.bit_generator
-
-        def dirichlet(self, *given, **how):
-            calls.append(1)
-            return generator.dirichlet(*given, **how)
-
-    with pytest.raises(UserError, match=r"no draw of quantity \(alpha=1e-08, clients=2\).*raise alpha"):
-        quantity(np.zeros(20, dtype=int), 2, Counting(), alpha=1e-8)
-    assert len(calls) < 40  # of 500,000 draws
+    with pytest.raises(UserError, match=r"none of 40 draws of quantity \(alpha=1e-08, clients=2\).*raise alpha"):
+        quantity(np.zeros(20, dtype=int), 2, rng(), alpha=1e-8)
 
 
 @pytest.mark.parametrize(("clients", "k"), [(10, 1), (25, 3), (7, 10)])
@@ -252,23 +201,21 @@ def test_noise_grows_with_the_client():
     assert torch.equal(seen, noisy(x, parts, seed=1, level=2.0))
 
 
+def read_file(path, clients=None, samples=5):
+    x, y = torch.zeros(samples, 1), torch.zeros(samples, dtype=torch.int64)
+    return [part.tolist() for part in split(Dataset(x, y, x, y, 2), "file", clients, 0, path=str(path)).parts]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_file_says_who_holds_what(tmp_path):
-    labels, wanted = np.zeros(5, dtype=int), [[1, 4], [0, 3]]
-
-    def read(name, clients=None):
-        return [part.tolist() for part in file(labels, clients, rng(), path=tmp_path / name)]
-
     (tmp_path / "parts.csv").write_text("client\n1\n0\n-1\n1\n0\n")
-    assert read("parts.csv") == wanted
+    assert read_file(tmp_path / "parts.csv") == [[1, 4], [0, 3]]
     for text in ("[[4, 1], [0, 3]]", '{"1": [0, 3], "0": [1, 4]}'):
         (tmp_path / "parts.json").write_text(text)
-        assert read("parts.json", 2) == wanted
-    indices = np.array([4, 0, 3])
-    held = {"validation_indices": np.array([1]), "validation_offsets": np.array([0, 1, 1])}
-    np.savez(tmp_path / "partition.npz", indices=indices, offsets=np.array([0, 1, 3]), **held)
-    assert read("partition.npz") == wanted
-    np.savez(tmp_path / "partition.npz", indices=indices, offsets=np.array([0, 3, 3]))
-    assert read("partition.npz") == [[0, 3, 4], []]
+        assert read_file(tmp_path / "parts.json", 2) == [[1, 4], [0, 3]]
+    validation = {"validation_indices": np.array([1]), "validation_offsets": np.array([0, 1, 1])}
+    np.savez(tmp_path / "partition.npz", indices=np.array([4, 0, 3]), offsets=np.array([0, 1, 3]), **validation)
+    assert read_file(tmp_path / "partition.npz") == [[1, 4], [0, 3]]
 
 
 @pytest.mark.parametrize(
@@ -276,24 +223,24 @@ def test_a_file_says_who_holds_what(tmp_path):
     [
         ("a.txt", "", None, "ends in .csv, .json or .npz"),
         ("none/a.csv", None, None, "No such file"),
-        ("a.csv", "owner\n1\n", None, r"a\.csv: its first line names no column `client`: owner"),
-        ("a.csv", "client\n0\nx\n", None, r"a\.csv, line 3: client is 'x'"),
-        ("a.csv", "client\n0\n0\n99999999999999999999\n", None, r"a\.csv, line 4: client is .* from 0 to 2 is needed"),
-        ("a.csv", "client\n0\n", None, "1 lines, but there are 3 training samples"),
+        ("a.csv", "owner\n1\n", None, r"a\.csv is no partition \(its first line names no column `client`: owner"),
+        ("a.csv", "client\n0\nx\n", None, r"line 3: client is 'x'"),
+        ("a.csv", "client\n0\n0\n99999999999999999999\n", None, r"line 4: client is '9+'; 0 to 2 or -1"),
+        ("a.csv", "client\n0\n", None, "1 lines below its header; 3 training samples need one each"),
         ("a.csv", "client\n-1\n-1\n-1\n", None, "a.csv names no client"),
-        ("a.json", "[[0, 1]", None, "is no JSON"),
-        ("a.json", '{"0": [0], "2": [1]}', None, "without a gap"),
-        ("a.json", "[[0], [1.5]]", None, r"client 1: a list of whole numbers 0\.\.2"),
-        ("a.json", "[[0], [3]]", None, r"client 1: a list of whole numbers 0\.\.2"),
+        ("a.json", "[[0, 1]", None, "is no partition"),
+        ("a.json", '{"0": [0], "2": [1]}', None, "is no partition .'1'"),
+        ("a.json", "[[0], [1.5]]", None, r"is no partition .*float64; whole numbers 0\.\.2"),
+        ("a.json", "[[0], [3]]", None, r"is no partition .indices 3\.\.3 .*; whole numbers 0\.\.2"),
         ("a.json", "[[0], [1]]", 3, r"has 2 clients, and clients=3; leave .* out \(data\.partition\.clients=null, "),
-        ("a.npz", "text", None, "is no partition.npz of a run"),
+        ("a.npz", "text", None, "is no partition"),
     ],
 )
 def test_a_file_that_is_no_partition(tmp_path, name, text, clients, words):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=words):
-        file(np.zeros(3, dtype=int), clients, rng(), path=tmp_path / name)
+        read_file(tmp_path / name, clients, 3)
 
 
 def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size):
@@ -334,7 +281,6 @@ def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size
 )
 def test_many_draws_at_once_are_draws_one_after_another(monkeypatch, alpha, convention, slow):
     monkeypatch.setattr(dirichlet_module, "SLOW", slow)
-    monkeypatch.setattr(dirichlet_module, "PILOT", 200_000)
     labels = balanced(6, 300)
     for seed in range(8):
         ours, naive = rng(seed), rng(seed)

@@ -63,4 +63,4 @@ def test_pneumoniamnist():
         assert (len(data.train_y), len(data.test_y), data.classes) == (n, 624, 2)
         same = medmnist(ROOT, set="pneumoniamnist", val=val)
         assert torch.equal(same.train_y, data.train_y)
-        torch.testing.assert_close(same.test_x[:].floats(), data.test_x * 2 - 1)
+        torch.testing.assert_close(same.test_x[:].floats(), data.test_x.floats() * 2 - 1)

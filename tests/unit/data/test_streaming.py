@@ -11,9 +11,9 @@ from PIL import Image
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
-from fedmpi.data.augment.chosen import augmented, operation
+from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.federated import split
+from fedmpi.data.federated import augmented, split
 from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.image_folder import image_folder

@@ -206,7 +206,7 @@ def test_small_sites(root):
 
 def test_a_column_without_a_value_at_a_site_is_warned_of(root):
     (root / "a.csv").write_text(PATIENTS.replace("north,50", "north,").replace("north,60", "north,"))
-    message = r"a\.csv: column 'age' has no value in any training row of north; it is 0 there"
+    message = r"a\.csv: column 'age' has no value in any training row of north; it is a constant there"
     with pytest.warns(UserWarning, match=message):
         table(root, path="a.csv", **BY)
 

@@ -6,9 +6,9 @@ from helpers import images, play, record, small_settings
 from test_packed import TOLERANCE, apart
 from test_transport import on_ranks
 
-from fedmpi.data.augment.chosen import augmented, operation
+from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import split
+from fedmpi.data.federated import augmented, split
 from fedmpi.data.pictures import of_bytes
 from fedmpi.engine.packed.packed_fit import PackedFit
 

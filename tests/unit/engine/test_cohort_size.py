@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
-from helpers import ROOT, federated, fedmpi, play, prepare, settings
+from helpers import ROOT, fedmpi, play, prepare, settings
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
-from fedmpi.runtime import memory
-from fedmpi.runtime.record import report_text
-from fedmpi.sweeps import expand
 
 
 def loaded(tmp_path, cohort, *overrides):
@@ -33,13 +30,6 @@ def test_fraction_and_size_exclude_each_other(tmp_path):
     for wrong in ("0", "-1", "2.5", "all"):
         with pytest.raises(UserError, match=r"cohort\.size: .* is not allowed"):
             loaded(tmp_path, f"{{size: {wrong}}}")
-
-
-def test_what_is_written_down_gives_the_same_settings(tmp_path):
-    for cohort in ("{}", "{fraction: 0.25}", "{size: 5}"):
-        settings_ = loaded(tmp_path, cohort)
-        again = type(settings_).model_validate(settings_.model_dump(mode="json"))
-        assert again.model_dump(mode="json") == settings_.model_dump(mode="json")
 
 
 @pytest.mark.parametrize("draw", ["uniform", "cycles"])
@@ -68,24 +58,6 @@ def test_more_clients_than_there_are_are_refused(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_the_headline_says_how_many():
-    made = prepare(settings(cohort={"fraction": None, "size": 3})).made
-    assert "3 of 7 clients each" in report_text.describe_training(made.settings, made.data.clients)
-
-
-def test_a_sweep_over_sizes(tmp_path):
-    path = tmp_path / "sweep.yaml"
-    base = "{data: {source: digits, partition: {scheme: iid, clients: 20}}, model: {name: mlp}, method: {name: fedavg}}"
-    path.write_text("name: s\nbase: [one.yaml]\nover: {cohort.size: [2, 5]}\n")
-    (tmp_path / "one.yaml").write_text(base)
-    assert [each.cohort.size for _, each in expand.load(path).runs()] == [2, 5]
-
-
-def test_other_programs_name_for_it():
-    done = fedmpi("validate", ROOT / "configs/quickstart.yaml", "clients_per_round=2")
-    assert "did you mean cohort.size?" in done.stderr
-
-
 def test_the_order_of_a_cycle_is_drawn_once(monkeypatch):
     """A round of many clients costs its cohort, not a permutation of all of them."""
     drawn, numpy_rng = [], scheduler.seeds.numpy_rng
@@ -95,14 +67,3 @@ def test_the_order_of_a_cycle_is_drawn_once(monkeypatch):
     assert drawn == [(seed, "cycle", 0), (seed, "cycle", 1)]
     naive = [numpy_rng(seed, "cycle", cycle).permutation(40).reshape(10, 4) for cycle in range(2)]
     assert rounds == [sorted(row) for row in np.concatenate(naive).tolist()]
-
-
-def test_memory_is_needed_for_clients_that_can_be_drawn():
-    """2 rounds of 2 clients: 4 of 7 ever hold state, in one process and on each of three ranks 2; where all are judged
-    by their own models, all 7 do."""
-    few = {"rounds": 2, "cohort": {"fraction": None, "size": 2}, "checkpoint": {"every": 0}}
-    for protocol, clients in ((["global"], 4), (["global", "personal"], 7)):
-        made = prepare(settings("scaffold", evaluate={"protocol": protocol}, **few), federated()).made
-        row = made.itemsize * made.messages.client_state.size
-        assert memory.memory_needs(made, 1, False)["of which client state"] == clients * row
-        assert memory.memory_needs(made, 3, False)["of which client state"] == -(-clients // 2) * row

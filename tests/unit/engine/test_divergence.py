@@ -113,16 +113,3 @@ def test_who_goes_on_after_a_stop_is_looked_at_anew():
     with pytest.warns(UserWarning, match="diverged since round 2"):
         assert [again.record(line(t, 99.0), last=False) for t in (2, 3, 4)][-1] == 2
     assert again.ends
-
-
-def test_one_class_for_all_is_told_after_three_evaluations():
-    monitor = DivergenceMonitor(10, "loss")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for t, only in enumerate([4, 4, None, 3, 3, 4, 4]):
-            monitor.record(line(t, 1.0), False, only)
-    with pytest.warns(UserWarning, match=r"3 evaluations in a row, the last after round 7, .* samples class 4"):
-        monitor.record(line(7, 1.0), False, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        monitor.record(line(8, 1.0), False, 4)

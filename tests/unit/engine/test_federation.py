@@ -110,12 +110,6 @@ def test_sha256_is_that_of_the_parameters_in_state_dict_order():
     assert it.hashes == [hashlib.sha256(content).hexdigest()]
 
 
-def test_the_seed_is_all_there_is():
-    first, again, other = (play(settings("fedavg", "norm", seed=seed)) for seed in (5, 5, 6))
-    assert first.hashes == again.hashes
-    assert not set(first.hashes) & set(other.hashes)
-
-
 # ---- how it ends ----
 def test_no_round_leaves_the_initial_model_and_evaluates_it():
     it = play(settings("fedavg", rounds=0))
@@ -165,12 +159,6 @@ def test_divergence_names_round_and_clients():
         play(settings("fedavg", train={"lr": 1e30}))
 
 
-def test_one_batch_normalised_sample_is_no_statistic():
-    """A batch of one with 1 x 1 maps has no variance: torch refuses it, and the user is told what to change."""
-    with pytest.raises(UserError, match="batch_size: 1"):
-        prepare(settings("fedavg", "norm", train={"batch_size": 1}))
-
-
 @dataclass(frozen=True)
 class TwoFits(Method):
     """Records what `fit` returns, twice a round."""
@@ -201,8 +189,3 @@ def test_accuracy_by_class_is_that_of_the_global_model():
     given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
     naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
     assert it.rows[-1]["class_accuracy"] == pytest.approx(naive, abs=1e-3)
-
-
-def test_a_rule_in_place_of_a_methods_own_is_told():
-    with pytest.warns(UserWarning, match=r"server\.rule: mean takes the place .* that method feddyn makes"):
-        prepare(settings("feddyn", server={"rule": "mean"}))

@@ -6,7 +6,6 @@ from helpers import NETS, NETS_OF, play, settings, small_settings
 from torch import nn
 
 from fedmpi.common import registry
-from fedmpi.common.errors import UserError
 from fedmpi.methods import registry as methods
 from fedmpi.models import KIND
 from fedmpi.runtime import rank_agreement
@@ -45,12 +44,6 @@ def test_every_method_leaves_it_alone(method):
     assert not torch.equal(it.w, it.w0) or method in ("local", "fedproto", "fedfomo")
 
 
-def tall(input_shape, classes):
-    """1.2 million frozen weights below 964 that are trained."""
-    backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 4000), nn.ReLU(), nn.Linear(4000, 240), nn.ReLU())
-    return nn.Sequential(backbone.requires_grad_(False), nn.Linear(240, classes))
-
-
 class Lora(nn.Module):
     """W x + B A x: W is frozen, A and B of rank r are trained."""
 
@@ -80,49 +73,6 @@ def test_clients_are_trained_together_above_a_backbone():
     tree = {"rounds": 2, "model": {"name": f"{HERE}:lora"}}
     together, alone = (play(settings(compute={"pack": pack}, **tree)) for pack in (3, 1))
     torch.testing.assert_close(together.w, alone.w, rtol=1e-4, atol=1e-6)
-
-
-def half(input_shape, classes):
-    """A frozen layer of another type than what is trained."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4).requires_grad_(False).double(), ToFloat(), nn.Linear(4, classes))
-    net.insert(1, ToDouble())
-    return net
-
-
-class ToFloat(nn.Module):
-    def forward(self, x):
-        return x.float()
-
-
-class ToDouble(nn.Module):
-    def forward(self, x):
-        return x.double()
-
-
-def test_it_may_be_of_another_type():
-    it = play(settings(rounds=1, model={"name": f"{HERE}:half"}))
-    assert it.made.model.w.dtype == torch.float32
-    assert it.rows[-1]["train_loss"] > 0
-
-
-def broken(input_shape, classes):
-    net = on_backbone(input_shape, classes, 8)
-    nn.init.constant_(net[0][1].weight, torch.nan)
-    return net
-
-
-def test_it_is_checked_too():
-    with pytest.raises(UserError, match="its initial weights hold values that are not finite"):
-        play(settings(model={"name": f"{HERE}:broken"}))
-
-
-def all_frozen(input_shape, classes):
-    return on_backbone(input_shape, classes, 8).requires_grad_(False)
-
-
-def test_something_must_be_trained():
-    with pytest.raises(UserError, match=r"must return a torch\.nn\.Module with trainable parameters"):
-        play(settings(model={"name": f"{HERE}:all_frozen"}))
 
 
 def test_the_digest_tells_names_shapes_types_and_values():

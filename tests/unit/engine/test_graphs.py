@@ -97,11 +97,3 @@ def test_true_refuses_passes_that_cannot_be_captured(passes):
     start(these, run)
     with pytest.raises(UserError, match=r"Set compute\.graphs: false"):
         run(these)
-
-
-def test_no_more_shapes_are_captured_than_memory_is_meant_for(passes, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_CAPTURED", 0)
-    (run, made), these = passes, graphs.PassGraphs()
-    start(these, run)
-    run(these)
-    assert len(made) == graphs.PASSES_BEFORE_CAPTURE + 1

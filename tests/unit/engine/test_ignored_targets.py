@@ -1,17 +1,12 @@
 """Targets that `task.ignore` leaves out: of the loss, of metrics, and of means over batches and clients."""
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
-import simulated_cuda
 import torch
 from helpers import play, prepare, settings
-from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.loading import load
@@ -19,7 +14,6 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, silo_federation
 from fedmpi.engine.evaluate import evaluate
-from fedmpi.method import Method
 from fedmpi.runtime import build_data
 from fedmpi.tasks.contract import check_targets
 from fedmpi.tasks.multi_label import MultiLabel
@@ -95,28 +89,6 @@ def test_the_loss_is_the_same_for_clients_at_once(task, y, shape):
     torch.testing.assert_close(at_once, one_by_one)
     pairs = zip(*(torch.autograd.grad(x.sum(), f, retain_graph=True) for x in (at_once, one_by_one)), strict=True)
     torch.testing.assert_close(*next(pairs))
-
-
-class Operators(TorchDispatchMode):
-    """The names of all operators that are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.add(function._schema.name.removeprefix("aten::"))
-        return function(*args, **(kwargs or {}))
-
-
-@every_task
-def test_no_operator_of_a_step_makes_the_host_wait(task, y, shape):
-    f = outputs(y, shape)
-    with Operators() as seen:
-        task.loss(lambda _: f, None, y).backward()
-        task.batch_weight(y)
-    assert seen.names
-    assert not seen.names & simulated_cuda.SYNCHRONISING
 
 
 @every_task
@@ -214,21 +186,6 @@ def test_clients_trained_at_once_do_the_same(batch_size):
     torch.testing.assert_close(packed.w, plain.w, rtol=1e-4, atol=1e-6)
 
 
-def test_numbers_of_clients_trained_at_once_leave_out_what_is_ignored():
-    """Regression has a path of its own there."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(60, 3, generator=g)
-    y = x @ torch.randn(3, 2, generator=g)
-    y[torch.rand(60, 2, generator=g) < 0.3] = NAN
-    options = {"task": {"name": "regression", "ignore": "nan"}, "model": {"name": "mlp"}}
-    data = Dataset(x[:50], y[:50], x[50:], y[50:], 2)
-    plain, packed = (
-        play(settings(rounds=2, compute={"pack": pack}, **options), split(data, "iid", 3, 0)) for pack in (1, 2)
-    )
-    assert plain.w.isfinite().all()
-    torch.testing.assert_close(packed.w, plain.w, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1, 7, 20])
 def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
     it = prepare(settings(rounds=1, **tree()), split(labelled(), "iid", 3, 0))
@@ -259,47 +216,6 @@ def test_sites_weigh_what_counts_of_their_targets():
     assert it.rows[-1]["accuracy"] == pytest.approx((3 * north + south) / 4)
     assert it.rows[-1]["loss"] == pytest.approx((3 * rows["north"]["loss"] + rows["south"]["loss"]) / 4)
     assert rows["west"]["samples"] == 20
-
-
-def test_padded_texts_weigh_by_their_symbols():
-    """Of two sites one has texts of four symbols, the other one of eight, padded alike."""
-    g = torch.Generator().manual_seed(0)
-    y = torch.randint(0, 5, (2, 20, 8), generator=g)
-    y[0, :, 4:] = -100
-    x = torch.randint(0, 5, (2, 20, 8), generator=g)
-    sites = [Dataset(x[k, :12], y[k, :12], x[k, 12:], y[k, 12:], 5) for k in (0, 1)]
-    options = {"task": {"name": "next_symbol"}, "model": {"name": f"{HERE}:reader"}}
-    it = play(settings(rounds=1, evaluate={"protocol": ["global"]}, **options), siloed(sites, ("a", "b")))
-    a, b = (line["loss"] for line in it.lines)
-    assert it.rows[-1]["loss"] == pytest.approx((a + 2 * b) / 3)
-
-
-def reader(input_shape, classes):
-    return nn.Sequential(nn.Embedding(classes, 6), nn.Linear(6, classes))
-
-
-@dataclass(frozen=True)
-class Notes(Method):
-    """FedAvg that notes `k.mean_loss` of its validation rows."""
-
-    found: ClassVar[list[float]] = []
-
-    def train(self, k):
-        self.found.append(k.mean_loss(k.w0).item())
-        return super().train(k)
-
-
-def test_a_methods_mean_loss_is_that_of_the_targets_that_count():
-    """Of 150 validation rows, in a batch of 100 and one of 50."""
-    data = labelled()
-    data = Dataset(data.train_x.repeat(5, 1), data.train_y.repeat(5, 1), data.test_x, data.test_y, 3)
-    whole = split(data, "iid", 1, 0)
-    it = prepare(settings(f"{HERE}:Notes", **tree(data={"validation": 0.5}, rounds=1)), whole)
-    rows = it.made.data.validation[0]
-    y, f = rows.y[rows.index], it.made.net.module(rows.x[rows.index]).detach().double()
-    expected = torch.stack(naive_losses(it.made.task, f, y)).mean().item()
-    it.fed.run()
-    assert it.made.method.found[0] == pytest.approx(expected, rel=1e-5)
 
 
 # ---- volumes ----
@@ -360,28 +276,3 @@ def test_a_table_may_have_gaps_in_labels_that_the_task_ignores(tmp_path, written
     assert int(y.isnan().sum()) == 4
     with pytest.raises(UserError, match=r"line 4: column 'fever' is empty; .*task\.ignore: nan"):
         build_data.partitioned(config(tmp_path, f"{text}task: {{name: multi_label}}\n"))
-
-
-def test_a_sites_own_table_may_have_gaps_in_labels_that_the_task_ignores(tmp_path):
-    """Where one site's rows alone are read, for the model of that client, too."""
-    for site in ("A", "B"):
-        (tmp_path / f"{site}.csv").write_text(TABLE)
-    text = (
-        f"data: {{source: table, root: {tmp_path}, path: '{{site}}.csv', silos: [A, B], label_column: [fever, cough], "
-        "target: number}\nmodel: {name: logistic}\nmethod: {name: fedavg}\nrounds: 1\n"
-        "task: {name: multi_label, ignore: nan}\n"
-    )
-    found = build_data.site_federation(config(tmp_path, text), 1)
-    assert int(found.train[1].y.isnan().sum()) + int(found.test[1].y.isnan().sum()) == 4
-
-
-def test_arrays_may_have_gaps_in_targets_that_the_task_ignores(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.ones((10, 2), np.float32), y=np.array([1.5, np.nan] * 5))
-    text = (
-        f"data: {{source: npz, root: {tmp_path}, path: a.npz, partition: {{scheme: iid, clients: 1}}}}\n"
-        "model: {name: logistic}\nmethod: {name: fedavg}\nrounds: 1\n"
-    )
-    found = build_data.partitioned(config(tmp_path, f"{text}task: {{name: regression, ignore: nan}}\n"))
-    assert int(found.train[0].y.isnan().sum()) + int(found.global_test.y.isnan().sum()) == 5
-    with pytest.raises(UserError, match="y holds nan in row 1"):
-        build_data.partitioned(config(tmp_path, f"{text}task: {{name: regression}}\n"))

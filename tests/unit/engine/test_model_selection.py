@@ -2,19 +2,14 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from helpers import federated, fedmpi, play, prepare, settings
+from helpers import fedmpi, play, settings
 from safetensors import safe_open
 from torch.nn.functional import cross_entropy
 
 import fedmpi as api
-from fedmpi.common.errors import UserError
-from fedmpi.data.federated import Shard
-from fedmpi.data.partitions.parts import Partition
-from fedmpi.data.validation import hold_out
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 
 VALIDATED = {"data": {"validation": 0.3}, "rounds": 12, "train": {"lr": 0.3}}
@@ -99,23 +94,6 @@ def test_a_run_ends_when_nobody_waits_any_more():
         )
     )
     assert len(every.rows) > len(it.rows)  # evaluations count, not rounds
-
-
-def test_fine_tuning_follows_the_last_round_of_a_run_that_ends_early():
-    protocol = {"protocol": ["personal", "ft(1)"], "best": {"metric": "loss", "goal": "highest", "patience": 1}}
-    it = play(best({}, evaluate=protocol))
-    assert it.reason == "early_stopped"
-    assert "ft(1)_accuracy" in it.rows[-1]
-
-
-def test_nothing_to_measure_on():
-    data = federated()
-    one = {k: Shard(s.x, s.y, s.index[:1]) for k, s in data.train.items()}
-    parts = Partition.from_parts(shard.index.numpy() for shard in one.values())
-    alone = replace(data, train=one, train_sizes=data.train_sizes * 0 + 1, parts=parts)
-    config = best("loss")
-    with pytest.raises(UserError, match="no client has two samples"):
-        prepare(config, hold_out(alone, 0.3, 0))
 
 
 # ---- a run directory ----

@@ -4,18 +4,17 @@ Tolerance: of an upload's length, TOLERANCE a round; measured over methods and n
 Other batches, another order of them, a step too many or too few move uploads by more than a hundredth of their length.
 """
 
-import json
 import warnings
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 import torch
-from helpers import federated, fedmpi, images, play, prepare, small_settings
+from helpers import federated, images, play, prepare, small_settings
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.federated import Shard, split
+from fedmpi.data.federated import split
 from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
 from fedmpi.methods import registry
@@ -123,13 +122,6 @@ def test_each_client_makes_its_own_steps_on_its_own_batches(method, net, packed)
     assert packed == [7] * 2 * len(TRAIN)
 
 
-def test_of_separate_data_sets():
-    """As with sites: each client's samples in a tensor of its own."""
-    data = federated()
-    own = {k: Shard(s.x[s.index].clone(), s.y[s.index].clone(), torch.arange(len(s))) for k, s in data.train.items()}
-    assert apart(*both(data=replace(data, train=own))) < 2 * TOLERANCE
-
-
 def test_regression():
     data = images()
     y = data.train_x.flatten(1).mean(1)
@@ -137,17 +129,6 @@ def test_regression():
     parts = split(wanted, "iid", 5, 0, "global")
     one, several = both(data=parts, pack=5, task={"name": "regression"}, cohort={"fraction": 1.0})
     assert apart(one, several) < 2 * TOLERANCE
-
-
-def test_the_same_run_twice_has_the_same_bits():
-    first, second = (both("scaffold")[1] for _ in range(2))
-    assert first.hashes == second.hashes
-
-
-def test_whom_a_client_is_trained_beside_is_rounding():
-    _, by_three = both("feddyn")
-    _, by_two = both("feddyn", pack=2)
-    assert apart(by_three, by_two) < 2 * TOLERANCE
 
 
 # ---- hooks ----
@@ -259,24 +240,6 @@ def test_weights_as_factors(monkeypatch):
 
 
 # ---- the room for client states ----
-def test_no_more_at_once_than_states_fit_into_memory(tmp_path):
-    """state.memory keeps two rows: more at once would be moved to files while they train."""
-    run = ["rounds=2", "method.name=scaffold", "train.momentum=0", "compute.pack=5", f"output={tmp_path}"]
-    run += ["cohort.fraction=1", "model={name: mlp, hidden: [16]}"]
-    rows = []
-    for name, more in {"all": [], "two": ["state.memory=1.3e-5"]}.items():
-        done = fedmpi("run", "configs/quickstart.yaml", *run, *more, f"name={name}")
-        assert done.returncode == 0, done.stderr
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        rows.append([json.loads(line) for line in lines])
-    for a, b in zip(*rows, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=TOLERANCE)
 
 
 # ---- chains ----
-
-
-def test_nothing_is_packed_by_default(packed):
-    play(small_settings("fedavg", rounds=1))
-    play(small_settings("fedavg", rounds=1, compute={"pack": 1}))
-    assert packed == []

@@ -14,7 +14,6 @@ from fedmpi.engine import scheduler
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.runtime.resuming import resume
-from fedmpi.runtime.resuming.checkpoints import Rows
 
 
 def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch):
@@ -51,23 +50,6 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
     assert [each["client"] for each in it.rows[2]["refused"]] == [0]
     assert it.told
     same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
-
-
-def slow_disk(monkeypatch, seconds):
-    plain = Rows.put
-
-    def slowly(*arguments):
-        time.sleep(seconds)
-        plain(*arguments)
-
-    monkeypatch.setattr(Rows, "put", slowly)
-
-
-def test_a_row_is_not_read_before_its_sender_has_written_it(tmp_path, monkeypatch):
-    config = small_settings("scaffold", "mlp", rounds=5, cohort={"placement": "balanced", "fraction": 0.9})
-    slow_disk(monkeypatch, 0.02)
-    it = with_deaths(config, {}, tmp_path, 1)
-    assert it.hashes == run(prepare(config)).hashes
 
 
 def unlucky(rounds):

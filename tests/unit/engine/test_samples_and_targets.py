@@ -1,7 +1,6 @@
 """Samples of any type, of one tensor or of several; targets of any shape; tasks of a user's own with every method."""
 
 import dataclasses
-import warnings
 
 import pytest
 import torch
@@ -45,16 +44,6 @@ def test_every_method_takes_a_classification_of_a_users_own(method):
     assert torch.equal(mine.w, theirs.w)
     name = "personal_right" if "right" not in mine.rows[-1] else "right"
     assert 100 * mine.rows[-1][name] == pytest.approx(theirs.rows[-1][name.replace("right", "accuracy")])
-
-
-class Silent(Mine):
-    classification = False
-
-
-def test_a_task_that_does_not_say_so_is_told_what_to_say():
-    with pytest.raises(UserError, match=r"fedld needs a classification task, .*classification = True in the class"):
-        prepare(small_settings("fedld", task={"name": f"{HERE}:Silent"}))
-    assert play(settings(rounds=1, task={"name": f"{HERE}:Silent"})).rows[-1]["right"] > 0
 
 
 # ---- samples of several tensors ----
@@ -124,26 +113,6 @@ def test_several_tensors_are_not_packed_and_told():
         prepare(settings(model=model_of("fedavg"), compute={"pack": 2}), cut_federated())
 
 
-def test_models_of_fedmpi_want_one_tensor():
-    with pytest.raises(UserError, match=r"model mlp takes one tensor a sample, .*forward\(self, top, bottom\)"):
-        prepare(settings(), cut_federated())
-
-
-class Writes(Halves):
-    def forward(self, top, bottom):
-        top += 1
-        return super().forward(top, bottom)
-
-
-def writes(input_shape, classes):
-    return Writes(halves(input_shape, classes, NETS["mlp"]).inner)
-
-
-def test_a_model_that_writes_to_one_of_them_is_told():
-    with pytest.raises(UserError, match="Writes writes to its input"):
-        prepare(settings(model={"name": f"{HERE}:writes"}), cut_federated())
-
-
 # ---- symbols, and a class at each place ----
 class Reader(nn.Module):
     """Symbols (B, L) -> logits (B, L, V), each from the two symbols before."""
@@ -184,14 +153,6 @@ def test_a_text_is_learned():
     assert spread[1] >= spread[0]  # less is better: the worst has more
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedbabu", "scaffold", "ditto", "perfedavg"])
-def test_methods_that_ask_for_no_class_train_on_text(method):
-    """Its head is found, though it gives a row of logits for each symbol."""
-    it = play(settings(method, rounds=1, **TEXT), split(text(), "iid", 3, 0))
-    assert it.made.model.layout.groups() == {"body", "head"}
-    assert it.rows[-1]["train_loss"] > 0
-
-
 @pytest.mark.parametrize(
     ("method", "options"),
     [("fedld", {"margin": 0.0}), ("gradproj", {"distance": "l2"}), ("fedsr", {"probabilistic": False, "cmi": 0.0})],
@@ -206,17 +167,6 @@ def test_methods_ask_for_a_classification_only_where_their_options_do(method, op
         prepare(settings(method, options={}, **tree), split(data, "iid", 3, 0))
 
 
-def test_fedld_without_its_margin_term_is_fedavg_up_to_the_aggregate():
-    """Any task: with principal off the same bits, with it another direction of the same clients' updates."""
-    cases = ("fedavg", {}), ("fedld", {"margin": 0.0, "principal": False}), ("fedld", {"margin": 0.0})
-    tree = {"rounds": 1, "cohort": {"fraction": 1.0}, **TEXT}
-    plain, off, on = (
-        play(settings(method, options=options, **tree), split(text(), "iid", 3, 0)) for method, options in cases
-    )
-    assert off.hashes == plain.hashes != on.hashes
-    assert on.rows[0]["train_loss"] == plain.rows[0]["train_loss"]
-
-
 def test_methods_that_ask_for_classes_say_that_they_want_another_task():
     with pytest.raises(UserError, match="fedntd needs a classification task, but task next_symbol"):
         prepare(settings("fedntd", **TEXT), split(text(), "iid", 3, 0))
@@ -229,11 +179,6 @@ def test_a_split_by_class_needs_a_class_a_sample():
         split(text(), "dirichlet", 3, 0)
     with pytest.raises(UserError, match="client_test: aligned selects by class, but targets are no class numbers"):
         split(text(), "iid", 3, 0, "aligned")
-
-
-def test_whole_numbers_for_a_model_that_wants_floats():
-    with pytest.raises(UserError, match=r"fails .*torch\.int64.*measurements need floats, x\.float\(\)"):
-        prepare(settings(model={"name": "logistic"}, task={"name": "next_symbol"}), split(text(), "iid", 3, 0))
 
 
 class Maps(nn.Module):
@@ -317,16 +262,6 @@ def test_sites_of_one_class_or_one_sample_are_named():
 
 def normal(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
-
-
-@pytest.mark.parametrize("only", [(), ("north",)])
-def test_one_site_is_told_unless_others_were_left_out(only):
-    y, owner = [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2] if only else [0] * 6
-    sites = dataclasses.replace(sited(y, owner), site_names=("north", "south", "west") if only else ("north",))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        prepare(settings(), split(sites, "site", None, 0, only=only))
-    assert [str(each.message) for each in told] == ([] if only else ["data: all samples are of one site, north"])
 
 
 # ---- sites on ranks of their own ----

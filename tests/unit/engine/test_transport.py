@@ -11,7 +11,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.engine.transport import gather, gather_sharded, gather_streaming
 from fedmpi.engine.transport.gather import ChunkPlan
-from fedmpi.flat import formats, linear
+from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 from fedmpi.method.values import State
 from fedmpi.methods import registry
@@ -77,33 +77,6 @@ def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
     assert (gather_sharded.ShardedGather in ways) == bool(ChunkPlan(travels).large)
 
 
-FORMS = [
-    "bf16",
-    "fp16",
-    "int8",
-    {"name": "topk", "fraction": 0.1},
-    {"name": "topk", "fraction": 0.1, "feedback": False},
-]
-
-
-@pytest.mark.parametrize("up", FORMS, ids=str)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbabu", "fedpac", "fedld"])
-def test_shards_in_formats_have_the_bits_of_whole_rows(method, up, monkeypatch, ways):
-    """Each holder is sent its columns; what a format leaves out stays with the client."""
-    monkeypatch.setattr(formats, "BLOCK", 16)  # of which a share has whole ones
-    config = small_settings(method, "mlp", rounds=3, comm={"wire": {"up": up, "down": "int8"}})
-    expected = whole(config, monkeypatch)
-    found = on_ranks(at("sharded", config))
-    assert record(found[0]) == expected
-    assert gather_sharded.ShardedGather in ways
-    sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
-    assert sent == received
-    if "topk" not in str(up):
-        plain = on_ranks(at("sharded", small_settings(method, "mlp", rounds=3, comm={"wire": {"down": "int8"}})))
-        came, of_plain = ([row["received_bytes"] for row in it[0].rows] for it in (found, plain))
-        assert all(a < 0.8 * b for a, b in zip(came, of_plain, strict=True))
-
-
 @pytest.mark.parametrize("rule", [*RULES, {"name": "principal", "scope": "tensor"}])
 def test_rules_on_shards(rule, monkeypatch, ways):
     config = small_settings("fedavg", "mlp", rounds=2, server={"rule": rule})
@@ -133,30 +106,6 @@ def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
     if "max_norm" in str(changes):
         told = [row["refused"] or row.get("clipped") for row in expected["rows"]]
         assert any(told)
-
-
-GRAMS = [
-    ("fedld", {}),
-    ("fedld", {"options": {"variant": "printed"}}),
-    ("fedavg", {"server": {"rule": {"name": "principal", "scope": "tensor"}}}),
-    ("fedexp", {}),
-    ("fedgh", {}),
-    ("fedavg", {"server": {"rule": "krum"}}),
-    ("fedld", {"comm": {"wire": "bf16"}}),
-    ("fedld", {"server": {"trains": True}}),
-    ("fedld", {"faults": {"on_bad_update": "drop", "max_norm": 0.4}}),
-    ("fedld", {"faults": {"on_bad_update": "clip", "max_norm": 0.3}}),
-]
-
-
-@pytest.mark.parametrize("placement", ["root", "sharded"])
-@pytest.mark.parametrize(("method", "changes"), GRAMS, ids=str)
-def test_gram_matrices_have_their_bits_wherever_rows_are(method, changes, placement, monkeypatch):
-    """At rank 0 or in blocks of columns on all ranks; of rows as they came, decoded, left out and clipped."""
-    monkeypatch.setattr(formats, "BLOCK", 16)
-    config = small_settings(method, "mlp", rounds=4, cohort={"fraction": 1.0}, **changes)
-    expected = whole(config, monkeypatch)
-    assert record(on_ranks(at(placement, config), 3)[0]) == expected
 
 
 @pytest.mark.parametrize("updates", ["norms", "gram"])

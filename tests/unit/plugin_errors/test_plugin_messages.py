@@ -239,9 +239,9 @@ def travels(self, t, rounds): return Travel(groups=('haed',))
 def travels(self, t, rounds): return Travel(slots=('dw', 'c'))
     method plugin, hook travels, round 0: sends declares no slot 'c'
 trains = 'head'
-    trains is the text 'head'; it must be a tuple of names
+    method plugin, trains: 'head' is text; write \('head',\)
 receives = ('g',)
-    receives names 'g', which server_state does not
+    receives is \('g',\); it must be a tuple of server_state's slots: none
 client_state = dict(c=FLAT)
     client_state is dict; it must be Slots\(\.\.\.\)
 needs = frozenset({'plain sgd'})

@@ -120,7 +120,7 @@ def test_local_steps_of_one_run(tmp_path):
     assert [line.label for line in found["steps-first"].chart.series] == ["round 2", "round 5", "round 8"]
     assert found["steps-first"].data[:2] == [["round 2", 1, None], ["round 2", 2, -0.25]]
     bars = found["steps-layers"]
-    assert (bars.chart.labels, bars.chart.parts) == (["body", "head"], {"strength": [0.1, 0.2]})
+    assert (bars.chart.rows, bars.chart.spans) == (["body", "head"], {"strength": [(0, 0.0, 0.1), (1, 0.0, 0.2)]})
     assert bars.data[1] == [0, "head", 0.2, 0.8, 0.4, 2.0, 16]
     assert len(bars.data) == 18
 
@@ -168,7 +168,7 @@ def test_updates_of_many_clients_there_is_a_band_and_of_many_rounds_some(tmp_pat
     grid = found["updates-direction"]
     assert (len(grid.chart.rows), len(grid.chart.columns)) == (45, 50)
     assert len(grid.data) == 90 * 200
-    assert "45 and 50 are drawn" in grid.note
+    assert "Of 90 clients 45 are drawn" in grid.note
 
 
 def test_updates_of_several_runs(tmp_path):

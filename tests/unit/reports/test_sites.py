@@ -11,7 +11,7 @@ import yaml
 from safetensors.numpy import save_file
 
 from fedmpi import config
-from fedmpi.reports import audits, card, site_pages
+from fedmpi.reports import card, site_pages
 from fedmpi.reports.page import Figure, Table, Text
 from fedmpi.reports.run_data import Run
 from fedmpi.reports.sites import find_baseline, read_baseline, sites, verdict
@@ -138,24 +138,15 @@ def test_a_baseline_is_found_beside_the_run_if_it_is_a_fair_one(tmp_path):
 # ---- what left it ----
 def test_what_left_a_site_is_that_of_its_record(tmp_path):
     run = Run(made(tmp_path / "r"))
-    everybody = sites(run)
-    found = audits.read_audit(run, everybody[1], everybody)
-    content = (run.path / "audit" / "rank-2.jsonl").read_bytes()
-    assert found.sha256 == hashlib.sha256(content).hexdigest()
-    assert found.total == 16 + 2 * 101
-    assert [line["sha256"] for line in found.uploads] == ["10" * 32, "11" * 32]
-    said = text_of([audits.section(run, everybody[1], found)])
-    assert "10" * 32 in said
-    assert found.sha256 in said
-    assert "change of the model's weights" in said
-    assert "not whole" not in said
-    lines = content.decode().splitlines()
-    (run.path / "audit" / "rank-2.jsonl").write_text("".join(f"{line}\n" for line in lines[:-1]))
-    assert "lacks 1 of the 2 rounds" in text_of(
-        [audits.section(run, everybody[1], audits.read_audit(run, everybody[1], everybody))]
-    )
-    assert audits.read_audit(run, everybody[2], everybody) is None
-    assert "audit/rank-3.jsonl" in text_of([audits.section(run, everybody[2], None)])
+    everybody, path = sites(run), run.path / "audit" / "rank-2.jsonl"
+    text, table = site_pages.traffic(run, everybody[1])
+    assert "3 messages left" in text.text
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in text.text
+    updates = "its mean training loss; batch statistics of the model; the change of the model's weights"
+    assert table.rows == [["how many samples it has of each class", 1, 16, "server"], [updates, 2, 202, "server"]]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert "lacks 1 of the 2 rounds" in text_of_parts(site_pages.traffic(run, everybody[1]))
+    assert "audit/rank-3.jsonl" in text_of_parts(site_pages.traffic(run, everybody[2]))
 
 
 # ---- the card ----
@@ -206,7 +197,7 @@ def test_targets_that_are_no_classes_have_no_counts(tmp_path):
     parts = card.data(run, everybody)
     assert [part.head for part in parts if isinstance(part, Table)] == [("site", "training samples", "test samples")]
     assert "which class" not in text_of_parts(parts)
-    said = text_of([audits.section(run, everybody[1], audits.read_audit(run, everybody[1], everybody))])
+    said = text_of_parts(site_pages.traffic(run, everybody[1]))
     assert "zeros in place of label counts" in said
     assert "how many samples it has" not in said
 

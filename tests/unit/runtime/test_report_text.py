@@ -6,18 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
-from helpers import ROOT, fedmpi, images, play, prepare, settings, small_settings
+from helpers import ROOT, images, prepare, settings
 
 from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
+from fedmpi.config import load
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime.device import pick_device, why_no_gpu
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.run import exchange_facts, unused_gpu
+from fedmpi.runtime.run import exchange_facts
 from fedmpi.runtime.validate import validate_settings
 
 HERE = [{"host": "node1", "device": "cpu", "gpu": ""}]
@@ -39,58 +39,31 @@ def test_classes_are_those_of_a_classification():
     assert text.startswith("run: fedavg on digits, helpers.py:norm_net ")  # not its whole path
 
 
-def test_of_nothing_there_is_no_share():
-    """Local training sends nothing; a format may fill up to a whole word all the same."""
-    it = play(small_settings("local", rounds=1))
-    row = {"cohort": [0], "up_parameters": 2, "down_parameters": 2}
-    assert report_text.total_traffic([row], it.made.messages) == "clients sent 2 and received 2 parameters"
-
-
 def test_formats_and_what_they_cost():
-    """What travels how; bytes of a message are those of its format; who keeps and moves what is left out."""
+    """Bytes of a message are those of its format."""
 
-    def said(method, ranks=1, placement="balanced", **wire):
-        made = prepare(settings(method, "norm", comm={"wire": wire}, cohort={"placement": placement})).made
-        return (
-            report_text.describe_wire(made, ranks),
-            report_text.describe_traffic(made.messages, 1, made.itemsize),
-            made,
-        )
+    def lines(method, **wire):
+        made = prepare(settings(method, "norm", comm={"wire": wire})).made
+        traffic = report_text.describe_traffic(made.messages, 1, made.itemsize)
+        return report_text.describe_wire(made), traffic, made.model.layout.size
 
     text = size_text
-    nothing, before, made = said("fedavg")
-    d = made.model.layout.size
-    assert (nothing, before) == ([], f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round")
-    keeps = f"what a format leaves out of an upload, {text(4 * d)}, a client keeps for its next"
-    lines, after, _ = said("fedavg", up="bf16")
-    assert lines == ["wire: up bf16 (dw)", keeps]
-    assert after.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
-    lines, _, _ = said("fedpac", ranks=3, up={"name": "topk", "fraction": 0.1}, down="int8")
-    assert lines[0] == "wire: up topk of 0.1 (dw; whole: head), down int8 of the difference to what was sent before"
-    assert lines[1].endswith("keeps for its next, and moves it between ranks (cohort.placement: pinned does not)")
-    assert said("fedavg", ranks=3, placement="pinned", up="int8")[0][1] == keeps
-    assert said("fedavg", up={"name": "int8", "feedback": False}, down="fp16")[0] == [
-        "wire: up int8 (dw), down fp16 of the model"
-    ]
+    wire, traffic, d = lines("fedavg")
+    assert (wire, traffic) == ([], f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round")
+    wire, traffic, _ = lines("fedavg", up="bf16")
+    assert wire == ["wire: up bf16 (dw)"]
+    assert traffic.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
+    wire, _, _ = lines("fedpac", up={"name": "topk", "fraction": 0.1}, down="int8")
+    assert wire == ["wire: up topk of 0.1 (dw; whole: head), down int8 of the difference to what was sent before"]
+    wire, _, _ = lines("fedavg", up={"name": "int8", "feedback": False}, down="fp16")
+    assert wire == ["wire: up int8 (dw), down fp16 of the model"]
 
 
-def test_a_run_says_what_its_fragments_bring(tmp_path):
-    path, fragment = tmp_path / "mine.yaml", tmp_path / "paper.yaml"
-    fragment.write_text(
-        "method: {name: fedatom_personal}\ncohort: {fraction: 0.1}\n"
-        "train: {epochs: 10, batch_size: 10, lr: 0.01, momentum: 0.9}\n"
-    )
-    base = [str(ROOT / "configs" / "quickstart.yaml"), str(fragment)]
-    path.write_text(
-        yaml.safe_dump(
-            {"base": base, "rounds": 4, "model": {"name": "mcmahan_cnn"}, "train": {"schedule": "step", "epochs": 1}}
-        )
-    )
-    done = fedmpi("run", path, f"output={tmp_path}", "rounds=0", "train.warmup_rounds=2", "cohort.fraction=1")
-    assert done.returncode == 0, done.stderr
-    assert "0 rounds with 4 of 4 clients, 1 epoch in batches of 10; lr 0.01, step, 0.01 at last, after a" in done.stdout
-    brought = "train.batch_size 10, train.lr 0.01, train.momentum 0.9"
-    assert f"from {tmp_path}/paper.yaml: {brought}\n" in done.stdout
+def test_how_a_run_trains(tmp_path):
+    words = ["train.schedule=step", "train.lr=0.01", "train.batch_size=10", "train.warmup_rounds=2"]
+    config = load(ROOT / "configs" / "quickstart.yaml", [*words, "rounds=0"])
+    text = "4 of 4 clients, 2 epochs in batches of 10; lr 0.01, step, 0.01 at last, after a warm-up of 2 rounds; "
+    assert report_text.describe_training(config, 4).startswith(text)
 
 
 def facts(*gpus, no_gpu=""):
@@ -203,16 +176,6 @@ def test_a_rank_that_trains_on_its_cpu_beside_gpus_is_named_with_the_reason(
         for text in said:
             assert f"compute.device: auto: {slow} on the CPU while others have GPUs" in text
             assert f": host node has no usable GPU ({DRIVER}). " in text
-
-
-@pytest.mark.parametrize(
-    ("size", "trains", "warns"), [(2, False, True), (8, False, True), (9, False, False), (4, True, False)]
-)
-def test_a_gpu_on_which_rank_0_trains_nobody(size, trains, warns):
-    text = unused_gpu(small_settings("fedavg", "mlp", server={"trains": trains}), size)
-    assert bool(text) == warns
-    assert not warns or text.startswith(f"rank 0 occupies one of {size} GPUs, and trains nobody on it")
-    assert not warns or "server.trains=true" in text
 
 
 # ---- what `fedmpi validate` says of sites ----

@@ -178,7 +178,10 @@ def write_weights(run, **facts):
         (lambda run: (run / "model.safetensors").write_bytes(b"\x80\x04K\x01."), "is damaged, or no model of fedmpi"),
         (lambda run: torch.save({}, run / "model.safetensors"), "is damaged, or no model of fedmpi"),
         (lambda run: write_weights(run), "is damaged, or no model of fedmpi: KeyError"),
-        (lambda run: write_weights(run, input_shape="1,8,8", classes="10"), "does not fit the model of config.yaml"),
+        (
+            lambda run: write_weights(run, input='[[1,8,8],"float32"]', classes="10"),
+            "does not fit the model of config.yaml",
+        ),
     ],
     ids=["no model", "no config", "a pickle", "torch.save", "no facts", "another model"],
 )

@@ -57,11 +57,15 @@ METHODS = "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedpr
 @pytest.mark.parametrize(
     ("text", "given", "said"),
     [
-        (METHODS, ["seed=42"], "command line: seed=42: seed is 42, and the sweep's axis seed says 0"),
-        (METHODS, ["seed=42", "only={seed: 0}"], "seed is 42, and the sweep's axis seed says 0.*only={seed: ...}"),
-        (METHODS, ["method.name=fednova"], r"method\.name is 'fednova', and the sweep's axis method says A"),
-        ("over: {train.lr: [0.1, 0.2], m: {a: {}, b: {train: {lr: 0.05}}}}\n", [], "train.lr is 0.05, .* says 0.1"),
-        ("over: {seed: [0, 1], m: {a: {seed: 5}, b: {}}}\n", [], "seed is 5, and the sweep's axis seed says 0"),
+        (
+            METHODS,
+            ["seed=42"],
+            "line: seed=42: the sweep's axis seed sets that; choose runs by only={seed: ...}",
+        ),
+        (METHODS, ["seed=42", "only={seed: 0}"], "the sweep's axis seed sets that"),
+        (METHODS, ["method.name=fednova"], "method.name=fednova: the sweep's axis method sets that"),
+        (METHODS, ["method={name: fednova}"], "the sweep's axis method sets that"),
+        ("over: {train.lr: [0.1, 0.2], m: {a: {}, b: {train: {lr: 0.05}}}}\n", [], "are one run: their settings"),
         ("over: {m: {a: {seed: 5}, b: {seed: 5, train: {lr: 0.1}}}}\n", [], "are one run: their settings"),
         ("over: {name: [a, b]}\n", [], "name is no axis"),
         ("over: {output: [a, b]}\n", [], "output is no axis"),
@@ -76,8 +80,6 @@ def test_a_label_is_what_its_run_is(tmp_path, text, given, said):
 def test_what_no_axis_names_can_be_set_for_all(tmp_path):
     runs = list(expand.load(write(tmp_path, METHODS), ["rounds=3", "train.lr=0.5"]).runs())
     assert {(settings.rounds, settings.train.lr) for _, settings in runs} == {(3, 0.5)}
-    one = "over: {train.lr: [0.1], cut: {small: {train: {lr: 0.05}}}}\n"  # one label: nothing to mix it up with
-    assert [settings.train.lr for _, settings in expand.load(write(tmp_path, one)).runs()] == [0.05]
 
 
 def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
@@ -136,46 +138,35 @@ def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rounds: 3\n", r"over: .*; a sweep needs axes"),
-        ("sweep: {seed: [0, 1]}\n", r"sweep\.yaml:2: sweep: unknown key; did you mean 'over'\?"),
-        ("Grid-Search: {seed: [0, 1]}\n", "Grid-Search: unknown key; did you mean 'over'"),
-        ("ovre: {seed: [0, 1]}\n", "ovre: unknown key; did you mean 'over'"),
-        ("train: {lr: [0.1, 0.2]}\n", "over: missing; a sweep needs axes"),
+        ("rounds: 3\n", "over: missing; a sweep needs axes"),
+        ("ovre: {seed: [0, 1]}\n", r"sweep\.yaml:2: ovre: unknown key; did you mean 'over'"),
         ("over: {}\n", "a sweep needs axes"),
         ("over: {seed: []}\n", r"sweep\.yaml:2: over\.seed: .*a list of values or files"),
-        ("over: {seed: 3}\n", r"over\.seed: 3; a list of values"),
         ("over: {seed: [1, 1]}\n", r"over\.seed: a value stands twice"),
-        ("over: {seed: [{a: 1}]}\n", r"over\.seed: a list holds plain values or files"),
+        ("over: {seed: [{a: 1}]}\n", r"over\.seed: a list holds plain values"),
         ("over: {method: [none.yaml]}\n", r"none\.yaml"),
-        ("over: {method: [fedavg, ditto]}\n", r"write over: \{method\.name: \[fedavg, ditto\]\}"),
+        ("over: {method: [fedavg, ditto]}\n", r"plain values of a key such as method\.name, or files"),
         ("over: {method: {A: 3}}\n", r"sweep\.yaml:2: over\.method\.A: 3; settings are needed"),
         ("over: {m: {A b: {}, A-b: {}}}\n", r"have one name, a-b; rename one"),
         ("over: {seed: [0]}\nonly: {sed: 0}\n", r"only: unknown axis 'sed'; did you mean 'seed'"),
         ("over: {seed: [0]}\nonly: {seed: 1}\n", r"only\.seed: unknown label '1'"),
-        ("over: {seed: [0]}\nonly: {seed: []}\n", r"only\.seed: no label"),
-        ("over: {seed: [0]}\nleave_out: [{seed: 0}]\n", "leave_out leaves no run"),
+        ("over: {seed: [0]}\nleave_out: [{seed: 0}]\n", "only and leave_out leave no run"),
         ("over: {seed: [0]}\nleave_out: {seed: 0}\n", "leave_out: .*a list is needed"),
-        ("over: {seed: [0]}\nleave_out: [{}]\n", r"leave_out\[0\]: names no axis"),
         ("over: {seed: [0]}\npublished: 3\n", "published: 3; source, metric and values"),
         ("over: {seed: [0]}\npublished: {values: {}, sauce: x}\n", "published: unknown key 'sauce'"),
         ("over: {m: {A: {}}}\npublished: {values: {B: 1}}\n", r"published\.values: unknown label 'B' of m"),
-        ("over: {m: {A: {}}}\npublished: {values: {A: x}}\n", r"published\.values\.A: 'x'; a mean"),
-        ("over: {m: {A: {}}}\npublished: {values: {A: [1, -2]}}\n", r"values\.A: \[1, -2\]; a finite mean, and"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: x}}\n", r"published\.values\.A: 'x'; a finite mean"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: [1, -2]}}\n", r"values\.A: \[1, -2\]; a finite mean"),
         ("over: {m: {A: {}}}\npublished: {values: {A: .inf}}\n", r"values\.A: inf; a finite mean"),
         ("over: {m: {A: {}}}\npublished: {metric: [a, b], values: {A: 1}}\n", r"values\.A: 1; a list with a figure"),
-        ("over: {m: {A: {}}}\npublished: {metric: [a, a], values: {}}\n", r"metric: .* a list of different ones"),
         ("over: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", r"published\.axes: .*a list of m is needed"),
         ("over: {m: {A: {}}}\nbest: {}\n", r"best: {}; candidates are needed"),
-        (TUNED % "by: 3", r"best\.by: 3; loss or a metric of the task"),
-        (TUNED % "by: validation_loss", r"best\.by: validation_loss; the metric alone"),
+        (TUNED % "by: validation_loss", r"best\.by: 'validation_loss'; loss or a metric of the task"),
         (TUNED % "by: loss, of: first", r"best\.of: 'first'; allowed: last, mean_last_10, best"),
         (TUNED % "by: loss, to: 3", r"best: unknown key 'to'; did you mean 'of'"),
         (TUNED % "by: loss, per: [seed]", r"best\.per: \['seed'\]; a list of m is needed"),
-        (TUNED % "by: loss, using: {seed: 3}", r"best\.using\.seed: unknown label '3'"),
-        (TUNED % "by: loss, using: {m: A}", r"best\.using: leaves no run by which to choose for m: B"),
-        (TUNED.replace("train.lr", "m") % "by: loss", r"best\.over\.m: is an axis of over"),
+        (TUNED % "by: loss, using: {m: A}", r"best\.using: leaves no run by which to choose for B"),
         (TUNED.replace("train.lr", "seed") % "by: loss", r"best\.over\.seed: is an axis of over, or the seed"),
-        (TUNED.replace("[1, 2]", "3") % "by: loss", r"best\.over\.train\.lr: 3; a list of values"),
     ],
 )
 def test_mistakes(tmp_path, text, words):

@@ -43,7 +43,7 @@ def write_run(settings, **summary):
     run = settings.output / settings.name
     run.mkdir(parents=True, exist_ok=True)
     (run / "identity.json").write_text(json.dumps(settings.identity()))
-    (run / "metrics.jsonl").write_text("{}\n" * settings.rounds)
+    (run / "metrics.jsonl").write_text("".join(f'{{"round": {t}}}\n' for t in range(settings.rounds)))
     if summary:
         (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", **summary}))
 
@@ -82,11 +82,11 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     secret = (tmp_path / "secret" / "sweep.json").read_text()
     assert "abc" not in secret
     (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
-    with pytest.raises(UserError, match="a secret is left out"):
+    with pytest.raises(UserError, match="leaves out a secret"):
         status.read_sweep_list(tmp_path / "moved" / "t")
     asked.path.unlink()
     asked.write_list(tmp_path / "moved" / "t", ["a"])
-    with pytest.raises(UserError, match="is not there any more"):
+    with pytest.raises(UserError, match="does not exist"):
         status.read_sweep_list(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
         status.read_sweep_list(tmp_path)

@@ -7,10 +7,7 @@ import re
 import pytest
 from helpers import SMALL_SWEEP, fedmpi
 
-from fedmpi.common.errors import UserError
 from fedmpi.runtime.record import lock
-from fedmpi.sweeps import expand, progress, slurm, status
-from fedmpi.sweeps import run as runs
 
 
 @pytest.fixture
@@ -52,43 +49,6 @@ def test_the_bits_of_single_runs_and_only_what_is_missing(file, tmp_path):
     other = fedmpi("sweep", file, "train.lr=0.5", cwd=tmp_path)
     assert other.returncode == 2
     assert "holds a run with train.lr: 0.01, and the sweep now asks for 0.5" in other.stderr
-
-
-MINE = """\
-from dataclasses import dataclass
-from fedmpi.methods.fedavg import FedAvg
-
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    "Mine."
-"""
-
-
-def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
-    """Its table is whole all the same, and who knows better may keep it."""
-    code, one = tmp_path / "mine.py", ["rounds=1", f"output={tmp_path / 'runs'}", "only={seed: 0}"]
-    code.write_text(MINE)
-    file.write_text(SMALL_SWEEP.replace("{name: fedprox, mu: 0.1}", '{name: "mine.py:Mine"}'))
-    done = fedmpi("sweep", file, *one, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    asked = expand.load(file, one)
-    lines = []
-    runs.check(asked, lines.append)
-    assert lines == ["2 of 2 runs done"]
-    code.write_text(MINE + "\n\nBETTER = True\n")
-    said = rf"fedprox_seed-0 holds a run .* content of {code}, which is in .*plugins/mine.py; undo .*changes=accept"
-    for look in (
-        lambda: runs.check(asked, print),
-        lambda: status.show(asked, print),
-        lambda: runs.run(asked, "1", print, print),
-        lambda: status.status_of_file(asked),
-        lambda: slurm.submit(asked, slurm.ArrayOptions(), True, print),
-    ):
-        with pytest.raises(UserError, match=said):
-            look()
-    runs.check(expand.load(file, [*one, "checkpoint.changes=accept"]), print)
-    assert asked.final_runs()
-    assert progress.read_state(asked.settings({"method": "FedProx", "seed": "0"})).what == progress.DONE
 
 
 def test_a_run_that_is_in_use_has_not_failed(file, tmp_path):
@@ -203,16 +163,3 @@ def test_what_a_run_writes_down_at_length_is_what_was_asked_for(tmp_path):
     other = fedmpi("sweep", file, "data.augment=[{crop: 2}, flip]", cwd=tmp_path)
     assert other.returncode == 2
     assert "holds a run with data.augment" in other.stderr
-
-
-def test_a_batch_script_that_is_kept_holds_no_secret(file, tmp_path):
-    """The one that is submitted does: the run needs it."""
-    found = expand.load(file, ["data.token=HUSH123"])
-    texts = [
-        slurm.script(found, slurm.ArrayOptions(), ["a"], tmp_path, 1, redacted=redacted) for redacted in (False, True)
-    ]
-    assert texts[0].count("HUSH123") == 1
-    assert "HUSH123" not in texts[1]
-    (tmp_path / slurm.FOLDER).mkdir()
-    (tmp_path / slurm.FOLDER / slurm.SUBMITTED).write_text('{"job": "1", "names": ["a"]}\n{"job": "2", "na')
-    assert slurm._submitted(tmp_path) == [{"job": "1", "names": ["a"]}]

@@ -24,7 +24,6 @@ from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange
 from fedmpi.data.sources.pictures.image_dataset import (
     Files,
     check_class_names,
-    check_site,
     dataset_of_parts,
     dataset_with_test_part,
     read_rows,
@@ -66,7 +65,6 @@ def csv_images(
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
-    small_sites: Literal["refuse", "keep"] = "refuse",
 ) -> Dataset:
     """Pictures that the CSV file root/path names, a row each, with their class and, if wanted, their site and part.
 
@@ -81,7 +79,6 @@ def csv_images(
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
     and 1; or file, the least and the largest value of each file; images of more than 8 bits need it. pages: of files
     with several pages or frames; refused, or the first is read.
-    small_sites: with one training picture, or one class; refused or kept.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages)
     check_class_names("csv_images", class_names, site)
@@ -121,7 +118,7 @@ def csv_images(
                 raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
             test = files([row for row in mine if row.part == "test"])
             data = dataset_of_parts(files(train), test, names, decoding, [row.group for row in train if group_column])
-        return check_site(data, name, mine[0].at, names, small_sites) if site_column else data
+        return data
 
     read = [read_site(name) for name in (sites if site is None else [site])]
     data = joined(read, sites) if site_column and site is None else read[0]

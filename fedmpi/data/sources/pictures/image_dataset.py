@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, natural_order, nearest
+from fedmpi.common.text import natural_order, nearest
 from fedmpi.data.csv_file import csv_table
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources import common
@@ -76,15 +76,6 @@ def check_class_names(source: str, names: Sequence[str] | None, site: str | None
     twice = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
     if twice is not None:
         raise UserError(f"{source}: data.class_names holds {twice!r} twice; each stands once")
-
-
-def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small: str) -> Dataset:
-    """The data of a site; with `refuse`, UserError for one training picture, or pictures of one class alone."""
-    seen = data.train_y.unique()
-    if small == "keep" or len(seen) > 1:
-        return data
-    has = f"{count(len(data.train_y), 'training picture')} of one class, {classes[int(seen[0])]!r}"
-    raise UserError(f"{at}: site {name!r}, which begins there, has {has}; say data.small_sites: keep, or leave it out")
 
 
 def class_folders(folder: Path) -> list[str]:

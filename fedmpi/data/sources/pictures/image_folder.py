@@ -16,7 +16,6 @@ from fedmpi.data.sources.common import PARTS, checked_fraction, joined
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.pictures.image_dataset import (
     check_class_names,
-    check_site,
     class_folders,
     dataset_of_parts,
     dataset_with_test_part,
@@ -39,7 +38,6 @@ def image_folder(
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
-    small_sites: Literal["refuse", "keep"] = "refuse",
 ) -> Dataset:
     """Pictures root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, root/path/SITE of that form.
 
@@ -51,7 +49,6 @@ def image_folder(
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
     and 1; or file, the least and the largest value of each file; images of more than 8 bits need it. pages: of files
     with several pages or frames; refused, or the first is read.
-    small_sites: with one training picture, or one class; refused or kept.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages)
     check_class_names("image_folder", class_names, site)
@@ -68,10 +65,7 @@ def image_folder(
     if not homes:
         raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
     names = class_names or natural_order(name for home in homes for name in class_folders(_training_folder(home)))
-    read = []
-    for home in homes:
-        data = _read(home, names, decoding, val, test_fraction)
-        read.append(check_site(data, home.name, str(home), names, small_sites) if by_site else data)
+    read = [_read(home, names, decoding, val, test_fraction) for home in homes]
     return joined(read, [home.name for home in homes]) if sites and site is None else read[0]
 
 

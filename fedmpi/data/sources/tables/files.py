@@ -13,15 +13,13 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, nearest, show
 from fedmpi.data.csv_file import check_is_csv, csv_columns, text_of
-from fedmpi.data.sources.tables import numerals
 from fedmpi.data.sources.tables.arrow import read_parquet
-from fedmpi.data.sources.tables.numerals import is_number, spelling
+from fedmpi.data.sources.tables.numerals import is_number, parsed, spelling, to_python
 
 # Cells without a value, in any case of letters
 GAPS = {"", "?", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "none"}
 INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)*")  # names that pandas gives to an index
-NO_GAP = np.array([chr(k) in "0123456789+-." for k in range(256)])  # first characters of cells with a value
-FEW = 20  # rows; whether a column numbers or names the rows cannot be seen in fewer
+TRUTH = {"true": "1", "false": "0", "yes": "1", "no": "0", "t": "1", "f": "0", "y": "1", "n": "0"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,6 @@ class Table:
     thousands: str | None = None  # between groups of three digits
     named: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by column: values that are no gap, as "none"
     index: tuple[str, ...] = ()  # columns that number the rows, as pandas writes them
-    coded: bool = False  # whether a gap may be a value that the config names (data.missing_values)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -72,18 +69,21 @@ class Table:
             UserError: the first cell that is no finite number.
         """
         cells = self.column(name, key)
+        values = np.full(len(cells), np.nan)
         if cells.dtype == np.float64:
             values = cells.copy()
         else:
-            values = np.full(len(cells), np.nan)
             there = np.flatnonzero(~find_gaps(cells))
-            plain = self._plain(cells[there], there)
+            written = cells[there]
             if truth:
-                plain = numerals.truth_as_digits(text_of(plain))
-            parsed = numerals.parsed(plain)
-            if parsed is None:
-                self._refuse(name, key, text_of(cells[there]), text_of(plain), there)
-            values[there] = parsed
+                written = _objects([TRUTH.get(cell.strip().casefold(), cell) for cell in text_of(written)])
+            if self.decimal != "." or self.thousands is not None:
+                written = _objects([to_python(cell, self.decimal, self.thousands) for cell in text_of(written)])
+            numbers = parsed(written)
+            if numbers is None:
+                odd = next(k for k, cell in enumerate(text_of(written)) if not is_number(cell))
+                self._refuse(name, key, int(there[odd]))
+            values[there] = numbers
         large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
         if len(large):
             cell = f"{self.at(int(large[0]))}: column {name!r} holds {values[large[0]]:g}"
@@ -95,79 +95,64 @@ class Table:
         cells = self.column(name, key)
         if cells.dtype == np.float64:
             return np.array(["" if np.isnan(cell) else spelling(float(cell)) for cell in cells], dtype=object)
-        values, rows, inverse = np.unique(cells, return_index=True, return_inverse=True)
-        plain = text_of(self._plain(values, rows)).tolist()
+        values, inverse = np.unique(cells, return_inverse=True)
         empty = find_gaps(values, self.named.get(name, ()))
-        words = ["" if gap else spelling(word) for word, gap in zip(plain, empty, strict=True)]
+        words = ["" if gap else self._word(cell) for cell, gap in zip(text_of(values), empty, strict=True)]
         return np.array(words, dtype=object)[inverse]
 
-    def _plain(self, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Write numbers in `cells` (m,), which stand in `rows` (m,), as Python does, without marks between thousands.
+    def owners(self, site_column: str | None) -> tuple[np.ndarray, list[str]]:
+        """Return (n,) the number of each row's site, and the sites' names; zeros and none without such a column."""
+        if site_column is None:
+            return np.zeros(len(self), dtype=np.int64), []
+        words = self.words(site_column, "site_column")
+        names = ordered(words)
+        number = {name: k for k, name in enumerate(names)}
+        return np.array([number.get(word, 0) for word in words], dtype=np.int64), names
 
-        Raises:
-            UserError: a number with a decimal point, where commas are decimal.
-        """
-        if self.decimal == "." and self.thousands is None:
-            return cells
-        out = text_of(cells).copy()
-        for k, cell in enumerate(out.tolist()):
-            out[k] = numerals.plain(cell, self.decimal, self.thousands)
-            if self.decimal == "," and out[k] == cell and "." in cell and is_number(cell):
-                remedy = '; if points separate thousands, say data.thousands: "."'
-                grouped = self.thousands is None and numerals.is_grouped(cell, ".", ",")
-                problem = f"{cell!r} has a point, and data.decimal says that commas are decimal"
-                raise UserError(f"{self.at(int(rows[k]))}: {problem}{remedy if grouped else ''}")
-        return out
+    def with_gaps(self, missing: Mapping[str, Sequence[str]]) -> Table:
+        """Return the table with a gap for each value in `missing`, by column or under "" for all, that is not named."""
+        columns = dict(self.columns)
+        for name in missing:
+            if name:
+                self.column(name, "missing_values")
+        for name, cells in self.columns.items():
+            words = {*missing.get("", ()), *missing.get(name, ())} - {*self.named.get(name, ())}
+            if cells.dtype == np.float64:
+                numbers = [float(word) for word in words if is_number(word)]
+                columns[name] = np.where(np.isin(cells, numbers), np.nan, cells)
+            elif words:
+                different = np.unique(cells)
+                coded = different[[self._word(cell) in words for cell in text_of(different)]]
+                columns[name] = np.where(np.isin(cells, coded), "" if cells.dtype == object else b"", cells)
+        return replace(self, columns=columns)
 
-    def _refuse(self, name: str, key: str, cells: np.ndarray, plain: np.ndarray, rows: np.ndarray) -> NoReturn:
-        """Raise for the first of `plain` (m,) that is no number; cells (m,) as they stand in the file."""
-        odd = [k for k, cell in enumerate(plain.tolist()) if not is_number(cell)]
-        cell = cells[odd[0]]
-        different = len({*cells.tolist()})
-        remedy = numerals.advice(cell, cells.tolist(), self.decimal, self.thousands)
-        if not remedy and key == "label_column":
-            remedy = (
-                "correct it: several label columns, and labels with data.target: number, are numbers; of the task "
-                "survival an event is 1, yes or true (seen), or 0, no or false (censored); other words are named by "
-                "data.event_words: {WORD: 1, WORD: 0}"
-            )
-        elif not remedy and different == 1 and len(cells) > 1:
-            remedy = "it is the same in all rows, and nothing can be learned from it: list it in data.drop"
-        elif not remedy and names_rows(different, len(cells)) and 2 * len(odd) >= len(cells):
-            names = f"{different} values in {len(cells)} rows are names of the rows, such as a patient's number"
-            remedy = f"{names}, from which nothing can be learned: list it in data.drop"
-        elif not remedy:
-            remedy = "list it in data.categorical (words become columns of 0 and 1), or in data.drop"
-            if different > 1 and 2 * len(odd) < len(cells):
-                remedy = f"correct it, or empty it and say data.missing; or, if these are words, {remedy}"
-        at = self.at(int(rows[odd[0]]))
-        raise UserError(f"{at}: column {name!r} holds {show(cell)}, which is no number; {remedy}")
+    def _word(self, cell: str) -> str:
+        number = to_python(cell, self.decimal, self.thousands)
+        return spelling(number if is_number(number) else cell)
 
-
-def names_rows(different: int, rows: int) -> bool:
-    """Return whether a column of words with so many different values names its rows."""
-    return rows >= FEW and different > 0.9 * rows
+    def _refuse(self, name: str, key: str, row: int) -> NoReturn:
+        """Raise for a cell that is no number."""
+        remedy = "list the column in data.categorical (words become columns of 0 and 1) or in data.drop"
+        if key == "label_column":
+            remedy = "several label columns, and labels with data.target: number, are numbers (data.event_words)"
+        marks = "; data.decimal and data.thousands say how numbers are written"
+        cell = text_of(self.columns[name][[row]])[0]
+        problem = f"column {name!r} holds {show(cell)}, which is no number"
+        raise UserError(f"{self.at(row)}: {problem}: correct it, or {remedy}{marks}")
 
 
 def find_gaps(cells: np.ndarray, named: Collection[str] = ()) -> np.ndarray:
     """Return (n,) bool, whether a cell has no value; named: words that are values of this column."""
     if cells.dtype == np.float64:
         return np.isnan(cells)
-    out = np.zeros(len(cells), dtype=bool)
-    rows = np.arange(len(cells))
-    if cells.dtype != object:
-        first = np.ascontiguousarray(cells).view(np.uint8).reshape(len(cells), -1)[:, 0]
-        rows = np.flatnonzero(~NO_GAP[first])
-    known: dict[str | bytes, bool] = {}
-    for row, cell in zip(rows.tolist(), cells[rows].tolist(), strict=True):
-        if cell not in known:
-            word = (cell if isinstance(cell, str) else cell.decode("ascii")).strip()
-            known[cell] = word.casefold() in GAPS and word not in named
-        out[row] = known[cell]
-    return out
+    is_gap = {}
+    for cell in {*cells.tolist()}:
+        word = (cell if isinstance(cell, str) else cell.decode("ascii")).strip()
+        is_gap[cell] = word.casefold() in GAPS and word not in named
+    return np.array([is_gap[cell] for cell in cells.tolist()], dtype=bool)
 
 
-def ordered(words: Sequence[str]) -> list[str]:
+def ordered(words: Sequence[str] | np.ndarray) -> list[str]:
     """Return each word once, in natural order, without the empty one."""
     return natural_order({*words} - {""})
 
@@ -213,27 +198,28 @@ def _cells(values: Any, name: str, decimal: str) -> np.ndarray:
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)
     each = values.tolist() if hasattr(values, "tolist") else values  # in the array numbers beside words became words
-    cells = np.empty(len(array), dtype=object)
-    for k, value in enumerate(each):
-        if value is not None and value == value:
-            text = str(value)
-            cells[k] = text.replace(".", decimal) if isinstance(value, (int, float)) else text
-        else:
-            cells[k] = ""
-    return cells
+    cells = []
+    for value in each:
+        text = "" if value is None or value != value else str(value)
+        cells.append(text.replace(".", decimal) if isinstance(value, (int, float)) else text)
+    return _objects(cells)
+
+
+def _objects(cells: Sequence[str]) -> np.ndarray:
+    """(n,) objects"""
+    out = np.empty(len(cells), dtype=object)
+    out[:] = cells
+    return out
 
 
 def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
-    if len(header) == 1:
-        other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
-        if other:
-            raise UserError(
-                f"{path}: its first line holds {other!r}, not {delimiter!r}, between the names of the columns; say "
-                f'data.delimiter: "{other.encode("unicode_escape").decode()}"'
-            )
-    twice = [name for k, name in enumerate(header) if name in header[:k]]
-    if twice and twice[0]:
-        raise UserError(f"{path}: the column {twice[0]!r} stands twice in its first line")
+    other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
+    if len(header) == 1 and other:
+        remedy = f'say data.delimiter: "{other.encode("unicode_escape").decode()}"'
+        raise UserError(f"{path}: its first line holds {other!r}, not {delimiter!r}, between names; {remedy}")
+    twice = next((name for k, name in enumerate(header) if name and name in header[:k]), None)
+    if twice:
+        raise UserError(f"{path}: the column {twice!r} stands twice in its first line")
     if "" in header[1:]:  # the first column without a name is an index of pandas
         place = header.index("", 1) + 1
         raise UserError(f"{path}: column {place} has no name in its first line; name it, or remove it")

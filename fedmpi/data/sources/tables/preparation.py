@@ -17,7 +17,6 @@ from fedmpi.data.csv_file import text_of
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.files import Table, in_memory, read
-from fedmpi.data.sources.tables.missing import with_gaps
 from fedmpi.data.sources.tables.targets import targets, with_events
 
 COLUMNS = 2  # whose numbers are in memory while the moments are computed: all of them take several times their file
@@ -47,11 +46,8 @@ class Moments:
 
 @dataclass(frozen=True)
 class Fit:
-    """What the training rows of one site, or of the whole table, give.
-
-    fill: the value that replaces a gap in each column; None where gaps stay. moments: by which numbers are
-    standardised; None: they are not.
-    """
+    """What the training rows of one site, or of all, give: by column the value that fills a gap, None where gaps stay;
+    and the moments by which numbers are standardised, None where they are not."""
 
     fill: tuple[float | str | None, ...]
     moments: Moments | None
@@ -97,10 +93,9 @@ class TablePreparation(Preparation):
         names = ([c.name] if c.values is None else [f"{c.name}={value}" for value in c.values] for c in self.columns)
         return [name for group in names for name in group]
 
-    @property
-    def numeric(self) -> np.ndarray:
-        """(f,) whether an input is a number, and not a word's column of 0 and 1."""
-        return np.concatenate([[True] if c.values is None else [False] * len(c.values) for c in self.columns])
+    def fit_of(self, site: str) -> Fit:
+        """Return what the training rows of a site give."""
+        return self.sites.get(site) or self.sites[""]
 
     def inputs(self, rows: Table, owner: np.ndarray, which: np.ndarray, pooled: bool = False) -> Tensor:
         """Return (m, f) float32 inputs of some rows, NaN for a gap that nothing fills in a number not standardised.
@@ -110,26 +105,23 @@ class TablePreparation(Preparation):
             which: (m,) the numbers of the rows, in ascending order.
             pooled: whether they are standardised as the rows of the global test set are.
         """
-        numeric = self.numeric
-        out = torch.empty(len(which), len(numeric))
+        is_number = np.concatenate([[True] if c.values is None else [False] * len(c.values) for c in self.columns])
+        out = torch.empty(len(which), len(is_number))
         for begin in range(0, len(which), ROWS):
             some = which[begin : begin + ROWS]
             few, sites = rows.keep(some), owner[some]
-            x = np.concatenate([self._input_columns(at, few, sites) for at in range(len(self.columns))], axis=1)
+            columns = []
+            for at, column in enumerate(self.columns):
+                cells = self.filled_column(at, few, sites)[:, None]
+                columns.append(cells if column.values is None else cells == np.array(column.values, dtype=object))
+            x = np.concatenate(columns, axis=1).astype(np.float64)
             for k, fit in enumerate(self.sites.values()):
                 moments = self.pooled if pooled and self.pooled is not None else fit.moments
-                own = np.ix_(np.flatnonzero(sites == k), numeric)
+                own = np.ix_(np.flatnonzero(sites == k), is_number)
                 if moments is not None and own[0].size:
                     x[own] = standardise_columns(x[own], moments.mean, moments.deviation)
             out[begin : begin + ROWS] = torch.from_numpy(x)
         return out
-
-    def _input_columns(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
-        """(n, 1) the numbers of column number `at`, or (n, values) 0 or 1; an unknown word is a row of zeros."""
-        cells, values = self.filled_column(at, rows, owner), self.columns[at].values
-        if values is None:
-            return cells[:, None]
-        return (cells[:, None] == np.array(values, dtype=object)).astype(np.float64)
 
     def filled_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
         """Return (n,) the numbers or words of column number `at`, with gaps filled where the site has a value."""
@@ -147,18 +139,12 @@ class TablePreparation(Preparation):
     # ---- new rows ----
     def read(self, request: Request) -> NewRows:
         rows = self._table(request)
-        lost = [c.name for c in self.columns if c.name not in rows.columns]
-        if lost:
-            more = f" (nor {shorten(', '.join(map(repr, lost[1:])))})" if lost[1:] else ""
-            trained = f"column {lost[0]!r}, which the model was trained with"
-            raise UserError(f"{rows.path} has no {trained}{more}; {nearest(lost[0], rows.columns)}")
+        lost = next((c.name for c in self.columns if c.name not in rows.columns), None)
+        if lost is not None:
+            needed = f"column {lost!r}, which the model was trained with"
+            raise UserError(f"{rows.path} has no {needed}; {nearest(lost, rows.columns)}")
         for name in request.ids:
             rows.column(name, "--id")
-        known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids, *rows.index}
-        unused = [name for name in rows.columns if name not in known]
-        if unused:
-            names = shorten(", ".join(unused), 200)
-            warnings.warn(f"{rows.path}: not used, for the model was trained without: {names}", stacklevel=2)
         rows = self._without_gaps(rows)
         owner, pooled = self._owners(rows, request.site)
         x = self.inputs(rows, owner, np.arange(len(rows)), pooled)
@@ -174,15 +160,13 @@ class TablePreparation(Preparation):
             rows = read(file_of(request), self.delimiter, self.decimal, self.thousands)
         named = {c.name: frozenset(c.values) for c in self.columns if c.values is not None}
         rows = replace(rows, named=named | {name: frozenset(self.class_names) for name in self.labels[:1]})
-        return with_gaps(rows, {k: words for k, words in self.missing_values.items() if not k or k in rows.columns})
+        return rows.with_gaps({k: words for k, words in self.missing_values.items() if not k or k in rows.columns})
 
     def _without_gaps(self, rows: Table) -> Table:
         """The rows that the training would have used, by `data.missing`."""
-        if self.missing == "impute":
-            return rows
         gaps = {c.name: rows.gaps(c.name, "features") for c in self.columns}
         gap = np.any(list(gaps.values()), axis=0)
-        if not gap.any():
+        if self.missing == "impute" or not gap.any():
             return rows
         first = int(gap.argmax())
         column = next(name for name, cells in gaps.items() if cells[first])
@@ -206,15 +190,11 @@ class TablePreparation(Preparation):
             odd = next((row for row, word in enumerate(words) if word not in self.sites), None)
             if odd is not None:
                 raise UserError(f"{rows.at(odd)}: {column} is {words[odd]!r}, no site of the training; {allowed}")
-            place = {name: k for k, name in enumerate(names)}
-            return np.array([place[word] for word in words], dtype=np.int64), True
+            return np.array([names.index(word) for word in words], dtype=np.int64), True
         if self.pooled is not None and not any(rows.gaps(c.name, "features").any() for c in self.columns):
             return np.zeros(len(rows), dtype=np.int64), True
-        needed = f"a column {column!r}, or " if column else ""
-        raise UserError(
-            f"{rows.path}: each site's rows are prepared by the training rows of that site: {needed}the site that all "
-            f"rows are of is needed: --site NAME, in Python site=; {allowed}"
-        )
+        needed = f"{f'a column {column!r}, or ' if column else ''}--site NAME, in Python site=, is needed; {allowed}"
+        raise UserError(f"{rows.path}: rows are prepared by the training rows of their site: {needed}")
 
     def _with_targets(self, new: NewRows, rows: Table) -> NewRows:
         """Add the targets where all label columns are there and hold what they held in training."""
@@ -261,12 +241,11 @@ def fit_preparation(
     """
     names = list(plain.sites)
     groups = [(owner == k) & train for k in range(len(names))]
-    fill: list[list[float | str | None]] = [[None] * len(plain.columns) for _ in names]
-    for at, column in enumerate(plain.columns) if plain.missing == "impute" else ():
-        cells = _cells(rows, column)
-        for values, group in zip(fill, groups, strict=True):
-            values[at] = _fill_value(cells[group])
-    sites = {name: Fit(tuple(values), None) for name, values in zip(names, fill, strict=True)}
+    fills: list[list[float | str | None]] = []  # by column, by site
+    for column in plain.columns:
+        cells = _cells(rows, column) if plain.missing == "impute" else None
+        fills.append([None if cells is None else _fill_value(cells[group]) for group in groups])
+    sites = {name: Fit(tuple(by_site[k] for by_site in fills), None) for k, name in enumerate(names)}
     preparation = replace(plain, sites=sites)
     if standardise != "none":
         *by_site, overall = _moments(preparation, rows, owner, [*(groups if standardise == "site" else ()), train])
@@ -292,16 +271,13 @@ def _moments(
 ) -> list[Moments]:
     """Moments of the filled numeric columns over each group of rows, (n,) bool."""
     numeric = [at for at, column in enumerate(preparation.columns) if column.values is None]
-    means: list[list[float]] = [[] for _ in groups]
-    deviations: list[list[float]] = [[] for _ in groups]
+    parts = [np.zeros((len(groups), 2, 0))]
     # Never a single one of several: NumPy adds up one column in another order, and its last bit may differ.
     for few in np.array_split(numeric, max(len(numeric) // COLUMNS, 1)) if numeric else ():
         x = np.stack([preparation.filled_column(at, rows, owner) for at in few], axis=1)
-        for k, group in enumerate(groups):
-            mean, deviation = column_moments(x[group])
-            means[k].extend(mean.tolist())
-            deviations[k].extend(deviation.tolist())
-    return [Moments(tuple(mean), tuple(deviation)) for mean, deviation in zip(means, deviations, strict=True)]
+        parts.append(np.stack([column_moments(x[group]) for group in groups]))
+    means_and_deviations = np.concatenate(parts, axis=2)  # (groups, 2, numeric columns)
+    return [Moments(tuple(mean.tolist()), tuple(std.tolist())) for mean, std in means_and_deviations]
 
 
 def standardise_columns(x: np.ndarray, mean: Sequence[float], deviation: Sequence[float]) -> np.ndarray:

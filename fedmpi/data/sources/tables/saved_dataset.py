@@ -28,7 +28,6 @@ from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table
-from fedmpi.data.sources.tables.sites import row_owners
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -105,7 +104,7 @@ def saved_dataset(
         arrays = arrays if symbols else with_axes(arrays, rows.x.shape, "x", folder)
     x = _inputs(rows, columns, symbols, decoding, arrays)
     target = targets(rows.labels, [label_column], "auto", rows.names)
-    owner, site_names = row_owners(rows.labels, site_column, None)
+    owner, site_names = rows.labels.owners(site_column)
     is_test = np.repeat([PARTS.get(name.lower()) == "test" for name in splits], [len(part.x) for part in parts])
     by_part = {}
     for prefix, mask in (("", ~is_test), ("test_", is_test)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,24 +13,27 @@ import torch
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.leaks import warn_of_row_numbers
 from fedmpi.data.sources.common import (
+    PARTS,
     check_groups,
     checked_fraction,
+    file_name,
     find,
     gaps_allowed,
+    holdout,
     number_groups,
     warn_of_divided_groups,
 )
 from fedmpi.data.sources.tables.files import Table, ordered, read
-from fedmpi.data.sources.tables.missing import Value, missing_by_column, warn_of_no_value, with_gaps, without_gaps
 from fedmpi.data.sources.tables.numerals import spelling
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fit_preparation
-from fedmpi.data.sources.tables.sites import check_sites, row_owners, training_rows
 from fedmpi.data.sources.tables.targets import Target, targets, with_events
 
 Name = Annotated[str, Field(min_length=1)]
+Value = str | int | float
 
 
 def table(
@@ -81,53 +84,52 @@ def table(
     without path the silo's name is the file's.
     """
     if site is not None:
-        _check_silo(path, site_column, "pooled" in (standardise, global_test), small_sites)
-    elif path is None:
-        raise UserError("table: data.path is missing; it names the file, relative to data.root")
+        _check_silo(site_column, standardise, global_test, small_sites)
     if standardise == "none" and global_test == "pooled":
-        raise UserError(
-            "table: data.global_test: pooled changes nothing with data.standardise: none; leave one of them out"
-        )
+        raise UserError("table: data.global_test: pooled changes nothing with data.standardise: none; leave one out")
     if thousands == decimal:
         raise UserError(f"table: data.thousands and data.decimal are both {decimal!r}; they must differ")
     test_fraction = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
-    file = find(
-        root, ((path or "{site}").replace("{site}", site or "{site}"),), "table", "correct data.root or data.path"
-    )
+    file = find(root, (file_name("table", site, path),), "table", "correct data.root or data.path")
     rows = read(file, delimiter, decimal, thousands)
     labels = [label_column] if isinstance(label_column, str) else label_column
     others = {"site_column": site_column, "split_column": split_column, "group_column": group_column}
-    named = {"label_column": labels, **{key: [name] if name else [] for key, name in others.items()}}
-    features = _features(rows, features, drop or (), named)
+    keys = dict.fromkeys(labels, "label_column") | {name: key for key, name in others.items() if name}
+    features = _features(rows, features, drop or (), keys)
     values = _values(categorical, features)
-    numeric = [name for name in features if name not in values]
-    gap_words = missing_by_column(missing_values)
     events: dict[str, int] = {spelling(word): event for word, event in (event_words or {}).items()}
+    by_column = missing_values if isinstance(missing_values, dict) else {"": missing_values or []}
+    gap_words = {name: tuple(map(spelling, words)) for name, words in by_column.items() if words}
 
-    no_gaps = {name: frozenset(words) for name, words in values.items() if words is not None}
-    rows = replace(rows, named={**no_gaps, labels[0]: frozenset(map(spelling, class_names or ()))})
-    rows = with_gaps(rows, gap_words)
+    known = {name: frozenset(words) for name, words in values.items() if words is not None}
+    rows = replace(rows, named={**known, labels[0]: frozenset(map(spelling, class_names or ()))}).with_gaps(gap_words)
     if events:
-        _check_events(labels, events)
+        if len(labels) != 2 or {*events.values()} != {0, 1}:
+            needed = "two label columns, [EVENT, TIME], and a word with 1 (seen) and one with 0 (censored)"
+            raise UserError(f"table: data.event_words needs {needed}")
         rows = with_events(rows, labels[0], events)
     gaps_stay = gaps_allowed() and class_names is None and target != "class"
-    needed = {**named, "label_column": []} if gaps_stay else named
-    rows = without_gaps(rows, values, features, missing, needed, small_sites)
+    keys = {name: key for name, key in keys.items() if key != "label_column" or not gaps_stay}
+    rows = _without_gaps(rows, dict.fromkeys(features, "features") | keys, missing, small_sites)
 
     aim = targets(rows, labels, target, class_names)
-    owner, names = row_owners(rows, site_column, site)
+    owner, names = rows.owners(site_column)
+    names = [site] if site else names
     groups = rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
-    if split_column is None:
-        warn_of_divided_groups(groups, [names[k] for k in owner] if names else ())
-    train = training_rows(rows, split_column, groups, owner, aim, test_fraction)
     if split_column is not None:
+        train = _trained_on(rows, split_column)
         check_groups(groups, train, rows.at, f"{group_column}")  # of all sites: a patient of two is one patient
-    keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
+    else:
+        warn_of_divided_groups(groups, [names[k] for k in owner] if names else ())
+        train = np.ones(len(rows), dtype=bool)
+        for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
+            train[own[holdout(aim.groups[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
+    keep, owner, names = _check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
-    numbers = ((name, rows.numbers(name, "features")) for name in numeric)
+    numbers = ((name, rows.numbers(name, "features")) for name in features if name not in values)
     warn_of_row_numbers(file, numbers, owner)
     plain = TablePreparation(
-        columns=_columns(rows, features, values, train),
+        columns=tuple(_column(rows, name, values, train) for name in features),
         sites=dict.fromkeys(names or [""], Fit((), None)),
         labels=tuple(labels),
         class_names=aim.names,
@@ -143,46 +145,35 @@ def table(
     return replace(data, group=number_groups(groups[keep][train])) if group_column else data
 
 
-def _check_silo(path: str | None, site_column: str | None, pooled: bool, small_sites: str) -> None:
+def _check_silo(site_column: str | None, standardise: str, global_test: str, small_sites: str) -> None:
     """Refuse options that need the rows of all sites where a silo sees its own rows alone."""
-    alone = "needs the rows of all sites, and a silo sees its own alone; leave it out"
-    if site_column is not None:
-        raise UserError(f"table: data.site_column: {site_column} {alone}: each silo is a file, and a site")
-    if pooled:
-        raise UserError(f"table: pooled, in data.standardise or data.global_test, {alone}")
-    if small_sites == "drop":
-        raise UserError(f"table: data.small_sites: drop {alone}, or say keep")
-    if path is not None and "{site}" not in path:
-        raise UserError(f"table: data.path: {path!r} would be one file for all silos; write {{site}} where they differ")
+    options = {"standardise": standardise, "global_test": global_test, "small_sites": small_sites}
+    for key, value in {"site_column": site_column, **options}.items():
+        if value in ("pooled", "drop") or (key == "site_column" and value):
+            alone = "needs the rows of all sites, and a silo sees its own alone; leave it out"
+            raise UserError(f"table: data.{key}: {value} {alone}")
 
 
-def _features(
-    rows: Table, given: list[str] | None, drop: Sequence[str], named: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Return the columns to learn from. named: the columns that the config names for something else, by key."""
+def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]) -> list[str]:
+    """Return the columns to learn from. keys: of the columns that the config names for something else."""
     for name in drop:
         rows.column(name, "drop")
-        if name in (given or ()):
-            raise UserError(f"table: data.drop names {name!r}, which data.features names, too; leave it out of one")
+    for name in given or ():
+        rows.column(name, "features")
     if given is not None:
-        twice = next((name for k, name in enumerate(given) if name in given[:k]), None)
-        if twice is not None:
-            raise UserError(f"table: data.features names {twice!r} twice; each column stands once")
-        for name in given:
-            rows.column(name, "features")
-            if name in named["label_column"]:
-                raise UserError(
-                    f"table: data.features: {name} is the data.label_column, which is to be learned; leave it out"
-                )
+        labels = [name for name, key in keys.items() if key == "label_column"]
+        odd = next((name for k, name in enumerate(given) if name in [*given[:k], *drop, *labels]), None)
+        if odd is not None:
+            where = "names twice, or in data.drop or data.label_column, too"
+            raise UserError(f"table: {odd!r} is a column that data.features {where}; leave it out of one")
         return given
-    left_out = {*drop, *(name for names in named.values() for name in names)}
+    left_out = {*drop, *keys}
     index = [name for name in rows.index if name not in left_out]
     if index:
         which = "the first column, which has no name," if index == [""] else f"column {', '.join(map(repr, index))}"
-        remedy = "give it a name" if index == [""] else "name it in data.features"
         warnings.warn(
-            f"{rows.path}: {which} is left out: pandas writes the numbers of the rows there (its index); {remedy} to "
-            "learn from it",
+            f"{rows.path}: {which} is left out: pandas writes the numbers of the rows there (its index); name it in "
+            "data.features to learn from it",
             stacklevel=3,
         )
     return [name for name in rows.columns if name not in left_out and name not in index]
@@ -203,28 +194,84 @@ def _values(
     return values
 
 
-def _check_events(labels: Sequence[str], events: Mapping[str, int]) -> None:
-    """Check that data.event_words goes with event and time, and has words for both events."""
-    if len(labels) != 2:
-        raise UserError("table: data.event_words goes with two label columns: data.label_column: [EVENT, TIME]")
-    if {*events.values()} != {0, 1}:
-        raise UserError("table: data.event_words needs a word with 1 (seen) and one with 0 (censored)")
+def _column(rows: Table, name: str, values: Mapping[str, list[str] | None], train: np.ndarray) -> Column:
+    """Return a column to learn from; a categorical one with its values given, or those in the training part."""
+    words = values.get(name)
+    if name in values and words is None:
+        return Column(name, tuple(ordered(rows.words(name, "categorical")[train])))
+    return Column(name, None if words is None else tuple(words), closed=words is not None)
 
 
-def _columns(
-    rows: Table,
-    features: Iterable[str],
-    values: Mapping[str, list[str] | None],
-    train: np.ndarray,
-) -> tuple[Column, ...]:
-    """Return the columns to learn from; a categorical one with its values given, or those in the training part."""
-    columns = []
-    for name in features:
-        words = values.get(name)
-        if name in values and words is None:
-            words = ordered(list(rows.words(name, "categorical")[train]))
-        columns.append(Column(name, None if words is None else tuple(words), closed=values.get(name) is not None))
-    return tuple(columns)
+def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str, small_sites: str) -> Table:
+    """Refuse gaps that nothing fills, or where `missing` is drop, return the table without their rows.
+
+    keys: of the config, by the columns that they name. A site that has no row left is refused, unless small_sites drops
+    it.
+    """
+    gaps = {name: rows.gaps(name, key) for name, key in keys.items()}
+    for name, key in keys.items():
+        if gaps[name].any() and (missing == "refuse" or (missing == "impute" and key != "features")):
+            row = int(gaps[name].argmax())
+            remedy = "fill it, or say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
+            if key == "label_column":
+                remedy += "; or task.ignore: nan, if labels that are not known are to be left out of loss and metrics"
+            raise UserError(f"{rows.at(row)}: column {name!r} is empty; {remedy}")
+    incomplete = np.any(list(gaps.values()), axis=0)
+    if missing != "drop" or not incomplete.any():
+        return rows
+    worst = sorted(gaps, key=lambda name: -gaps[name].sum())
+    most = ", ".join(f"{name!r} {gaps[name].sum()}" for name in worst[:3] if gaps[name].any())
+    dropped = f"data.missing: drop leaves out {incomplete.sum()} of {count(len(rows), 'row')} of {rows.path}"
+    if incomplete.all():
+        raise UserError(f"{dropped}; most gaps: {most}; put these columns into data.drop")
+    warnings.warn(f"{dropped}; most gaps: {most}", stacklevel=3)
+    left = rows.keep(np.flatnonzero(~incomplete))
+    site_column = next((name for name, key in keys.items() if key == "site_column"), None)
+    lost = {*rows.owners(site_column)[1]} - {*left.owners(site_column)[1]}
+    if lost and small_sites != "drop":
+        raise UserError(f"{dropped}, and no row of site {min(lost)!r}; fill them, or say data.small_sites: drop")
+    return left
+
+
+def _trained_on(rows: Table, split_column: str) -> np.ndarray:
+    """(n,) bool, whether a row is for training, by the column that says so."""
+    words = [word.casefold() for word in rows.words(split_column, "split_column")]
+    odd = next((row for row, word in enumerate(words) if word not in PARTS), None)
+    if odd is not None:
+        raise UserError(f"{rows.at(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {', '.join(PARTS)}")
+    return np.array([PARTS[word] != "test" for word in words], dtype=bool)
+
+
+def _check_sites(
+    rows: Table, target: Target, owner: np.ndarray, names: Sequence[str], train: np.ndarray, small: str, is_silo: bool
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Refuse or drop sites with fewer than two training rows, or one class in them.
+
+    small: refuse, keep or drop; a site without any training row is refused where it is not dropped.
+
+    Returns:
+        The rows to keep (m,), the number of the site of each of them (m,), and the sites' names.
+    """
+    lost = []
+    for k, name in enumerate(names):
+        own = np.flatnonzero((owner == k) & train)
+        classes = np.unique(target.groups[own])
+        if len(own) > 1 and (len(classes) > 1 or len(target.names) < 2):
+            continue
+        if small == "drop":
+            lost.append(k)
+        elif small == "refuse" or not len(own):
+            has = count(len(own), "training row")
+            has += f" of one class, {target.names[classes[0]]!r}" if len(own) > 1 else ""
+            remedy = "leave it out of data.silos" if is_silo else "say data.small_sites: drop"
+            remedy += ", or say data.small_sites: keep" if len(own) else ""
+            first = rows.at(int(np.flatnonzero(owner == k)[0]))
+            raise UserError(f"{first}: site {name!r}, which begins there, has {has}; {remedy}")
+    if names and len(lost) == len(names):
+        raise UserError(f"{rows.path}: no site is left: each has one training row, or one class")
+    keep = np.flatnonzero(~np.isin(owner, lost))
+    left = [name for k, name in enumerate(names) if k not in lost]
+    return keep, np.unique(owner[keep], return_inverse=True)[1], left
 
 
 def _dataset(
@@ -242,18 +289,14 @@ def _dataset(
         raise UserError(f"{rows.path}: no column is left to learn from; correct data.features or data.drop")
     pooled = global_test == "pooled" and standardise == "site"
     preparation = fit_preparation(plain, rows, owner, train, standardise, pooled)
-    if plain.missing == "impute":
-        _warn_of_empty_columns(rows, preparation, names or [""], standardise)
     place = owner if len(preparation.sites) > 1 else np.zeros_like(owner)
     first, last = np.flatnonzero(train), np.flatnonzero(~train)
     train_x, test_x = (preparation.inputs(rows, place, part) for part in (first, last))
-    for part, x in ((first, train_x), (last, test_x)) if standardise == "none" else ():
-        if bool(x.isnan().any()):
-            k, column = x.isnan().nonzero()[0].tolist()
-            whose = f"site {names[owner[part[k]]]}" if names else "the table"
-            what = f"column {preparation.meaning[column]!r} is empty, and in all of the training rows of {whose}"
-            remedy = "put it into data.drop, or let data.standardise make it 0"
-            raise UserError(f"{rows.at(int(part[k]))}: {what}; {remedy}")
+    for at, column in enumerate(plain.columns) if plain.missing == "impute" and standardise != "none" else ():
+        empty = [name for name in names or [""] if preparation.fit_of(name).fill[at] is None]
+        if empty:
+            has_none = f"column {column.name!r} has no value in any training row {'of' if names else ''}"
+            warnings.warn(f"{rows.path}: {has_none} {', '.join(empty)}; it is a constant there", stacklevel=3)
     site = torch.from_numpy(owner) if names else None
     return Dataset(
         *(train_x, aim.y[first], test_x, aim.y[last], len(aim.names) or aim.outputs),
@@ -264,12 +307,3 @@ def _dataset(
         meaning=(*preparation.meaning, "->", *aim.names),
         preparation=preparation,
     )
-
-
-def _warn_of_empty_columns(rows: Table, preparation: TablePreparation, names: Sequence[str], standardise: str) -> None:
-    """Warn of columns that have no value at a site. Of numbers that are not standardised that is refused elsewhere."""
-    fits = [preparation.sites.get(name) or preparation.sites[""] for name in names]
-    for at, column in enumerate(preparation.columns):
-        if column.values is not None or standardise != "none":
-            empty_at = [name for name, fit in zip(names, fits, strict=True) if fit.fill[at] is None]
-            warn_of_no_value(rows, column.name, empty_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import near_duplicates, shorten
+from fedmpi.common.text import shorten
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.files import Table, ordered
-from fedmpi.data.sources.tables.numerals import is_number, is_written_number, spelling
+from fedmpi.data.sources.tables.numerals import WHOLE, spelling
 
+AMOUNT = re.compile(r"[-+]?[0-9.][0-9.,']*([eE][-+]?[0-9]+)?")  # a number, with marks between thousands too
 MANY = 100  # classes beyond which a column of whole numbers may well be amounts
 
 
@@ -45,24 +47,21 @@ def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[st
             raise UserError("table: data.class_names and target: class go with one column, of classes")
         return _numbers(rows, label, target)
     words = rows.words(label[0], "label_column")
-    names = ordered(list(words))
-    if classes is not None:
-        names = [spelling(value) for value in classes]
-        if len(set(names)) < len(names):
-            raise UserError(f"table: data.class_names holds a label twice: {', '.join(names)}")
-    elif target == "auto":
+    names = ordered(words) if classes is None else list(map(spelling, classes))
+    if len(set(names)) < len(names):
+        raise UserError(f"table: data.class_names holds a label twice: {', '.join(names)}")
+    if target == "auto" and classes is None:
         if _are_amounts(words):
             return _numbers(rows, label, "number")
         if len(names) > max(MANY, len(rows) // 10):
             many = f"{rows.path}: column {label[0]!r} holds {len(names)} labels in {len(rows)} rows"
             survival = "for the task survival name two columns, data.label_column: [EVENT, TIME]"
             raise UserError(f"{many}; say data.target: class, or number for a regression; {survival}")
-        _check_labels(rows, label[0], words, names)
+        if len(names) == 1:
+            one = f"{rows.path}: column {label[0]!r} holds one label alone, {names[0]!r}"
+            raise UserError(f"{one}; two are needed, or those that there are in data.class_names")
     number = {name: k for k, name in enumerate(names)}
-    odd = next((row for row, word in enumerate(words) if word not in number), None)
-    if odd is not None:
-        problem = f"column {label[0]!r} holds the label {words[odd]!r}, which is none of data.class_names"
-        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(names), 200)}")
+    _check_words(rows, label[0], words, number, "label", "class_names")
     return Target(torch.tensor([number[word] for word in words]), tuple(names))
 
 
@@ -81,49 +80,35 @@ def with_events(rows: Table, column: str, events: Mapping[str, int]) -> Table:
         UserError: a cell that is none of the words, in the spelling of `spelling`.
     """
     words = rows.words(column, "label_column")
-    odd = next((row for row, word in enumerate(words) if word and word not in events), None)
-    if odd is not None:
-        problem = f"column {column!r} holds the event {words[odd]!r}, which is none of data.event_words"
-        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(events), 200)}")
+    _check_words(rows, column, words, {"": 0, **events}, "event", "event_words")
     numbers = np.array([events[word] if word else np.nan for word in words], dtype=np.float64)
     return replace(rows, columns={**rows.columns, column: numbers})
+
+
+def _check_words(rows: Table, column: str, words: np.ndarray, known: Mapping[str, int], what: str, key: str) -> None:
+    odd = next((row for row, word in enumerate(words) if word not in known), None)
+    if odd is not None:
+        problem = f"column {column!r} holds the {what} {words[odd]!r}, which is none of data.{key}"
+        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(filter(None, known)), 200)}")
 
 
 def _check_survival(rows: Table, label: Sequence[str], y: np.ndarray) -> None:
     """Raise UserError for the first row of y (n, 2), event and time, in which one of them cannot be that."""
     is_event = np.isin(y[:, 0], (0, 1)) | np.isnan(y[:, 0])  # a gap, where gaps are allowed
     bad = np.flatnonzero(~is_event | (y[:, 1] < 0))
-    if not len(bad):
-        return
-    row, (event, time) = int(bad[0]), y[bad[0]].tolist()
-    if not is_event[row]:
+    if len(bad):
+        event, time = y[bad[0]]
+        cells = f"column {label[0]!r} holds the event {event:g}, column {label[1]!r} the time {time:g}"
         raise UserError(
-            f"{rows.at(row)}: column {label[0]!r} holds the event {event:g}; 1 or true (seen), or 0 or false "
-            "(censored), is needed; two label columns are event and time, for the task survival: data.label_column: "
-            f"[{label[1]}, {label[0]}] if they are in the other order, data.event_words: {{1: 0, 2: 1}}, say, if other "
-            "numbers mean that, data.target: number for two numbers"
+            f"{rows.at(bad[0])}: {cells}; of the task survival, data.label_column: [EVENT, TIME], an event is 1 or "
+            "true (seen), or 0 or false (censored), or a word of data.event_words, and no time is below 0; "
+            "data.target: number is for two numbers"
         )
-    raise UserError(
-        f"{rows.at(row)}: column {label[1]!r} holds the time {time:g}; no time is below 0; if the sign marks who is "
-        f"censored, write 0 into column {label[0]!r} there, and the time without its sign"
-    )
 
 
 def _are_amounts(words: np.ndarray) -> bool:
-    """Return whether most words are numbers, not all of them whole: then a word that is no number is a mistake."""
+    """Return whether most words look like numbers, not all of them whole: then a word that is none is a mistake."""
     different, counts = np.unique(words, return_counts=True)
-    numeric = np.array([is_written_number(word) for word in different])
-    fractions = (not (is_number(word) and float(word).is_integer()) for word in different[numeric])
-    return bool(2 * counts[numeric].sum() > len(words)) and any(fractions)
-
-
-def _check_labels(rows: Table, label: str, words: np.ndarray, names: Sequence[str]) -> None:
-    """Raise UserError for one label alone, and for two of which one seems to be a slip."""
-    if len(names) == 1:
-        problem = f"column {label!r} holds one label alone, {names[0]!r}"
-        raise UserError(f"{rows.path}: {problem}; two are needed, or those that there are in data.class_names")
-    twice = near_duplicates(dict.fromkeys(words))
-    if twice:
-        first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
-        problem = f"{last}: column {label!r} holds the label {twice[1]!r}, and in {first} {twice[0]!r}"
-        raise UserError(f"{problem}; are they one? mend it, or name the labels in data.class_names")
+    numeric = np.array([AMOUNT.fullmatch(word) is not None for word in different])
+    all_whole = all(WHOLE.fullmatch(word) for word in different[numeric])
+    return not all_whole and bool(2 * counts[numeric].sum() > len(words))

@@ -1,4 +1,4 @@
-"""The rank of this process and the number of ranks, read from the launcher's environment variables.
+"""Who a process is among the ranks of a job, by the launcher's environment variables.
 
 Launchers are tried in this order: torchrun; MPI (Open MPI, MPICH, Cray MPICH, PMIx); Slurm; env://, which is RANK,
 WORLD_SIZE, MASTER_ADDR and MASTER_PORT as somebody or an operator such as Kubeflow's has set them; else the job is a
@@ -10,43 +10,36 @@ started several processes therefore comes before one that started a single proce
 and other variables tell another number above 1, nobody can know which of them describe the job: an error. Several ranks
 of a launcher that is not supported are an error, too, as each of them would train alone.
 Sources: torch.distributed.run, "Environment Variables"; torch.distributed, "Environment variable initialization"; `env`
-under Open MPI 5.0 and MPICH 5.0; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-environment(7); MVAPICH2's and LSF's
-user guides; pbsdsh(1).
+under Open MPI 5.0 and MPICH 5.0; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-environment(7); MVAPICH2's user guide.
 """
 
 from __future__ import annotations
 
 import re
 import socket
+import subprocess
 from collections.abc import Mapping
 
-from fedmpi.comm.launchers.job import RANK, Job
+from fedmpi.comm import network
+from fedmpi.comm.job import RANK, Job
 from fedmpi.common.errors import UserError
 
 FIELDS = ("rank", "size", "local_rank", "local_size")
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-MPI = {
-    "Open MPI": (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "Cray MPICH": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
-}
+OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+CRAY_MPICH = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
-
 # Launchers that are not supported: the variable of the number of ranks, that of the rank, the launcher's name.
 UNSUPPORTED = (
     ("FLUX_JOB_SIZE", "FLUX_TASK_RANK", "Flux"),
     ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "LSF's jsrun"),
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MVAPICH2"),
     ("PMI_SIZE", "PMI_RANK", "a launcher that speaks PMI-1"),
-    ("HOROVOD_SIZE", "HOROVOD_RANK", "horovodrun"),
 )
+SCONTROL_S = 5.0  # for scontrol to answer
 
 
 def detect(env: Mapping[str, str]) -> Job:
@@ -83,23 +76,35 @@ def from_launcher(env: Mapping[str, str]) -> Job | None:
     """Return the job of torchrun, of an MPI launcher or of a Slurm step of several tasks; None if none is present."""
     if env.keys() >= {"TORCHELASTIC_RUN_ID", *TORCHRUN}:
         return job("torchrun", env, TORCHRUN)
-    for row in MPI.values():
+    for row in (OPEN_MPI, MPICH, CRAY_MPICH):
         if env.keys() >= {*row}:
             return job("mpi", env, row)
     if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
-        answer = ask_mpi()
-        if answer.size == 1:
-            refuse_unsupported(env)
-            if number(env, "PMIX_RANK") > 0:
-                raise UserError(
-                    f"a PMIx launcher started several processes (PMIX_RANK={env['PMIX_RANK']}), but the MPI that "
-                    f"mpi4py loaded sees one.\nStart with the mpirun of that MPI, or with srun or torchrun; for one "
-                    f"process on purpose unset PMIX_RANK."
-                )
-        return answer
+        return by_asking_mpi(env)
     if env.keys() >= {"SLURM_STEP_ID", *SLURM} and number(env, "SLURM_STEP_NUM_TASKS") > 1:
-        return slurm_step(env)
+        local_size = tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])[number(env, "SLURM_NODEID")]
+        return job("slurm", env, SLURM[:3], local_size)
     return None
+
+
+def by_asking_mpi(env: Mapping[str, str]) -> Job:
+    """Return the job according to MPI: a PMIx launcher (prterun) does not tell a process how many ranks exist."""
+    answer = ask_mpi()
+    if answer.size == 1:
+        refuse_unsupported(env)
+        if number(env, "PMIX_RANK") > 0:
+            raise UserError(
+                f"a PMIx launcher started several processes (PMIX_RANK={env['PMIX_RANK']}), but the MPI that "
+                f"mpi4py loaded sees one.\nStart with the mpirun of that MPI, or with srun or torchrun; for one "
+                f"process on purpose unset PMIX_RANK."
+            )
+    return answer
+
+
+def ask_mpi() -> Job:
+    from fedmpi.comm.backends import mpi
+
+    return mpi.identity()
 
 
 # ---- env://, the variables of torch.distributed ----
@@ -118,11 +123,11 @@ def is_rank_by_env(env: Mapping[str, str], launched: Job | None) -> bool:
     if missing and (launched or (has_no_numbers and "SLURM_JOB_ID" in env)):
         return False
     if missing:
-        given = [name for name in ENV if name not in missing]
+        given = [f"{name}={env[name]}" for name in ENV if name not in missing]
         raise UserError(
-            f"{' and '.join(f'{name}={env[name]}' for name in given)} {'are' if len(given) > 1 else 'is'} set, but not "
-            f"{' and '.join(missing)}: to join other ranks all of {', '.join(ENV)} are needed (PyTorch's env://); for "
-            f"one process unset {' '.join(given)}."
+            f"of {', '.join(ENV)} (PyTorch's env://) only {', '.join(given)} "
+            f"{'are' if len(given) > 1 else 'is'} set, but not {' and '.join(missing)}: to join other ranks all four "
+            f"are needed; for one process unset {' '.join(each.partition('=')[0] for each in given)}."
         )
     return True
 
@@ -135,8 +140,7 @@ def from_env(env: Mapping[str, str]) -> Job:
     that name to rank 0, and another one to the others.
     """
     rank, size = (number(env, name) for name in ENV[:2])
-    master_address(env)
-    address = env["MASTER_ADDR"]
+    address, _ = master_address(env)
     all_here = address.startswith("127.") or (address in ("localhost", "::1") and rank > 0)
     local_rank = number(env, "LOCAL_RANK") if env.get("LOCAL_RANK") else rank * all_here
     least = size if all_here else local_rank + 1
@@ -146,11 +150,8 @@ def from_env(env: Mapping[str, str]) -> Job:
 
 def master_address(env: Mapping[str, str]) -> tuple[str, int]:
     """Return MASTER_ADDR and MASTER_PORT. Raises UserError if one is not set or the port is none."""
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not env.get(name):
-            raise UserError(
-                f"environment variable {name} is not set, though RANK and WORLD_SIZE are: start with torchrun."
-            )
+    if not env.get("MASTER_ADDR") or not env.get("MASTER_PORT"):
+        raise UserError("MASTER_ADDR or MASTER_PORT is not set, though RANK and WORLD_SIZE are: start with torchrun.")
     port = number(env, "MASTER_PORT")
     if not 0 < port < 65536:
         raise UserError(f"environment variable MASTER_PORT = {port}: expected a port, 1 to 65535.")
@@ -160,61 +161,38 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
 # ---- what is refused ----
 def refuse_contradictions(launched: Job, env: Mapping[str, str]) -> None:
     """Raise UserError if other variables tell another number of ranks, above 1, than the launcher of `launched`."""
-    starter = "srun" if launched.launcher == "slurm" else "mpirun"
-    others: list[tuple[str, tuple[str, ...]]] = [("WORLD_SIZE", ENV)] if all(env.get(name) for name in ENV) else []
+    others = [ENV[:2]] if all(env.get(name) for name in ENV) else []
     if launched.launcher == "slurm":
-        others += [(size, (rank, size)) for size, rank, _ in unsupported(env)]
-    for name, names in others:
-        if 1 != number(env, name) != launched.size:
+        others += [(rank, size) for size, rank, _ in UNSUPPORTED if env.get(size)]
+    for rank, size in others:
+        if 1 != number(env, size) != launched.size:
+            starter = "srun" if launched.launcher == "slurm" else "mpirun"
             raise UserError(
-                f"{starter} started {launched.size} ranks, but {name}={env[name]}: it is not clear which of them are "
-                f"the ranks of this job.\n"
-                f"If the variables were set for something else unset {' '.join(names)}."
+                f"{starter} started {launched.size} ranks, but {size}={env[size]}: it is not clear which of them are "
+                f"the ranks of this job.\nIf the variables were set for something else unset {rank} {size}."
             )
-
-
-def unsupported(env: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return the rows of UNSUPPORTED, and such rows of unknown MPIs, whose launcher started several processes."""
-    known = {size for size, _, _ in UNSUPPORTED}
-    patterns = [name for name in env if name.endswith("_COMM_WORLD_SIZE") and name not in known]
-    rows = [*UNSUPPORTED, *((name, name.replace("_SIZE", "_RANK"), name.partition("_")[0]) for name in patterns)]
-    return [row for row in rows if env.get(row[0]) and number(env, row[0]) > 1]
 
 
 def refuse_unsupported(env: Mapping[str, str]) -> None:
     """Raise UserError if a launcher that is not supported started this process among others."""
-    for size, rank, launcher in unsupported(env):
-        cause = f"{launcher} started {env[size]} processes ({size}={env[size]})"
-        raise UserError(_remedy(cause, f"${rank}", f"${size}", size))
-    if env.get("LSF_PM_TASKID") and number(env, "LSF_PM_TASKID") > 0 and env.get("LSB_DJOB_NUMPROC", "1") != "1":
-        cause = f"LSF's blaunch started this process as task {env['LSF_PM_TASKID']} (LSF_PM_TASKID)"
-        raise UserError(_remedy(cause, "$((LSF_PM_TASKID - 1))", "NUMBER_OF_TASKS", "LSF_PM_TASKID"))
-    # The job's script itself is task 1 on node 0.
-    for name, first in (("PBS_TASKNUM", 1), ("PBS_NODENUM", 0), ("PBS_VNODENUM", 0)):
-        if env.get(name) and number(env, name) > first:
-            cause = f"PBS started this process beside the job's script, as pbsdsh does ({name}={env[name]})"
-            raise UserError(_remedy(cause, "NUMBER_OF_THIS_TASK", "NUMBER_OF_TASKS", name))
-
-
-def _remedy(cause: str, rank: str, size: str, name: str) -> str:
-    """Return the message of a launcher that is not supported.
-
-    Args:
-        cause: what tells that there are others.
-        rank, size: words of a shell for the number of this rank and of all ranks.
-        name: the variable to unset.
-    """
-    return (
-        f"{cause}, and fedmpi cannot join the others by that launcher's variables: each process would train alone.\n"
-        f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi run`:\n"
-        f"    export RANK={rank} WORLD_SIZE={size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
-        f"For one process on purpose unset {name}."
-    )
+    rows = [*UNSUPPORTED, (OPEN_MPI[1], OPEN_MPI[0], "an mpirun of an unknown kind")]
+    for size, rank, launcher in rows:
+        if env.get(size) and number(env, size) > 1:
+            raise UserError(
+                f"{launcher} started {env[size]} processes ({size}={env[size]}), and fedmpi cannot join the others by "
+                f"that launcher's variables: each process would train alone.\n"
+                f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi "
+                f"run`:\n    export RANK=${rank} WORLD_SIZE=${size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
+                f"For one process on purpose unset {size}."
+            )
 
 
 # ---- reading variables ----
-def job(launcher: str, env: Mapping[str, str], row: tuple[str, ...]) -> Job:
-    numbers = {field: number(env, name) for field, name in zip(FIELDS, row, strict=True)}
+def job(launcher: str, env: Mapping[str, str], row: tuple[str, ...], local_size: int | None = None) -> Job:
+    """Return the job that the variables of `row` describe, in the order of FIELDS."""
+    numbers = {key: number(env, name) for key, name in zip(FIELDS, row, strict=False)}
+    if local_size is not None:
+        numbers["local_size"] = local_size
     return checked(Job(launcher, **numbers, host=socket.gethostname()), row)
 
 
@@ -225,10 +203,12 @@ def checked(job: Job, names: tuple[str, ...]) -> Job:
     return job
 
 
-def slurm_step(env: Mapping[str, str]) -> Job:
-    rank, size, local_rank = (number(env, name) for name in SLURM[:3])
-    local_size = tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])[number(env, "SLURM_NODEID")]
-    return checked(Job("slurm", rank, size, local_rank, local_size, socket.gethostname()), SLURM)
+def number(env: Mapping[str, str], name: str) -> int:
+    if not env[name].isdigit():
+        raise UserError(
+            f"environment variable {name} = {env[name]!r}: the launcher should have set a number >= 0; unset it."
+        )
+    return int(env[name])
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -240,14 +220,7 @@ def tasks_per_node(text: str) -> list[int]:
     return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
 
 
-def number(env: Mapping[str, str], name: str) -> int:
-    if not env[name].isdigit():
-        raise UserError(
-            f"environment variable {name} = {env[name]!r}: the launcher should have set a number >= 0; unset it."
-        )
-    return int(env[name])
-
-
+# ---- what a launcher does, and where Slurm's hosts are ----
 def collects_output(job: Job, env: Mapping[str, str]) -> bool:
     """Whether the output of all hosts comes to one console: by mpirun, srun and the like, as the launcher of the ranks
     or of a torchrun on each host."""
@@ -266,8 +239,42 @@ def survivors(job: Job, env: Mapping[str, str]) -> str:
     return ""
 
 
-def ask_mpi() -> Job:
-    """The job according to MPI itself: a PMIx launcher (prterun, flux) does not tell a process how many ranks exist."""
-    from fedmpi.comm.backends import mpi
+def first_host(hostlist: str) -> str:
+    """Return the first host of a Slurm host list.
 
-    return mpi.identity()
+    >>> first_host("a[01-03,7]n[2,5],b2"), first_host("vm,vn")
+    ('a01n2', 'vm')
+    """
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hostlist)
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]) if first else hostlist
+
+
+def address_of_node(host: str, env: Mapping[str, str]) -> str:
+    """Return an address at which other hosts reach a node of Slurm's: by its name; if that does not resolve to one, by
+    the address that slurm.conf gives it; else MASTER_ADDR, which job scripts often set.
+
+    Raises UserError if none of them resolves.
+    """
+    own = network.resolve(host)
+    if own and not network.is_loopback(own):
+        return own
+    for other in (node_address(host, env), env.get("MASTER_ADDR", "")):
+        if not network.is_loopback(address := network.resolve(other)):
+            return address
+    if own:  # as on this host itself, in Debian's /etc/hosts
+        return own
+    raise UserError(
+        f"host name {host!r} (rank 0's, from Slurm) does not resolve on {socket.gethostname()}.\n"
+        f"Add it to DNS or /etc/hosts of all nodes, export MASTER_ADDR with an address of it, or run on one node."
+    )
+
+
+def node_address(host: str, env: Mapping[str, str]) -> str:
+    """Return NodeAddr of a node in slurm.conf; "" if Slurm does not tell."""
+    command = ["scontrol", "show", "node", host, "--oneliner"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, env=dict(env), check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    return match[1] if match else ""

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedmpi.comm.launchers import launcher_env as job_module
-from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.launchers.launcher_env import detect, tasks_per_node
+from fedmpi.comm import launchers
+from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import address_of_node, detect, first_host, survivors, tasks_per_node
 from fedmpi.common.errors import UserError
 
 OPEN_MPI = {
@@ -40,7 +40,7 @@ STEP = BATCH | {
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch):
-    monkeypatch.setattr(job_module.socket, "gethostname", lambda: "a02")
+    monkeypatch.setattr(launchers.socket, "gethostname", lambda: "a02")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_single(env):
 )
 def test_pmix_alone_knows_no_size_so_mpi_is_asked(env, monkeypatch):
     answer = Job("mpi", 3, 5, 1, 2, "a02")
-    monkeypatch.setattr(job_module, "ask_mpi", lambda: answer)
+    monkeypatch.setattr(launchers, "ask_mpi", lambda: answer)
     assert detect(env) is answer
 
 
@@ -147,14 +147,8 @@ def test_a_launcher_and_variables_that_disagree_are_refused(starter, env):
     ("missing", "message"),
     [
         (["MASTER_PORT"], "but not MASTER_PORT: .*unset RANK WORLD_SIZE MASTER_ADDR"),
-        (["MASTER_ADDR", "MASTER_PORT"], "RANK=3 and WORLD_SIZE=5 are set, but not MASTER_ADDR and MASTER_PORT"),
-        (["WORLD_SIZE"], "but not WORLD_SIZE"),
-        (["RANK"], "but not RANK"),
-        (["RANK", "WORLD_SIZE"], "MASTER_ADDR=a01 and MASTER_PORT=29500 are set, but not RANK and WORLD_SIZE"),
-        (
-            ["RANK", "WORLD_SIZE", "MASTER_ADDR"],
-            "MASTER_PORT=29500 is set, but not RANK and WORLD_SIZE and MASTER_ADDR",
-        ),
+        (["MASTER_ADDR", "MASTER_PORT"], "RANK=3, WORLD_SIZE=5 are set, but not MASTER_ADDR and MASTER_PORT"),
+        (["RANK", "WORLD_SIZE"], "MASTER_ADDR=a01, MASTER_PORT=29500 are set, but not RANK and WORLD_SIZE"),
     ],
 )
 def test_an_incomplete_set_of_variables_names_the_missing_ones(missing, message):
@@ -193,22 +187,15 @@ def test_values_that_cannot_be_are_named(more, message):
 
 
 # ---- launchers that are not supported ----
-# Their variables: flux-environment(7); IBM's jsrun(1) and PyTorch Lightning's LSFEnvironment; MVAPICH2's user guide;
-# OpenMPI's prrte, ess/lsf (LSF_PM_TASKID counts from 1); pbsdsh(1).
+# Their variables: flux-environment(7); IBM's jsrun(1) and PyTorch Lightning's LSFEnvironment; MVAPICH2's user guide.
 @pytest.mark.parametrize(
     ("env", "remedy"),
     [
         ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}, "RANK=$FLUX_TASK_RANK WORLD_SIZE=$FLUX_JOB_SIZE"),
         ({"PMI_SIZE": "4", "PMI_RANK": "0", "PMI_FD": "7"}, "RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE"),
         ({"MV2_COMM_WORLD_SIZE": "4"}, "RANK=$MV2_COMM_WORLD_RANK WORLD_SIZE=$MV2_COMM_WORLD_SIZE"),
-        ({"MVP_COMM_WORLD_SIZE": "4"}, "RANK=$MVP_COMM_WORLD_RANK WORLD_SIZE=$MVP_COMM_WORLD_SIZE"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "RANK=$OMPI_COMM_WORLD_RANK"),  # without the local ones
         ({"JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_RANK": "1"}, "RANK=$JSM_NAMESPACE_RANK"),
-        ({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "RANK=$HOROVOD_RANK"),
-        ({"LSB_DJOB_NUMPROC": "4", "LSF_PM_TASKID": "1"}, "RANK=$((LSF_PM_TASKID - 1))"),
-        ({"PBS_JOBID": "7", "PBS_TASKNUM": "2", "PBS_NODENUM": "0"}, "unset PBS_TASKNUM"),
-        ({"PBS_JOBID": "7", "PBS_TASKNUM": "1", "PBS_NODENUM": "1"}, "unset PBS_NODENUM"),
-        ({"PBS_JOBID": "7", "PBS_VNODENUM": "3"}, "unset PBS_VNODENUM"),
         ({"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "MV2_COMM_WORLD_SIZE": "4"}, "RANK=$MV2_COMM_WORLD_RANK"),
     ],
 )
@@ -220,12 +207,7 @@ def test_ranks_of_other_launchers_do_not_train_alone(env, remedy):
 
 @pytest.mark.parametrize(
     "env",
-    [
-        {"FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"},
-        {"PMI_SIZE": "1", "PMI_RANK": "0"},
-        {"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4"},  # bsub -n 4: processors for one process
-        {"PBS_JOBID": "7", "PBS_NP": "4", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_VNODENUM": "0"},  # the script
-    ],
+    [{"FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"}, {"PMI_SIZE": "1", "PMI_RANK": "0"}, {"LSB_JOBID": "7"}],
 )
 def test_one_process_of_other_launchers(env):
     assert detect(env) == Job("single", 0, 1, 0, 1, "a02")
@@ -240,7 +222,60 @@ def test_flux_that_srun_started_is_not_taken_for_srun():
 @pytest.mark.parametrize("more", [{"PMIX_RANK": "1"}, {"PMIX_RANK": "0", "FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0"}])
 def test_a_pmix_launcher_of_another_mpi_is_refused(more, monkeypatch):
     """The MPI that mpi4py loaded sees one process."""
-    monkeypatch.setattr(job_module, "ask_mpi", lambda: Job("mpi", 0, 1, 0, 1, "a02"))
+    monkeypatch.setattr(launchers, "ask_mpi", lambda: Job("mpi", 0, 1, 0, 1, "a02"))
     with pytest.raises(UserError, match=r"PMIX_RANK=1|Flux started 2 processes"):
         detect(more)
     assert detect({"PMIX_RANK": "0"}).size == 1
+
+
+@pytest.mark.parametrize(
+    ("launcher", "env", "reason"),
+    [
+        ("torchrun", {}, "torchrun ends all ranks"),
+        ("mpi", {}, "mpirun ends all ranks"),
+        ("mpi", {"OMPI_MCA_mpi_ft_enable": "1"}, ""),
+        ("slurm", {"SLURM_KILL_BAD_EXIT": "1"}, "--kill-on-bad-exit=0"),
+        ("slurm", {}, ""),
+    ],
+)
+def test_which_launchers_let_a_job_outlive_a_rank(launcher, env, reason):
+    why = survivors(Job(launcher, 1, 3, 1, 3, "here"), env)
+    assert reason in why
+    assert bool(reason) == bool(why)
+
+
+# ---- Slurm's hosts ----
+@pytest.mark.parametrize(
+    ("hostlist", "first"),
+    [
+        ("vm", "vm"),
+        ("a-1.example.org,c", "a-1.example.org"),
+        ("a[01-03,7],b2", "a01"),
+        ("n[098-101]x", "n098x"),
+        ("r[1-2]n[1-2],login", "r1n1"),
+    ],
+)
+def test_the_first_of_slurms_hosts(hostlist, first):
+    assert first_host(hostlist) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "master", "expected"),
+    [
+        ("localhost.invalid", "", "192.0.2.7"),  # slurm.conf's NodeAddr
+        ("localhost", "", "192.0.2.7"),  # a name that leads to the loopback interface of each host
+        ("unknown", "192.0.2.9", "192.0.2.9"),
+        ("192.0.2.5", "192.0.2.9", "192.0.2.5"),  # the host list's own name comes first
+        ("unknown", "", UserError),
+    ],
+)
+def test_a_name_that_leads_nowhere_has_the_address_of_slurm_or_of_the_job_script(tmp_path, name, master, expected):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$3" = unknown ] || echo "NodeName=$3 NodeAddr=192.0.2.7 State=IDLE"\n')
+    scontrol.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MASTER_ADDR": master}
+    if expected is UserError:
+        with pytest.raises(UserError, match=r"'unknown' \(rank 0's, from Slurm\) does not resolve"):
+            address_of_node(name, env)
+    else:
+        assert address_of_node(name, env) == expected

@@ -1,11 +1,35 @@
-"""The process that started a rank: the launcher, which may die before its ranks do."""
+"""Who a process is among the ranks of a job, and the launcher that started it, which may die before its ranks do."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+RANK = {  # launcher -> what it calls a rank
+    "torchrun": ("RANK",),
+    "mpi": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
+    "slurm": ("SLURM_PROCID",),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Who a process is among the ranks of a job."""
+
+    launcher: str  # torchrun | mpi | slurm | env:// | single
+    rank: int  # 0 .. size-1, over all hosts
+    size: int
+    local_rank: int  # 0 .. local_size-1, on this host
+    local_size: int
+    host: str
+    # The parent of this process, found as early as possible: once it is dead, another process takes its place.
+    parent_pid: int = field(default_factory=os.getppid, compare=False, repr=False)
+
+    def launcher_pid(self) -> int:
+        return find_launcher(self.parent_pid, RANK.get(self.launcher, ()))
 
 
 def find_launcher(parent_pid: int, names: Iterable[str]) -> int:

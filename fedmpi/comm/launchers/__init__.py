@@ -1,1 +1,0 @@
-"""Who started this process, as which rank, and where the others are."""
