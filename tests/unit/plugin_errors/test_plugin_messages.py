@@ -132,7 +132,7 @@ return changed(train_x=table()[0].numpy())
 return changed(train_x=table()[0].double(), test_x=table()[0].double(), test_y=table()[1])
     train_x is torch.float64; float32 .* is needed
 return changed(train_x=table()[0].to_sparse())
-    train_x is a sparse tensor
+    train_x is of shape .*torch.sparse_coo, .*; a dense, detached tensor of real numbers on the CPU is needed
 return changed(train_y=table()[1][:-1])
     train_x has 40 rows, train_y the shape \(39,\)
 return changed(train_y=table()[1] - 1)
@@ -146,11 +146,9 @@ PARTITION = r"""
 return None
     returned NoneType; it must return a list of index arrays, one a client
 return np.array_split(np.arange(1, len(labels) + 1), clients)
-    gave client 2 indices 28..40 \(int64\); whole numbers 0..39 are allowed
-return [np.arange(len(labels)) % clients == k for k in range(clients)]
-    gave client 0 a mask of bool; .*np.flatnonzero\(mask\)
+    gave client 2 indices 28..40 of int64; whole numbers 0..39 are allowed
 return [p[:, None] for p in np.array_split(np.arange(len(labels)), clients)]
-    gave client 0 ndarray of shape \(14, 1\)
+    gave client 0 ndarray \(14, 1\) of int64; whole numbers 0..39 are allowed, in an array
 """
 RULE = r"""
 return None
@@ -220,8 +218,6 @@ sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return Row(c=torch.one
     round 0, client 0: method plugin, hook upload: slot 'c' is \(\), but it returned \(1,\)
 client_state = Slots(c=FLAT)
     hook train, upload left out the declared slot 'c'; return client\.state
-client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return Row(), k.state
-    hook train, upload both returned the slot 'c'; one of them returns it
 per_client_download = Slots(c=SCALAR)
     round 0, client 0: method plugin, hook download left out the declared slot 'c'
 def train(self, k): k.fit()
