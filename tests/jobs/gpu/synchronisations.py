@@ -28,11 +28,11 @@ def waits(method, net, changes, messages):
     view, run_round, fit = ClientStates.view, ClientContext.run_round, ClientContext.fit
 
     def count(part, what, function, owner, t, client, *args, **options):
-        before = simulated_cuda.totals().get(what, 0)
+        before = simulated_cuda.COUNTS.get(what, 0)
         try:
             return function(owner, *args, **options)
         finally:
-            found[part][t, client] += simulated_cuda.totals().get(what, 0) - before
+            found[part][t, client] += simulated_cuda.COUNTS.get(what, 0) - before
 
     def counted_view(states, client, t, *args):
         return count("uploads", "upload", view, states, t, client, client, t, *args)
