@@ -13,7 +13,6 @@ from table_files import noise, write_table
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.config import load
-from fedmpi.data.federated import split
 from fedmpi.data.preparation import Request
 from fedmpi.data.silos import describe, label_table
 from fedmpi.data.sources.tables.files import Table
@@ -67,14 +66,6 @@ def test_pooled(root):
     data = table(root, path="a.csv", **BY, standardise="pooled")
     ages = np.array([50, 60, 55, 10, 20, 30.0])
     assert np.allclose(data.train_x[:, 0], (ages - ages.mean()) / ages.std(), atol=1e-6)
-    both = table(root, path="a.csv", **BY, global_test="pooled")
-    assert torch.equal(both.train_x, table(root, path="a.csv", **BY).train_x)
-    assert torch.equal(both.global_x, data.test_x)
-    assert not torch.equal(both.global_x, both.test_x)
-    federation = split(both, "site", None, seed=0)
-    assert torch.equal(federation.global_test.x, data.test_x)
-    assert torch.equal(federation.test[1].x[federation.test[1].index], both.test_x[1:])
-    assert torch.equal(federation.to("cpu").global_test.x, data.test_x)
 
 
 def test_options_name_features_values_and_classes(root):

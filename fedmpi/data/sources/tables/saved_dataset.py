@@ -176,7 +176,8 @@ def _read(folder: Path, columns: Sequence[str], label_column: str | None, site_c
     if missing or not files:
         raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {REMEDY}")
     table = arrow.read_stream(files)
-    options = {**dict.fromkeys(columns, "input_column"), label_column: "label_column", site_column: "site_column"}
+    options: dict[str | None, str] = {label_column: "label_column", site_column: "site_column"}
+    options |= dict.fromkeys(columns, "input_column")
     for name, key in options.items():
         if name and name not in table.column_names:
             raise UserError(f"{folder} has no column {name!r} (data.{key}); {nearest(name, table.column_names)}")
