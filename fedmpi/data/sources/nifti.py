@@ -75,20 +75,20 @@ def nifti(
     naming = Naming(image_pattern, mask_pattern)
     columns = Columns(image_column, mask_column, site_column, split_column, group_column)
     pairs = Pairs("nifti", root, path, naming, columns, delimiter, sites, site)
-    made = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
+    preparation = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
 
     def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in its:
-            volume, mask = _load(pair, made.canonical)
-            volumes.append(made.prepared(volume))
-            masks.append(made.prepared_mask(numbers.numbers(mask, pair), volume.spacing))
+            volume, mask = _load(pair, preparation.canonical)
+            volumes.append(preparation.prepared(volume))
+            masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), volume.spacing))
             _check_size(volumes, its, len(volumes) - 1)
         x, y = torch.stack(volumes), torch.stack(masks)
-        return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=made)
+        return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
 
-    return dataset(pairs, pairs.found(), read, val, test_fraction)
+    return dataset(pairs, pairs.by_site(), read, val, test_fraction)
 
 
 def _check_nibabel() -> None:
@@ -208,7 +208,7 @@ def _opened(pair: Pair, file: Path, canonical: bool) -> tuple[Any, Any, np.ndarr
         turned = nibabel.as_closest_canonical(stored) if canonical else stored
         return stored, turned, np.asarray(turned.dataobj)
     except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
-        raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
+        raise pair.error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
 
 
 def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Pair], k: int) -> None:
