@@ -122,9 +122,8 @@ TABLES = {
 PREPARED = {
     "by site": {},
     "pooled": {"standardise": "pooled"},
-    "global": {"global_test": "pooled"},
     "imputed": {"missing": "impute"},
-    "imputed, pooled": {"missing": "impute", "global_test": "pooled"},
+    "imputed, pooled": {"missing": "impute", "standardise": "pooled"},
     "a word that no training row has, which is a row of zeros": {},
 }
 
@@ -739,7 +738,7 @@ def test_the_preparation_is_sealed_and_a_damaged_one_is_named(study, tmp_path):
 
 def test_what_is_read_from_the_file_is_what_was_written(tmp_path):
     patients(tmp_path, gaps=True)
-    run, _ = train(tmp_path, table("sick", missing="impute", global_test="pooled"))
+    run, _ = train(tmp_path, table("sick", missing="impute"))
     facts = read_preprocessing(run / "preprocessing.json").facts()
     assert to_jsonable(facts) == json.loads((run / "preprocessing.json").read_text())
 
