@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, other_spelling
+from fedmpi.common.text import count
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
@@ -112,7 +112,7 @@ class ImagePreparation(Preparation):
             places = [home / self.folder / name.replace("\\", "/"), home / name.replace("\\", "/")]
             file = next((place for place in places if place.exists()), None)
             if file is None:
-                where = f"in {home}{other_spelling(places[1])}: names are relative to the folder of {table.path.name}"
+                where = f"in {home}: names are relative to the folder of {table.path.name}"
                 raise UserError(f"{row}: there is no picture {name} {where}, not to the run's data.root")
             files.append(file)
         columns = {table.unit: table.places, "file": names}
