@@ -57,9 +57,7 @@ class Federated:
     counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
     validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if so
-    group: Mapping[int, Tensor] = field(
-        default_factory=dict
-    )  # (n_k,) of each row of train, if `Dataset.group` is given
+    group: Mapping[int, Tensor] = field(default_factory=dict)  # (n_k,) of each row of train, if the data have some
     preparation: Preparation | None = None  # of the data set that all ranks hold; None in silo mode
     target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, "" for all, if standardised
     own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # of the silos that this rank opens

@@ -39,23 +39,18 @@ class Crop(Operation):
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         _, h, w = self.out(tuple(x.shape[1:]))
-        x = mirrored(x, self.padding) if self.mode == "reflect" else bordered(x, self.padding)
+        x = bordered(x, self.padding, mirrored=self.mode == "reflect")
         top, left = whole(u[:, 0], x.shape[2] - h + 1), whole(u[:, 1], x.shape[3] - w + 1)
         return windows(x, top, left, h, w)
 
 
-def bordered(x: Tensor, p: int) -> Tensor:
-    """x with a border of zeros, in the layout of x."""
-    if stored_channels_last(x):
-        return pad(x.permute(0, 2, 3, 1), (0, 0, p, p, p, p)).permute(0, 3, 1, 2)
-    return pad(x, (p, p, p, p))
-
-
-def mirrored(x: Tensor, p: int) -> Tensor:
-    """x with a border that mirrors it at its outermost pixels, which stand once: 2 1 0 1 2."""
+def bordered(x: Tensor, p: int, mirrored: bool) -> Tensor:
+    """x with a border of zeros, or one that mirrors it at its outermost pixels, which stand once: 2 1 0 1 2."""
     blocks = stored_channels_last(x)
     x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if blocks else (x, (2, 3))
-    for dim in sides:
+    if not mirrored:
+        x = pad(x, (0, 0, p, p, p, p) if blocks else (p, p, p, p))
+    for dim in sides if mirrored else ():
         n = x.shape[dim]
         at = torch.arange(-p, n + p, device=x.device).abs()
         x = x.index_select(dim, n - 1 - (n - 1 - at).abs())

@@ -301,13 +301,3 @@ def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
     assert torch.equal(moved.global_test.x, normalised(tests.stored))
     assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
     assert replace(moved).x_dtype == torch.float32
-
-
-def test_test_rows_of_each_site_are_normalised_as_well():
-    stored, y = torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 4
-    x, site = of_bytes(stored, None, None, 1), torch.arange(40) // 20
-    data = Dataset(x, y, x, y, classes=4, site=site, test_site=site, site_names=("north", "south"))
-    done = augmented(split(data, "site", None, 0), [made("normalise", {"mean": [0.5], "std": [0.1]})])
-    for k, name in enumerate(("north", "south")):
-        own, whole = done.test[k], done.test_by_site[name]
-        assert torch.equal(whole.x.read(whole.index), own.x.read(own.index))
