@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedmpi.comm import Job, detect
 from fedmpi.common.host_memory import size_text
+from fedmpi.common.inputs import Shape, describe_axes
 from fedmpi.common.text import count, shorten
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard
@@ -61,7 +62,7 @@ def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, in
         ("rounds", f"{s.rounds}, with {per_round}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         *_site_rows(data, experiment.task),
-        ("sample", str(data.input_shape)),
+        ("sample", _sample(data.input_shape)),
         ("message", report_text.describe_traffic(messages, s.rounds, entry)),
         *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
@@ -72,6 +73,14 @@ def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, in
         ),
         ("result", "ok"),
     ]
+
+
+def _sample(shape: Shape) -> str:
+    """Describe the shape of one sample; of images and volumes with the meaning of each axis."""
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {part}" for name, part in shape.items())
+    axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
+    return f"{shape}: {describe_axes(shape, axes)} ({', '.join(axes)})" if axes else f"{shape}"
 
 
 def _site_rows(data: Federated, task: Task) -> list[tuple[str, str]]:
