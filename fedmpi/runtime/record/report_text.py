@@ -68,8 +68,6 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
     if "momentum" in OPTIONS[train.optim]:
         optimiser += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
     optimiser += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
-    optimiser += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
-    optimiser += ["kept from round to round"] if train.keep_optim else []
     who = f"{members} of {count(clients, 'client')}{turn}"
     return f"{who}, {amount}in {batches}; lr {train.lr:g}, {train.schedule}{end}{warm_up}; {', '.join(optimiser)}"
 

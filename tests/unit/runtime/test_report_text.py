@@ -209,10 +209,3 @@ def test_classes_and_events_of_each_site(tmp_path):
         train, test = (int(part.split(" events")[0].rsplit("(")[-1]) for part in text.split(", "))
         assert text == f"8 training samples ({train} events), 2 test samples ({test} events)"
         assert train + test == events
-
-
-@pytest.mark.filterwarnings("ignore:data. feature 'age' alone separates")
-def test_an_empty_test_part_of_a_split_column_has_a_remedy(tmp_path):
-    with pytest.warns(UserWarning, match=r"the test set is empty.*; mark rows in column part as test"):
-        rows = validate_sites(tmp_path, "state", split_column="part")
-    assert rows["test"].startswith("0 samples;")
