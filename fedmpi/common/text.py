@@ -2,11 +2,8 @@
 
 import difflib
 import math
-import os
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 LARGEST = 2**53  # of whole numbers: beyond it a float, and JSON's reader elsewhere, has no room for them
@@ -119,23 +116,6 @@ def main_metric(names: Iterable[str]) -> str | None:
     return next((name for name in names if "_loss_" not in f"_{name.partition('@')[0]}_"), next(iter(names), None))
 
 
-def near_duplicates(words: Iterable[str]) -> tuple[str, str] | None:
-    """Return two words that differ only by case, blanks or the spelling of a number, as by a slip; else None.
-
-    >>> near_duplicates(["yes", "no", "Yes"]), near_duplicates(["1", "1.0"]), near_duplicates(["a", "b"])
-    (('yes', 'Yes'), ('1', '1.0'), None)
-    """
-    seen: dict[object, str] = {}
-    for word in words:
-        try:
-            key: object = float(word)
-        except ValueError:
-            key = " ".join(word.casefold().split())
-        if seen.setdefault(key, word) != word:
-            return seen[key], word
-    return None
-
-
 def count(number: int, thing: str) -> str:
     """Format a number of things.
 
@@ -190,29 +170,3 @@ def control_character(text: str) -> str:
     """Name the first control character in a text except line feed and tab; "" if there is none."""
     odd = _CONTROL.search(text)
     return f"the control character {odd[0]!r}" if odd else ""
-
-
-def other_spelling(path: Path) -> str:
-    """Return what to add to the message on a missing path that is there in another case or Unicode form; else ""."""
-    there = _spelled_otherwise(path)
-    if there is None or there == path:
-        return ""
-    same_letters = unicodedata.normalize("NFC", str(there)) == unicodedata.normalize("NFC", str(path))
-    how = "the same letters in another Unicode form, NFC or NFD" if same_letters else "other capital or small letters"
-    return f", but {there} ({how}; names must agree)"
-
-
-def _spelled_otherwise(path: Path) -> Path | None:
-    if os.path.lexists(path):
-        return path
-    home = _spelled_otherwise(path.parent) if path.parent != path else None
-    try:
-        names = sorted(os.listdir(home)) if home is not None else []
-    except OSError:  # no folder, or one that may not be read
-        return None
-    match = next((name for name in names if _folded(name) == _folded(path.name)), None)
-    return None if home is None or match is None else home / match
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -17,21 +16,13 @@ from fedmpi.common.text import shorten
 
 BLOCK = 200_000  # cells that are held as Python's strings at a time
 SHORT = 24  # characters of cells that are held as bytes, all of a column in the width of its longest
-OFFICE = {".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"}
-JSON = {".json", ".jsonl", ".ndjson"}
+OTHER_FORMATS = {".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers", ".json", ".jsonl", ".ndjson"}
 
 
 def check_is_csv(path: Path) -> None:
     """Raise UserError for a file whose name says that it is of another format."""
-    kind = path.suffix.lower()
-    if kind in OFFICE:
-        raise UserError(f"{path} is a spreadsheet program's own file; save it from there as CSV in UTF-8")
-    if kind in JSON:
-        lines = "" if kind == ".json" else ", lines=True"
-        raise UserError(
-            f"{path} is JSON, and a table is read from CSV or Parquet; write it as one of them: "
-            f"pandas.read_json({path.name!r}{lines}).to_csv({path.stem + '.csv'!r}, index=False)"
-        )
+    if path.suffix.lower() in OTHER_FORMATS:
+        raise UserError(f"{path} is no CSV file; save it as CSV in UTF-8 from its program, or with pandas.to_csv")
 
 
 def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as that") -> Iterator[tuple[int, list[str]]]:
@@ -44,38 +35,20 @@ def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as th
     """
     check_is_csv(path)
     csv.field_size_limit(sys.maxsize)  # Python's own limit is 131,072 characters a cell
+    line = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(_without_nul(path, file), delimiter=delimiter, strict=True)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             for number, row in enumerate(reader):
-                if number == 0 and row and row[0].startswith("sep="):
-                    continue
-                if any(map(str.strip, row)):
-                    yield reader.line_num, row
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; correct its path or its permissions") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} cannot be read as CSV in UTF-8: {_encoding(path, error, remedy)}") from error
-    except csv.Error as error:
-        raise UserError(f"{path} cannot be read as CSV in UTF-8: {error}; {remedy}") from error
-
-
-def _encoding(path: Path, error: UnicodeDecodeError, remedy: str) -> str:
-    """Name the line of the first byte that is not UTF-8, and the encoding that the file seems to have."""
-    content = path.read_bytes()
-    try:
-        content.decode("utf-8-sig")
-    except UnicodeDecodeError as in_file:  # the other one counts from the beginning of a block
-        error = in_file
-    line = content[: error.start].count(b"\n") + 1
-    where = f"line {line} holds the byte 0x{error.object[error.start]:02x}"
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return f"{where}; it looks like UTF-16; {remedy}"
-    try:
-        content.decode("cp1252")
-    except UnicodeDecodeError:
-        return f"{where}; {remedy}"
-    return f"{where}; it looks like Windows-1252: in Excel save it as CSV UTF-8, or else {remedy}"
+                line = reader.line_num
+                if any("\0" in cell for cell in row):
+                    raise csv.Error("it holds the control character '\\x00', as a file in UTF-16 does")
+                is_note = number == 0 and bool(row) and row[0].startswith("sep=")
+                if any(map(str.strip, row)) and not is_note:
+                    yield line, row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        where = f", behind line {line}" if line else ""
+        raise UserError(f"{path} cannot be read as CSV in UTF-8{where}: {error}; {remedy}") from error
 
 
 def csv_table(
@@ -91,18 +64,16 @@ def csv_table(
     if not header:
         raise UserError(f"{path} is empty; the names of the columns are needed in its first line")
     check_header(header)
-    return header, _checked(path, rows, len(header), delimiter)
 
+    def checked() -> Iterator[tuple[int, list[str]]]:
+        for line, row in rows:
+            if len(row) != len(header):
+                quotes = f" (a cell that holds {delimiter!r} stands in quotes)" if len(row) > len(header) else ""
+                counts = f"{len(row)} cells, the header has {len(header)}{quotes}"
+                raise UserError(f"{path}, line {line}: {counts}: {shorten(delimiter.join(row))}")
+            yield line, row
 
-def _checked(
-    path: Path, rows: Iterator[tuple[int, list[str]]], length: int, delimiter: str
-) -> Iterator[tuple[int, list[str]]]:
-    for line, row in rows:
-        if len(row) != length:
-            quotes = f" (a cell that holds {delimiter!r} stands in quotes)" if len(row) > length else ""
-            counts = f"{len(row)} cells, the header has {length}{quotes}"
-            raise UserError(f"{path}, line {line}: {counts}: {shorten(delimiter.join(row))}")
-        yield line, row
+    return header, checked()
 
 
 def csv_columns(
@@ -120,50 +91,24 @@ def csv_columns(
     while block := list(islice(rows, max(BLOCK // len(header), 1))):
         lines.extend(line for line, _ in block)
         for part, cells in zip(parts, zip(*(row for _, row in block), strict=True), strict=True):
-            part.append(_packed(cells))
+            is_short = max(map(len, cells)) <= SHORT and all(map(str.isascii, cells))
+            part.append(np.array(cells, dtype="S") if is_short else objects(cells))
     columns = {}
     for name in header:
-        columns[name] = _joined(parts.pop(0))  # no longer in memory twice
+        own = parts.pop(0)  # no longer in memory twice
+        is_bytes = bool(own) and all(part.dtype != object for part in own)
+        columns[name] = np.concatenate(own) if is_bytes else objects([cell for part in own for cell in text_of(part)])
     return columns, np.array(lines, dtype=np.int64)
 
 
 def text_of(cells: np.ndarray) -> np.ndarray:
     """Return a column of bytes as (n,) objects (str); other columns as they are."""
-    if cells.dtype.kind != "S":
-        return cells
-    out = np.empty(len(cells), dtype=object)
-    out[:] = [cell.decode("ascii") for cell in cells.tolist()]
-    return out
+    return objects([cell.decode("ascii") for cell in cells.tolist()]) if cells.dtype.kind == "S" else cells
 
 
-def _packed(cells: Sequence[str]) -> np.ndarray:
-    if max(map(len, cells)) <= SHORT:
-        try:
-            return np.array(cells, dtype="S")
-        except UnicodeEncodeError:
-            pass
-    return _interned(cells)
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    if parts and all(part.dtype != object for part in parts):
-        return np.concatenate(parts)
-    return _interned([cell for part in parts for cell in text_of(part)])
-
-
-def _interned(cells: Sequence[str]) -> np.ndarray:
+def objects(cells: Sequence[str]) -> np.ndarray:
     """Return (n,) objects, in which equal cells are one string."""
     strings: dict[str, str] = {}
     out = np.empty(len(cells), dtype=object)
     out[:] = [strings.setdefault(cell, cell) for cell in cells]
     return out
-
-
-def _without_nul(path: Path, file: TextIO) -> Iterator[str]:
-    for number, line in enumerate(file, 1):
-        if "\0" in line:
-            raise UserError(
-                f"{path}, line {number} holds the control character '\\x00', as a file that is no text does, or one in "
-                "UTF-16; save it anew as CSV in UTF-8"
-            )
-        yield line

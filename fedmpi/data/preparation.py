@@ -21,7 +21,6 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, describe, from_text, sample_shape, to_text
-from fedmpi.common.text import other_spelling
 
 KINDS = {
     "arrays": "fedmpi.data.sources.named_arrays:ArrayPreparation",
@@ -36,21 +35,15 @@ KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
-    """Rows to predict, prepared as the rows of the training were.
+    """Rows to predict, prepared as the rows of the training were."""
 
-    ids: columns, (n,) each, that say which row a prediction is of, such as its line in a file; x: samples (n, ...);
-    y: targets (n, ...) where the file has them, else None; no_targets: why it has none, or some rows have none, for
-    messages; sites: (n,) the site of each row, () where that is not known; known: (n,) bool, the rows whose targets
-    count, None for all; where: how a message calls row k, such as by file and line.
-    """
-
-    ids: Mapping[str, Any]
-    x: Any
-    y: Tensor | None = None
-    no_targets: str = ""
-    sites: Sequence[str] = ()
-    known: Tensor | None = None
-    where: Callable[[int], str] | None = None
+    ids: Mapping[str, Any]  # columns, (n,) each, that say which row a prediction is of, such as its line in a file
+    x: Any  # samples (n, ...)
+    y: Tensor | None = None  # targets (n, ...) where the file has them
+    no_targets: str = ""  # why it has none, or some rows have none, for messages
+    sites: Sequence[str] = ()  # (n,) the site of each row, () where that is not known
+    known: Tensor | None = None  # (n,) bool, the rows whose targets count, None for all
+    where: Callable[[int], str] | None = None  # how a message calls row k, such as by file and line
 
 
 @dataclass(frozen=True)
@@ -125,12 +118,12 @@ class ReadyInputs(Preparation):
 
     def read(self, request: Request) -> NewRows:
         shape, dtype = from_text(self.sample)
-        named, where = array_rows(request, "the model's inputs, prepared as the data source of the training does it")
+        arrays, where = array_rows(request, "the model's inputs, prepared as the data source of the training does it")
         names = list(shape) if isinstance(shape, dict) else ["x"]
-        missing = next((name for name in names if name not in named), None)
+        missing = next((name for name in names if name not in arrays), None)
         if missing is not None:
-            raise UserError(f"{where} has no array {missing!r}; it holds {', '.join(named) or 'none'}")
-        tensors = {name: _typed(named[name], name, dtype, where) for name in names}
+            raise UserError(f"{where} has no array {missing!r}; it holds {', '.join(arrays) or 'none'}")
+        tensors = {name: _typed(arrays[name], name, dtype, where) for name in names}
         x = Inputs(tensors) if isinstance(shape, dict) else tensors["x"]
         check_sample(x, shape, where)
         reason = "the data source of this run does not say how it prepares rows"
@@ -142,18 +135,14 @@ def _typed(array: np.ndarray, name: str, dtype: Type, where: str) -> Tensor:
     """Convert an array to the type of the training's samples, where that changes no number."""
     wanted = dtype[name] if isinstance(dtype, dict) else dtype
     x = torch.from_numpy(np.ascontiguousarray(array))
-    if x.is_floating_point() and not wanted.is_floating_point:
+    if x.is_floating_point() > wanted.is_floating_point or (x.dtype == torch.uint8 and wanted.is_floating_point):
         raise UserError(f"{where}: {name} is {array.dtype}; {str(wanted).removeprefix('torch.')} is needed")
-    if x.dtype == torch.uint8 and wanted.is_floating_point:
-        raise UserError(f"{where}: {name} is uint8; ready inputs are {str(wanted).removeprefix('torch.')} numbers")
     return x.to(wanted)
 
 
 def check_sample(x: Any, shape: Shape, where: str) -> None:
     """Raise UserError for rows of another shape than those of the training."""
-    if not len(x):
-        raise UserError(f"{where} holds no row")
-    if sample_shape(x) != shape:
+    if not len(x) or sample_shape(x) != shape:
         raise UserError(f"{where} holds rows of {describe(x[:1])}; a sample of the training has the shape {shape}")
 
 
@@ -170,22 +159,16 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
     if isinstance(rows, Mapping):
         return {str(name): _array(x, str(name)) for name, x in rows.items()}, "rows"
     path = file_of(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
-    if path.suffix.lower() != ".npz":
-        raise UserError(f"{path} is no .npz file; this run takes {what}: numpy.savez(FILE, x=...)")
     try:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive), str(path)
     except Exception as error:  # zip, zlib and numpy's header may raise anything for a damaged file
-        raise UserError(
-            f"{path} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
-        ) from error
+        needed = f"this run takes {what}: numpy.savez(FILE, x=...)"
+        raise UserError(f"{path} is no readable .npz file of plain arrays: {error}; {needed}") from error
 
 
 def _array(x: Any, name: str) -> np.ndarray:
-    try:
-        array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"rows: {name} is {type(x).__name__}, no array of numbers ({error})") from error
+    array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; rows of numbers are needed")
     return array
@@ -193,10 +176,9 @@ def _array(x: Any, name: str) -> np.ndarray:
 
 def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
     """Return the files of a list. takes: what may be given, for messages. Raises UserError for other lists."""
-    odd = next((row for row in rows if not isinstance(row, (str, Path))), None)
-    if odd is not None or not rows:
-        what = "an empty list" if odd is None else f"a list of {type(odd).__name__}"
-        raise UserError(f"rows: {what} is not understood by this run; give {takes}")
+    if not rows or not all(isinstance(row, (str, Path)) for row in rows):
+        types = ", ".join({type(row).__name__ for row in rows}) or "nothing"
+        raise UserError(f"rows: a list of {types} is not understood by this run; give {takes}")
     return [Path(row) for row in rows]
 
 
@@ -209,6 +191,5 @@ def file_of(request: Request, folder: bool = False, takes: str = "a file") -> Pa
         raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give {takes}")
     path = Path(request.rows)
     if not (path.is_file() or (folder and path.is_dir())):
-        odd = "is a folder; a file is needed" if path.is_dir() else f"is not there{other_spelling(path)}"
-        raise UserError(f"{path} {odd}")
+        raise UserError(f"{path} {'is a folder; a file is needed' if path.is_dir() else 'is not there'}")
     return path

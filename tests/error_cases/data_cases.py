@@ -146,16 +146,11 @@ def _patients(last):
 
 
 AT = r"processed\.va\.data, line 21: "
+NEEDED = r"13 numbers of at most .* or \?, and a diagnosis 0\.\.4 are needed"
 HEART = {
-    "csv: inf": (
-        *_patients(PATIENT.replace("120", "inf").format(1)),
-        AT + r"'inf' is not allowed; a number .*or \? is",
-    ),
-    "csv: 1e300": (
-        *_patients(PATIENT.replace("120", "1e300").format(1)),
-        AT + "'1e300' is not allowed; a number of at most",
-    ),
-    "csv: another diagnosis": (*_patients(PATIENT.format(5)), AT + r"13 features and a diagnosis 0\.\.4 are needed"),
+    "csv: inf": (*_patients(PATIENT.replace("120", "inf").format(1)), AT + NEEDED),
+    "csv: 1e300": (*_patients(PATIENT.replace("120", "1e300").format(1)), AT + NEEDED),
+    "csv: another diagnosis": (*_patients(PATIENT.format(5)), AT + NEEDED),
 }
 
 

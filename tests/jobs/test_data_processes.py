@@ -54,7 +54,7 @@ def test_silos_with_patients_give_one_partition_and_one_model_on_any_ranks(tmp_p
     (tmp_path / "run.yaml").write_text(
         f"rounds: 2\noutput: {tmp_path}/runs\ntimeline: false\nreport: false\n"
         f"data: {{source: table, root: {tmp_path}, silos: [north, south], path: '{{site}}.csv', label_column: sick,\n"
-        "  group_column: who, class_names: [0, 1], validation: 0.3, small_sites: keep}\n"
+        "  group_column: who, class_names: [0, 1], validation: 0.3}\n"
         "model: {name: logistic}\nmethod: {name: fedavg}\n"
     )
     assert fedmpi("run", tmp_path / "run.yaml", "name=one").returncode == 0

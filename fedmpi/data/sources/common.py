@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.text import other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.preparation import shared
@@ -60,11 +59,9 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
             return path
     for path in paths:
         if os.path.lexists(path):
-            odd = "a directory" if os.path.isdir(path) else "a broken link, pipe or device"
-            raise UserError(f"{what}: {path} is {odd}, not a file (data.root = {root}); {remedy}")
-    other = next((said for path in paths if (said := other_spelling(path))), "")
-    named = " or ".join(map(str, paths))
-    raise MissingDataError(f"{what}: there is no file {named} (data.root = {root}){other}; {remedy}")
+            kind = "a directory" if os.path.isdir(path) else "a broken link, pipe or device"
+            raise UserError(f"{what}: {path} is {kind}, not a file (data.root = {root}); {remedy}")
+    raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
 def file_name(source: str, site: str | None, path: str | None, key: str = "path") -> str:
@@ -95,10 +92,8 @@ def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
 
 
 def checked_fraction(given: float | None, own: str = "") -> float:
-    """data.test_fraction, 0.2 where it is not given.
-
-    own: what says the test part, if something does. Raises UserError for a fraction then, which would change nothing.
-    """
+    """Return data.test_fraction, 0.2 where it is not given. Raises UserError for one beside `own`, what says the test
+    part."""
     if own and given is not None:
         raise UserError(f"data.test_fraction: {given:g} changes nothing, for {own} says the test part; leave it out")
     return 0.2 if given is None else given
@@ -135,20 +130,19 @@ def check_groups(
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
         if group in seen and not trained:
             parts = f"this one is of the test part, and {at(seen[group])} of the training part"
-            said = f"rows of {group!r} ({column}) are to stay together, {parts}"
-            raise UserError(f"{at(k)}: {said}; mend the column that says so, or leave data.group_column out")
+            problem = f"rows of {group!r} ({column}) are to stay together, {parts}"
+            raise UserError(f"{at(k)}: {problem}; correct the column of the parts, or leave data.group_column out")
 
 
 def warn_of_divided_groups(groups: Sequence[str] | np.ndarray, sites: Sequence[str]) -> None:
     """Warn of a group with rows at several sites, for each site holds out rows of its own. (n,) each, or empty."""
-    found: dict[str, str] = {}
+    site_of: dict[str, str] = {}
     for group, site in zip(groups, sites, strict=False):
-        if found.setdefault(group, site) != site:
-            said = f"{group!r} has rows at {found[group]!r} and at {site!r}"
+        if site_of.setdefault(group, site) != site:
             warnings.warn(
-                f"data.group_column: a group stays together within its site, and {said}: if that is one patient, some "
-                "may be trained on and others be tests; then leave data.site_column out, or part the rows by "
-                "data.split_column",
+                f"data.group_column: a group stays together within its site, and {group!r} has rows at "
+                f"{site_of[group]!r} and at {site!r}: if that is one patient, some may be trained on and others be "
+                "tests; then leave data.site_column out, or part the rows by data.split_column",
                 stacklevel=3,
             )
             return

@@ -36,7 +36,7 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FIRST_TEN = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
 FEATURES = [*FIRST_TEN, "slope", "ca", "thal"]
 CHOLESTEROL = FEATURES.index("chol")
-NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")  # float() reads nan, inf and 1_000
+NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")  # float() reads nan, inf and 1_000
 LARGEST = 1e6  # no measurement comes near
 # FLamby's columns: slope, ca and thal are left out, cp and restecg become columns of 0 and 1
 FLAMBY_COLUMNS, CP, RESTECG = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
@@ -66,23 +66,21 @@ def heart_disease(
     if site is not None and site not in HOSPITALS:
         raise UserError(f"heart_disease: there is no hospital {site!r}; allowed: {', '.join(HOSPITALS)}")
     names = HOSPITALS if site is None else (site,)
-    if site is not None and standardise == "pooled":
+    if standardise == "pooled" and (site is not None or variant != "flamby"):
         raise UserError(
-            "heart_disease: standardise: pooled needs the rows of all hospitals, and of data.silos each rank opens its "
-            "own; leave data.standardise out, or take data.partition"
+            "heart_disease: standardise: pooled goes with variant: flamby and the rows of all hospitals; leave "
+            "data.standardise out, or take data.partition in the place of data.silos"
         )
     if variant == "flamby":
         if test_fraction != 0.2:
             raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
         return _flamby_dataset([_file(root, name) for name in names], names, standardise == "pooled")
-    if standardise != "site":
-        raise UserError("heart_disease: standardise: pooled goes with variant: flamby; leave data.standardise out")
     hospitals = [_hospital(_file(root, name), test_fraction) for name in names]
-    fits = [fit for _, fit in hospitals]
     parts = [replace(data, preparation=_preparation({"": fit})) for data, fit in hospitals]
     if site is not None:
         return parts[0]
-    return replace(joined(parts, names), preparation=_preparation(dict(zip(names, fits, strict=True))))
+    fits = {name: fit for name, (_, fit) in zip(names, hospitals, strict=True)}
+    return replace(joined(parts, names), preparation=_preparation(fits))
 
 
 def _preparation(fits: dict[str, Fit]) -> TablePreparation:
@@ -118,22 +116,21 @@ def _read(path: Path) -> np.ndarray:
     """(n, 14) float64; a `?` is NaN."""
     rows = []
     for number, cells in csv_rows(path, remedy="fetch the file anew"):
-        for cell in cells:
-            if cell.strip() != "?" and not (NUMBER.fullmatch(cell) and abs(float(cell)) <= LARGEST):
-                raise UserError(
-                    f"{path}, line {number}: {show(cell)} is not allowed; a number of at most {LARGEST:.0f} or ? is; "
-                    "fetch the file anew"
-                )
-        row = [float("nan" if cell.strip() == "?" else cell) for cell in cells]
-        if len(row) != len(FEATURES) + 1 or row[-1] not in range(5):
-            raise UserError(
-                f"{path}, line {number}: {len(FEATURES)} features and a diagnosis 0..4 are needed, found "
-                f"{show(','.join(cells))}; fetch the file anew"
-            )
+        row = [_number(cell.strip()) for cell in cells]
+        if len(row) != len(FEATURES) + 1 or None in row or row[-1] not in range(5):
+            needed = f"{len(FEATURES)} numbers of at most {LARGEST:.0f}, or ?, and a diagnosis 0..4 are needed"
+            raise UserError(f"{path}, line {number}: {needed}, found {show(','.join(cells))}; fetch the file anew")
         rows.append(row)
     if not rows:
         raise UserError(f"{path} is empty; fetch the file anew")
-    return np.array(rows)
+    return np.array(rows, dtype=np.float64)
+
+
+def _number(cell: str) -> float | None:
+    """A number, NaN of a `?`; None of anything else."""
+    if cell == "?":
+        return float("nan")
+    return float(cell) if NUMBER.fullmatch(cell) and abs(float(cell)) <= LARGEST else None
 
 
 # ---- FLamby ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
@@ -78,24 +76,19 @@ def nifti(
     columns = Columns(image_column, mask_column, site_column, split_column, group_column)
     pairs = Pairs("nifti", root, path, naming, columns, delimiter, sites, site)
     made = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
-    orientations: list[str] = []
 
     def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in its:
             volume = _load(pair, made.canonical)
-            orientations.append(volume.orientation)
             volumes.append(made.prepared(volume))
             masks.append(made.prepared_mask(numbers.numbers(volume.mask, pair), volume.spacing))
-            _check_size(volumes[-1], volumes[0], pair, its[0])
+            _check_size(volumes, its, len(volumes) - 1)
         x, y = torch.stack(volumes), torch.stack(masks)
-        parts = x[list(train)], y[list(train)], x[list(test)], y[list(test)]
-        return Dataset(*parts, numbers.many, preparation=made)
+        return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=made)
 
-    found = dataset(pairs, pairs.found(), read, val, test_fraction)
-    _warn_of_orientations(orientations, made.canonical)
-    return found
+    return dataset(pairs, pairs.found(), read, val, test_fraction)
 
 
 def _check_nibabel() -> None:
@@ -132,8 +125,8 @@ class VolumePreparation(Preparation):
         files, names = self._files(request)
         pairs = [Pair(file, file) for file in files]
         volumes = [self.prepared(_load_image(pair, self.canonical)) for pair in pairs]
-        for volume, pair in zip(volumes, pairs, strict=True):
-            _check_size(volume, volumes[0], pair, pairs[0])
+        for k in range(len(volumes)):
+            _check_size(volumes, pairs, k)
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
     def _files(self, request: Request) -> tuple[list[Path], list[str]]:
@@ -170,21 +163,18 @@ class VolumePreparation(Preparation):
 
 
 class Volume(NamedTuple):
-    """image: (C, X, Y, Z) float32; mask: (X, Y, Z); spacing: millimetres of a voxel along X, Y and Z; orientation:
-    where the axes of the file go to, such as "LPS"."""
+    """image: (C, X, Y, Z) float32; mask: (X, Y, Z); spacing: millimetres of a voxel along X, Y and Z."""
 
     image: Tensor
     mask: np.ndarray
     spacing: tuple[float, ...]
-    orientation: str
 
 
 def _load(pair: Pair, canonical: bool) -> Volume:
-    """A pair of files. Raises UserError where one cannot be read, or the two do not lie on one grid."""
-    image, mask = _opened(pair, pair.image, "image"), _opened(pair, pair.mask, "mask")
-    if len(image.shape) not in (3, 4) or len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
-        shapes = f"{tuple(image.shape)}, its mask {pair.mask} {tuple(mask.shape)}"
-        raise pair.error(f"{pair.image} has the shape {shapes}; (X, Y, Z) is needed, and of images may have channels")
+    """Load a pair of files. Raises UserError where one cannot be read, or the two do not lie on one grid."""
+    image, mask = _opened(pair, pair.image), _opened(pair, pair.mask)
+    if len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
+        raise pair.error(f"{pair.mask} has the shape {tuple(mask.shape)}; (X, Y, Z) is needed")
     check_shapes(pair, image.shape[:3], mask.shape[:3])
     corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*image.shape[:3], 1]
     distance = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
@@ -198,30 +188,26 @@ def _load(pair: Pair, canonical: bool) -> Volume:
 
 
 def _load_image(pair: Pair, canonical: bool) -> Volume:
-    """The image of a pair, with an empty mask."""
+    """Load the image of a pair, with an empty mask."""
     import nibabel  # takes a third of a second
 
-    image = _opened(pair, pair.image, "image")
+    image = _opened(pair, pair.image)
     if len(image.shape) not in (3, 4):
-        raise pair.error(
-            f"{pair.image} has the shape {tuple(image.shape)}; (X, Y, Z), or with channels behind, is needed"
-        )
+        shape = f"{pair.image} has the shape {tuple(image.shape)}"
+        raise pair.error(f"{shape}; (X, Y, Z), or with channels behind, is needed")
     x = torch.from_numpy(_numbers(image, pair, pair.image, canonical).astype(np.float32))
     if not bool(x.isfinite().all()):
         raise pair.error(f"{pair.image} holds a value that is not finite; correct or remove it")
     turned = nibabel.as_closest_canonical(image) if canonical else image
     spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
-    x = x[None] if x.ndim == 3 else x.movedim(3, 0)
-    return Volume(x, np.empty(0), spacing, "".join(nibabel.aff2axcodes(image.affine)))
+    return Volume(x[None] if x.ndim == 3 else x.movedim(3, 0), np.empty(0), spacing)
 
 
-def _opened(pair: Pair, file: Path, what: str) -> Any:
+def _opened(pair: Pair, file: Path) -> Any:
     import nibabel
 
     try:
         return nibabel.load(file)
-    except FileNotFoundError as error:
-        raise pair.error(f"there is no {what} {file}{other_spelling(file)}") from error
     except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
         raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
 
@@ -235,13 +221,13 @@ def _numbers(of: Any, pair: Pair, file: Path, canonical: bool) -> np.ndarray:
         raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
 
 
-def _check_size(volume: Tensor, first: Tensor, pair: Pair, of_first: Pair) -> None:
-    """Raises UserError for a volume of another shape than the first one."""
-    if volume.shape != first.shape:
-        shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (first, volume))
-        raise pair.error(
-            f"{of_first.image} and {pair.image} have the shapes {shapes} (channels, X, Y, Z); give data.size, to which "
-            "volumes are cropped and padded, or with data.fit: resample scaled"
+def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Pair], k: int) -> None:
+    """Raise UserError if volume k has another shape than the first one."""
+    if volumes[k].shape != volumes[0].shape:
+        shapes = " and ".join(" x ".join(map(str, volumes[at].shape)) for at in (0, k))
+        raise pairs[k].error(
+            f"{pairs[0].image} and {pairs[k].image} have the shapes {shapes} (channels, X, Y, Z); give data.size, to "
+            "which volumes are cropped and padded, or with data.fit: resample scaled"
         )
 
 
@@ -254,17 +240,3 @@ def _scaled(image: Tensor, intensity: Intensity) -> Tensor:
         return ((image - mean) / torch.where(std > 0, std, 1)).float()
     low, high = intensity
     return ((image - low) / (high - low)).clamp(0, 1)
-
-
-def _warn_of_orientations(stored: Sequence[str], canonical: bool) -> None:
-    """Warn of volumes that were turned, or that are not turned alike."""
-    others = {name: stored.count(name) for name in sorted({*stored}) if name != "RAS" or not canonical}
-    shown = ", ".join(f"{name} {many}" for name, many in others.items())
-    if canonical and others:
-        turned = f"{sum(others.values())} of {count(len(stored), 'volume')} from other orientations ({shown}) to RAS+"
-        warnings.warn(f"data.orientation: canonical turned {turned}", stacklevel=3)
-    if not canonical and len(others) > 1:
-        warnings.warn(
-            f"data: volumes are stored in several orientations ({shown}), and data.orientation: stored leaves them",
-            stacklevel=3,
-        )

@@ -43,7 +43,6 @@ def expected(x, order):
         ((3, 8, 9), FIRST),
         ((1, 8, 9), FIRST),
         ((8, 9, 3), LAST),
-        ((8, 9, 1), LAST),
         ((1, 5, 6, 7), (0, 1, 2, 3, 4)),
         ((5, 6, 7, 3), (0, 4, 1, 2, 3)),
     ],
@@ -63,11 +62,8 @@ def test_axes_that_the_shape_leaves_no_choice_of(tmp_path, shape, order, dtype):
     [
         ((7, 7, 7), "NDHW", None, "1 channel of 7 x 7 x 7 voxels"),  # it was 7 channels
         ((8, 8, 5), "NHWC", LAST, "5 channels of 8 x 8 pixels"),  # it was 8 channels of 8 x 5
-        ((8, 9, 4), "NHWC", LAST, "4 channels of 8 x 9 pixels"),
         ((5, 8, 8), "NCHW", FIRST, "5 channels of 8 x 8 pixels"),
-        ((9, 8, 8), "NCHW", FIRST, "9 channels of 8 x 8 pixels"),
         ((3, 8, 3), "NCHW", FIRST, "3 channels of 8 x 3 pixels"),
-        ((3, 3, 3), "NCHW", FIRST, "3 channels of 3 x 3 pixels"),
         ((6, 5, 5, 2), "NDHWC", (0, 4, 1, 2, 3), "2 channels of 6 x 5 x 5 voxels"),
         ((2, 6, 5, 5), "NCDHW", (0, 1, 2, 3, 4), "2 channels of 6 x 5 x 5 voxels"),
     ],
@@ -91,27 +87,11 @@ def test_any_order_of_axes_can_be_said(tmp_path):
     assert np.array_equal(load(tmp_path, axes="NCHW").train_x.floats().numpy(), expected(x, FIRST))
 
 
-def test_guessed_once_for_all_parts(tmp_path):
-    parts = {
-        f"{part}_{name}": value
-        for part in ("val", "test")
-        for name, value in (("x", RNG.integers(0, 256, (N, 6, 6, 6), np.uint8)), ("y", np.arange(N) % 2))
-    }
-    save(tmp_path, (6, 6, 6), **parts)
-    with pytest.warns(UserWarning, match="read as NDHW") as told:
-        data = npz(tmp_path, path="a.npz")
-    assert len(told) == 1
-    assert (data.train_x.shape, data.test_x.shape) == ((2 * N, 1, 6, 6, 6), (N, 1, 6, 6, 6))
-
-
 @pytest.mark.parametrize(
     ("shape", "axes", "says"),
     [
         ((8, 9, 3), "NHWX", "data.axes: 'NHWX'; the letters N, C, D, H and W in the order"),
-        ((8, 9, 3), "HNWC", "data.axes: 'HNWC'; the letters"),
         ((8, 9, 3), "NHHC", "data.axes: 'NHHC'; the letters"),
-        ((8, 9, 3), "NHC", "data.axes: 'NHC'; the letters"),
-        ((8, 9, 3), "", "data.axes: ''; the letters"),
         ((8, 9), "NHWC", r"x has the shape \(10, 8, 9\), which does not have the axes NHWC"),
         ((9,), "NHWC", r"x has the shape \(10, 9\); data.axes is for images and volumes: leave it out"),
     ],
@@ -122,7 +102,7 @@ def test_axes_that_the_array_does_not_have_are_refused(tmp_path, shape, axes, sa
         load(tmp_path, axes=axes)
 
 
-@pytest.mark.parametrize("axes", ["NDHW", "NCHW", "NHWC"])
+@pytest.mark.parametrize("axes", ["NDHW", "NHWC"])
 def test_volumes_stay_on_disk_alike(tmp_path, axes):
     save(tmp_path, (6, 6, 6))
     held = load(tmp_path, axes=axes, mean=[0.5] * (1 if axes == "NDHW" else 6)).train_x

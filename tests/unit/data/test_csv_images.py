@@ -70,30 +70,3 @@ def test_words_for_gaps_are_no_class(tmp_path):
     with pytest.raises(UserError, match=r"a\.csv, line 4: the column 'label' holds 'NA', a word for a gap"):
         csv_images(tmp_path, path="a.csv", **GREY)
     assert csv_images(tmp_path, path="a.csv", class_names=["cat", "dog", "NA"], **GREY).classes == 3
-
-
-def test_a_site_without_training_rows_is_called_a_site(tmp_path):
-    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{5 if i > 16 else 1},{'test' if i > 16 else 'train'}" for i in range(20)]
-    write(tmp_path, header="path,label,nr,part", rows=rows)
-    with pytest.raises(
-        UserError,
-        match=r"no row of the site '5' \(nr\) is of the training part \(part\)",
-    ):
-        csv_images(tmp_path, path="a.csv", site_column="nr", split_column="part", **GREY)
-
-
-@pytest.mark.parametrize(
-    ("name", "there", "how"),
-    [
-        ("B\u00e4r.png", "Ba\u0308r.png", "the same letters in another Unicode form, NFC or NFD"),
-        ("a.png", "a.PNG", "other capital or small letters"),
-    ],
-)
-def test_a_name_in_another_spelling_is_told(tmp_path, name, there, how):
-    write(tmp_path, rows=[f"{name},a,north", "1.png,b,north"])
-    for each in (there, "1.png"):
-        Image.new("L", (4, 4)).save(tmp_path / each)
-    with pytest.raises(UserError, match=rf"no picture .*{name}, but .*{there} \({how}; names must agree\)"):
-        csv_images(tmp_path, path="a.csv")
-    with pytest.raises(UserError, match=r"no file .*A\.csv .*, but .*a\.csv \(other capital or small letters"):
-        csv_images(tmp_path, path="A.csv")

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from table_files import noise, warnings_of, write_table
+from table_files import noise, warnings_of
 
-from fedmpi import config
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.leaks import numbers_rows, warn_of_leaks
-from fedmpi.runtime import build_data
 
 RANDOM = np.random.default_rng(0)
 TIME, EVENT, NOISE = RANDOM.exponential(100, 80), RANDOM.integers(0, 2, 80), RANDOM.normal(size=80)
@@ -52,17 +50,6 @@ def test_no_warning_where_chance_alone_would_separate_the_classes():
     """Of n = 12 rows one in 2 / C(12, 6) = 1/462 features separates six from six; of 20, one in 92,378."""
     for n, warnings in ((12, 0), (20, 1)):
         assert len(leaks(np.arange(n)[:, None] * 1.0, [0] * (n // 2) + [1] * (n // 2))) == warnings
-
-
-def test_a_run_warns_of_a_feature_that_separates_the_classes(tmp_path):
-    cells = [0.1 * (k % 7) + 5 * (k % 2) for k in range(60)]
-    write_table(tmp_path, {"a": noise(), "code": cells, "label": ["no", "yes"] * 30})
-    (tmp_path / "run.yaml").write_text(
-        f"data: {{source: table, root: {tmp_path}, path: a.csv, partition: {{scheme: iid, clients: 2}}}}\n"
-        "rounds: 1\nmodel: {name: logistic}\nmethod: {name: fedavg}\n"
-    )
-    with pytest.warns(UserWarning, match="data: feature 'code' alone separates the classes"):
-        build_data.partitioned(config.load(tmp_path / "run.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from table_files import warnings_of
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.pictures.csv_images import csv_images
@@ -127,10 +126,7 @@ def test_missing_and_damaged_files(tmp_path):
     ("column", "key", "value"),
     [
         ("image", "axes", "HWC"),
-        ("image", "symbols", True),
         ("x", "size", 4),
-        ("x", "pages", "first"),
-        ("x", "axes", "HWC"),
         ("x", "pixel_range", (0, 1)),
     ],
 )
@@ -175,13 +171,6 @@ def test_pictures_are_decoded_as_those_of_other_sources(tmp_path, kind):
         assert torch.equal(a.floats(), b.floats())
 
 
-def test_pixels_of_12_bits_are_scaled_by_their_range(tmp_path):
-    """Those of the mode I;16 were white."""
-    save(tmp_path / "d", {"image": [encoded(each, kind="TIFF") for each in DEEP], "label": [0, 1] * 4})
-    x = read(tmp_path, input_column="image", pixel_range=(0, 4095)).train_x
-    assert np.array_equal(x.floats().numpy()[:, 0], (DEEP / 4095).astype(np.float32))
-
-
 def test_pictures_that_are_named_only(tmp_path):
     pixels = RNG.integers(0, 256, (2, 5, 6), np.uint8)
     for k, each in enumerate(pixels):
@@ -218,10 +207,3 @@ def test_guessed_axes_are_warned_of(tmp_path):
     with pytest.warns(UserWarning, match=r"x has the shape \(4, 8, 9, 2\), which is read as NHWC, 2 channels of 8 x 9"):
         data = read(tmp_path, input_column="x")
     assert np.array_equal(data.train_x.numpy(), x.transpose(0, 3, 1, 2).astype(np.float32))
-
-
-def test_a_column_that_numbers_the_rows_of_several_splits_is_warned_of_once(tmp_path):
-    columns = {"id": list(range(30)), "a": RNG.normal(size=30), "label": [0, 1] * 15}
-    save_splits(tmp_path / "d", train=columns, test=columns)
-    messages = warnings_of(read, tmp_path, input_column=["id", "a"], test_fraction=None)
-    assert sum("column 'id' numbers the rows" in text for text in messages) == 1

@@ -242,26 +242,4 @@ def test_survival_is_judged_on_the_whole_split():
         assert found["c_index"] == it.rows[-1]["c_index"]
 
 
-# ---- sites with little in them ----
-def sited(y, owner):
-    y, owner = torch.tensor(y), torch.tensor(owner)
-    x = torch.randn(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return Dataset(x, y, x, y, 2, owner, owner, ("north", "south", "west"))
-
-
-def test_sites_of_one_class_or_one_sample_are_named():
-    data = split(sited([0, 1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1, 2]), "site", None, 0)
-    with pytest.warns() as told:
-        prepare(settings(), data)
-    said = [str(each.message) for each in told]
-    assert "data: one training sample at west" in said
-    assert "data: training samples of one class alone at south (1), west (0)" in said
-    with pytest.raises(UserError, match=r"batch_size: 3 leaves client 2.* with 1 samples a batch of one sample"):
-        prepare(settings("fedavg", "norm", train={"batch_size": 3}, model={"name": f"{HERE}:normal"}), data)
-
-
-def normal(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
-
-
 # ---- sites on ranks of their own ----

@@ -571,7 +571,7 @@ def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
         got, _ = predictions(run, tmp_path / "new.npz", trusted=True)
     assert percent_equal([int(row["prediction"]) for row in got], [k % 2 for k in range(40, 60)]) == last["accuracy"]
     header, rows = patients(tmp_path)
-    with pytest.raises(UserError, match=r"is no \.npz file; this run takes the model's inputs, prepared as"):
+    with pytest.raises(UserError, match=r"is no readable \.npz file.*; this run takes the model's inputs, prepared as"):
         package.load(run, trust=True).predict(write(tmp_path / "a.csv", header, rows))
 
 

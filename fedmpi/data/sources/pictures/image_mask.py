@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
-from fedmpi.common.text import other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
 from fedmpi.data.sources.pictures import reading
@@ -102,7 +101,7 @@ def _read_mask(pair: Pair) -> np.ndarray:
                 array = np.asarray(image)
                 array = array[..., :-1] if image.mode in ("LA", "RGBA") else array
     except FileNotFoundError as error:
-        raise pair.error(f"there is no mask {pair.mask}{other_spelling(pair.mask)}") from error
+        raise pair.error(f"there is no mask {pair.mask}") from error
     except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
         raise pair.error(f"{pair.mask} cannot be read as a mask: {error}; mend or remove it") from error
     if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():

@@ -12,7 +12,6 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import other_spelling
 from fedmpi.data.sources.pictures.decode import DecodeOptions, count_channels, decode, probe
 from fedmpi.data.streaming import Source, Stream, wanted
 
@@ -104,7 +103,7 @@ def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], erro
     file, row = files[k], f"{rows[k]}: " if rows and rows[k] else ""
     if isinstance(error, FileNotFoundError) and isinstance(file, Path):
         where = "; correct the row, or data.root, below which it is looked for" if row else ""
-        return UserError(f"{row}there is no picture {file}{other_spelling(file)}{where}")
+        return UserError(f"{row}there is no picture {file}{where}")
     remedy = "" if isinstance(error, UserError) else "; mend or remove it"
     return UserError(f"{_name(files, k, rows)} cannot be read as a picture: {error}{remedy}")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, nearest, show
-from fedmpi.data.csv_file import check_is_csv, csv_columns, text_of
+from fedmpi.data.csv_file import check_is_csv, csv_columns, objects, text_of
 from fedmpi.data.sources.tables.arrow import read_parquet
 from fedmpi.data.sources.tables.numerals import is_number, parsed, spelling, to_python
 
@@ -76,9 +76,9 @@ class Table:
             there = np.flatnonzero(~find_gaps(cells))
             written = cells[there]
             if truth:
-                written = _objects([TRUTH.get(cell.strip().casefold(), cell) for cell in text_of(written)])
+                written = objects([TRUTH.get(cell.strip().casefold(), cell) for cell in text_of(written)])
             if self.decimal != "." or self.thousands is not None:
-                written = _objects([to_python(cell, self.decimal, self.thousands) for cell in text_of(written)])
+                written = objects([to_python(cell, self.decimal, self.thousands) for cell in text_of(written)])
             numbers = parsed(written)
             if numbers is None:
                 odd = next(k for k, cell in enumerate(text_of(written)) if not is_number(cell))
@@ -202,14 +202,7 @@ def _cells(values: Any, name: str, decimal: str) -> np.ndarray:
     for value in each:
         text = "" if value is None or value != value else str(value)
         cells.append(text.replace(".", decimal) if isinstance(value, (int, float)) else text)
-    return _objects(cells)
-
-
-def _objects(cells: Sequence[str]) -> np.ndarray:
-    """(n,) objects"""
-    out = np.empty(len(cells), dtype=object)
-    out[:] = cells
-    return out
+    return objects(cells)
 
 
 def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:

@@ -56,7 +56,6 @@ def table(
     missing_values: Annotated[list[Value], Field(min_length=1)] | dict[str, list[Value]] | None = None,
     standardise: Literal["site", "pooled", "none"] = "site",
     global_test: Literal["site", "pooled"] = "site",
-    small_sites: Literal["refuse", "keep", "drop"] = "refuse",
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     decimal: Literal[".", ","] = ".",
     thousands: Literal[",", ".", "'", " "] | None = None,
@@ -77,14 +76,17 @@ def table(
     training part; missing_values: what is a gap, too, such as [-9, unknown], in all columns, or by column.
     standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
     not; global_test: those of the global test set, which is pooled, too, where standardise is.
-    small_sites: with one training row, or one class; refused, kept, or dropped. delimiter: between a CSV's cells;
-    decimal: between the digits of its numbers; thousands: what separates groups of three of them, as in 27,822.
+    delimiter: between a CSV's cells; decimal: between the digits of its numbers; thousands: what separates groups of
+    three of them, as in 27,822.
 
     In silo mode a site is prepared from its own rows alone: path may hold {site}, which becomes the silo's name, and
     without path the silo's name is the file's.
     """
-    if site is not None:
-        _check_silo(site_column, standardise, global_test, small_sites)
+    for key, value in {"site_column": site_column, "standardise": standardise, "global_test": global_test}.items():
+        if site is not None and (value == "pooled" or (value and key == "site_column")):
+            raise UserError(
+                f"table: data.{key}: {value} needs the rows of all sites, and a silo sees its own alone; leave it out"
+            )
     if standardise == "none" and global_test == "pooled":
         raise UserError("table: data.global_test: pooled changes nothing with data.standardise: none; leave one out")
     if thousands == decimal:
@@ -110,7 +112,7 @@ def table(
         rows = with_events(rows, labels[0], events)
     gaps_stay = gaps_allowed() and class_names is None and target != "class"
     keys = {name: key for name, key in keys.items() if key != "label_column" or not gaps_stay}
-    rows = _without_gaps(rows, dict.fromkeys(features, "features") | keys, missing, small_sites)
+    rows = _without_gaps(rows, dict.fromkeys(features, "features") | keys, missing)
 
     aim = targets(rows, labels, target, class_names)
     owner, names = rows.owners(site_column)
@@ -124,8 +126,10 @@ def table(
         train = np.ones(len(rows), dtype=bool)
         for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
             train[own[holdout(aim.groups[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
-    keep, owner, names = _check_sites(rows, aim, owner, names, train, small_sites, site is not None)
-    rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
+    for k, name in enumerate(names):
+        if not train[owner == k].any():
+            place = rows.at(int(np.argmax(owner == k)))
+            raise UserError(f"{place}: site {name!r}, which begins there, has no training row; leave the site out")
     numbers = ((name, rows.numbers(name, "features")) for name in features if name not in values)
     warn_of_row_numbers(file, numbers, owner)
     plain = TablePreparation(
@@ -142,16 +146,7 @@ def table(
         event_words=events,
     )
     data = _dataset(rows, aim, owner, names, train, plain, standardise, global_test)
-    return replace(data, group=number_groups(groups[keep][train])) if group_column else data
-
-
-def _check_silo(site_column: str | None, standardise: str, global_test: str, small_sites: str) -> None:
-    """Refuse options that need the rows of all sites where a silo sees its own rows alone."""
-    options = {"standardise": standardise, "global_test": global_test, "small_sites": small_sites}
-    for key, value in {"site_column": site_column, **options}.items():
-        if value in ("pooled", "drop") or (key == "site_column" and value):
-            alone = "needs the rows of all sites, and a silo sees its own alone; leave it out"
-            raise UserError(f"table: data.{key}: {value} {alone}")
+    return replace(data, group=number_groups(groups[train])) if group_column else data
 
 
 def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]) -> list[str]:
@@ -202,11 +197,10 @@ def _column(rows: Table, name: str, values: Mapping[str, list[str] | None], trai
     return Column(name, None if words is None else tuple(words), closed=words is not None)
 
 
-def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str, small_sites: str) -> Table:
+def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
     """Refuse gaps that nothing fills, or where `missing` is drop, return the table without their rows.
 
-    keys: of the config, by the columns that they name. A site that has no row left is refused, unless small_sites drops
-    it.
+    keys: of the config, by the columns that they name. A site that has no row left is refused.
     """
     gaps = {name: rows.gaps(name, key) for name, key in keys.items()}
     for name, key in keys.items():
@@ -228,8 +222,8 @@ def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str, small_site
     left = rows.keep(np.flatnonzero(~incomplete))
     site_column = next((name for name, key in keys.items() if key == "site_column"), None)
     lost = {*rows.owners(site_column)[1]} - {*left.owners(site_column)[1]}
-    if lost and small_sites != "drop":
-        raise UserError(f"{dropped}, and no row of site {min(lost)!r}; fill them, or say data.small_sites: drop")
+    if lost:
+        raise UserError(f"{dropped}, and leaves no row of site {min(lost)!r}; fill them, or leave the site out")
     return left
 
 
@@ -240,38 +234,6 @@ def _trained_on(rows: Table, split_column: str) -> np.ndarray:
     if odd is not None:
         raise UserError(f"{rows.at(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {', '.join(PARTS)}")
     return np.array([PARTS[word] != "test" for word in words], dtype=bool)
-
-
-def _check_sites(
-    rows: Table, target: Target, owner: np.ndarray, names: Sequence[str], train: np.ndarray, small: str, is_silo: bool
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Refuse or drop sites with fewer than two training rows, or one class in them.
-
-    small: refuse, keep or drop; a site without any training row is refused where it is not dropped.
-
-    Returns:
-        The rows to keep (m,), the number of the site of each of them (m,), and the sites' names.
-    """
-    lost = []
-    for k, name in enumerate(names):
-        own = np.flatnonzero((owner == k) & train)
-        classes = np.unique(target.groups[own])
-        if len(own) > 1 and (len(classes) > 1 or len(target.names) < 2):
-            continue
-        if small == "drop":
-            lost.append(k)
-        elif small == "refuse" or not len(own):
-            has = count(len(own), "training row")
-            has += f" of one class, {target.names[classes[0]]!r}" if len(own) > 1 else ""
-            remedy = "leave it out of data.silos" if is_silo else "say data.small_sites: drop"
-            remedy += ", or say data.small_sites: keep" if len(own) else ""
-            first = rows.at(int(np.flatnonzero(owner == k)[0]))
-            raise UserError(f"{first}: site {name!r}, which begins there, has {has}; {remedy}")
-    if names and len(lost) == len(names):
-        raise UserError(f"{rows.path}: no site is left: each has one training row, or one class")
-    keep = np.flatnonzero(~np.isin(owner, lost))
-    left = [name for k, name in enumerate(names) if k not in lost]
-    return keep, np.unique(owner[keep], return_inverse=True)[1], left
 
 
 def _dataset(

@@ -33,10 +33,6 @@ class Target:
         """(n,) the class of each row; zeros for numbers."""
         return self.y.numpy() if self.names else np.zeros(len(self.y), dtype=np.int64)
 
-    def keep(self, rows: np.ndarray) -> Target:
-        """Return the targets of some rows, by their numbers."""
-        return replace(self, y=self.y[torch.from_numpy(rows)])
-
 
 def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None) -> Target:
     """Return the targets in the column or columns `label`. Gaps, where they are allowed, are NaN beside numbers."""
