@@ -7,10 +7,11 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 import yaml
-from helpers import BIN, clean_env
+from helpers import BIN, ROOT, clean_env, launcher
 from real_job import CONFIG, wait_until
 
 PLUGIN = """
@@ -216,3 +217,39 @@ def test_streams_that_take_nothing_do_not_end_a_run(tmp_path, to):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"] == "finished"
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
     assert (tmp_path / "run" / "log.txt").read_text().startswith("run: scaffold on digits")
+
+
+def test_a_port_held_by_a_silent_service(tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "comm": {"start_timeout_s": 2}}))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        names = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+        env = clean_env(**names, MASTER_ADDR="127.0.0.1")
+        done = fedmpi("run", tmp_path / "run.yaml", env=env, limit_s=120, cold=True)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"fedmpi \[rank 1 on .*: error: rank 0 is silent: .*127\.0\.0\.1:{port}.*\n", done.stderr)
+
+
+INIT = """
+import os, sys, time
+from fedmpi.comm.backends import mpi
+from fedmpi.comm.job import Job
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    time.sleep(1000)
+mpi.world(Job("mpi", 0, 2, 0, 2, "here"), 2)
+"""
+
+
+def test_mpi_init_past_its_time_out_is_one_line():
+    command = [*launcher("mpirun", 2), sys.executable, "-c", INIT]
+    done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert done.stderr.count("fedmpi [rank 0 on here]: error: still in MPI_Init, which waits for all ranks") == 1
+    assert "most recent call" not in done.stderr
+
+
+# ---- one process: disk and streams ----
+def config(tmp_path, **changes):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "name": "run", "output": str(tmp_path), "rounds": 3, **changes}))
+    return file

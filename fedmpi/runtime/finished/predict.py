@@ -187,7 +187,7 @@ class Predictor:
         contract.check_task(task)
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
         shard = Shard(rows.x, targets, torch.arange(len(targets)))
-        parts, kept = list[Mapping[str, Any]](), list[Tensor]()
+        parts, summaries = list[Mapping[str, Any]](), list[Tensor]()
         reason, start = rows.no_targets if rows.known is None else "", 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
@@ -198,14 +198,14 @@ class Predictor:
                 if not parts and rows.y is not None:
                     reason = reason or task.check(y, tuple(f.shape[1:]))
                 if rows.y is not None and not reason:
-                    kept.append(contract.hold(task, f, y))
+                    summaries.append(contract.hold(task, f, y))
                 parts.append(task.predictions(f, names))
             predictions = Predictions(
                 {**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}}
             )
-            if kept:
+            if summaries:
                 known = slice(None) if rows.known is None else rows.known
-                predictions.metrics = contract.figures(task, torch.cat(kept)[known], targets[known])
+                predictions.metrics = contract.figures(task, torch.cat(summaries)[known], targets[known])
         predictions.no_metrics = reason or rows.no_targets
         return predictions
 

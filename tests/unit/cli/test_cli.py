@@ -169,30 +169,6 @@ def test_a_defect_shows_its_traceback_and_its_rank(monkeypatch, path, engine, ca
     assert err.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp_path, capsys):
-    (tmp_path / "method").mkdir()
-    (tmp_path / "method" / "base.py").write_text(
-        "import nothing\nclass Method:\n    def gradient(self): ...\n    def travels(self, t, rounds): ...\n"
-    )
-    (tmp_path / "methods").mkdir()
-    (tmp_path / "methods" / "__init__.py").write_text('registry: dict[str, str] = {"prox": "fedmpi.methods.prox:P"}')
-    (tmp_path / "methods" / "prox.py").write_text(
-        '"""FedProx: stay near w.\n\nMore."""\nimport nothing\nclass P:\n    """A class."""\n'
-        '    paper = "Li, 2020"\n    client_state = Slots(h=FLAT)\n    def gradient(self): ...\n'
-        "    def helper(self): ...\n    def travels(self, t, rounds): return Travel(groups=(BODY,))\n"
-    )
-    (tmp_path / "tasks.py").write_text(
-        'registry = {"plain": "fedmpi.tasks:f", "bare": "fedmpi.tasks:g"}\n'
-        'import nothing\ndef f():\n    """Does f."""\ng = f\n'
-    )
-    monkeypatch.setattr(introspection, "_ROOT", tmp_path)
-    assert main(monkeypatch, "list", "methods") == 0
-    expected = "methods:\n  prox  Li, 2020; changes gradient, travels; keeps h (client); sends dw\n"
-    assert capsys.readouterr().out == expected
-    assert main(monkeypatch, "list", "tasks") == 0
-    assert capsys.readouterr().out == "tasks:\n  plain  Does f.\n  bare\n"
-
-
 def test_show_explains_a_key(monkeypatch, capsys):
     assert main(monkeypatch, "show", "train.decay") == 0
     assert capsys.readouterr().out == (
