@@ -13,6 +13,7 @@ from fedmpi.common.formatting import duration
 from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count, shorten
 from fedmpi.runtime.reading import files
+from fedmpi.runtime.reading import status as run_status
 from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.runtime.reading.status import (
     BAD,
@@ -25,10 +26,9 @@ from fedmpi.runtime.reading.status import (
     RUNNING,
     STOPPED,
 )
-from fedmpi.runtime.reading.status import brief as run_facts
 from fedmpi.runtime.record.plugins import moved_with
 from fedmpi.sweeps import progress, slurm
-from fedmpi.sweeps.expand import Sweep
+from fedmpi.sweeps.expand import Sweep, is_sweep, load
 
 WAITING = "waiting"
 MOST_LETTERS = 200  # of a reason
@@ -59,6 +59,22 @@ def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
 def listed_runs(place: Path) -> list[str]:
     names = (files.json_of(place / SWEEP_LIST) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def look(where: Path) -> tuple[Facts, list[str], int, bool]:
+    """Return facts, lines, exit code and whether something runs, of a run, of a sweep's directory, or of its file."""
+    if where.is_file() and where.suffix in (".yaml", ".yml"):
+        if not is_sweep(where):
+            raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
+        facts = status_of_file(load(where))
+    elif files.is_run(files.folder(where)) or not (listed_runs(where) or files.runs_in(where)):
+        if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
+            raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
+        facts = run_status.status(where)
+        return facts, run_status.lines(facts), run_status.code(facts), facts["state"] == RUNNING
+    else:
+        facts = status_of_directory(where)
+    return facts, lines(facts), code(facts), facts["counts"][RUNNING] > 0
 
 
 def status_of_directory(place: Path) -> Facts:
@@ -114,7 +130,7 @@ def _one(place: Path, name: str) -> Facts:
     """Return the status of one run; its console log is used if the run failed before it had a directory."""
     run, log = place / name, place / f"{name}.log"
     if run.is_dir():
-        facts = run_facts(run)
+        facts = run_status.brief(run)
     else:
         facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
         facts |= {"rounds_done": 0, "rounds": None, "round_s": None, "eta_s": None, "checkpoint": None}

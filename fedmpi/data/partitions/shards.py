@@ -39,16 +39,9 @@ def shards(
         shard_owner[rng.permutation(clients * s)] = np.repeat(np.arange(clients), s)
         owner[np.argsort(labels, kind="stable")] = np.repeat(shard_owner, equal_sizes(len(labels), clients * s))
         return Partition.from_owners(owner, clients)
-
-    return deal(labels, label_matrix(labels, clients, rng, s, distinct), rng)
-
-
-def label_matrix(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, s: int = 2, distinct: bool = False
-) -> np.ndarray:
-    """(N, s) the class of each shard of each client; `shards` draws it before anything else from its generator."""
-    classes = np.unique(labels)
-    return classes[_label_matrix(_shards_per_class(len(classes), clients * s), clients, s, rng, distinct)]
+    present = np.unique(labels)
+    cuts = _shards_per_class(len(present), clients * s)
+    return deal(labels, present[_label_matrix(cuts, clients, s, rng, distinct)], rng)
 
 
 def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
@@ -59,14 +52,14 @@ def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Par
     for label, cuts in zip(*np.unique(names, return_counts=True), strict=True):
         rows = np.flatnonzero(labels == label)
         if len(rows) < cuts:
-            raise UserError(
-                f"data.partition: class {label} has {len(rows)} samples, fewer than the {cuts} shards it must "
-                f"be cut into for clients={clients}, s={s}; lower one of them"
-            )
+            what = f"class {label} has {len(rows)} samples, fewer than the {cuts} shards it must be cut into"
+            raise UserError(f"data.partition: {what} for clients={clients}, s={s}; lower one of them")
         shard_owner = np.empty(cuts, dtype=np.int64)
         shard_owner[rng.permutation(cuts)] = np.repeat(np.arange(clients), (names == label).sum(1))
         owner[rows] = np.repeat(shard_owner, equal_sizes(len(rows), cuts))
-    return Partition.from_owners(owner, clients)
+    parts = Partition.from_owners(owner, clients)
+    parts.label_matrix = names
+    return parts
 
 
 def _shards_per_class(classes: int, total: int) -> np.ndarray:

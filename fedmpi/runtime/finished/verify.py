@@ -122,15 +122,15 @@ def _replay(
         begin = f"after checkpoint {start}" if start >= 0 else "from the start"
         findings.say(f"  replaying to round {last}, {begin}")
         which = (start, last, len(rounds))
-        with replay.replay_rounds(run, options.trusted, options.overrides, *which) as again:
-            replayed = RunRecord(again.path, strict=False)
+        with replay.replay_rounds(run, options.trusted, options.overrides, *which) as (path, stopped):
+            replayed = RunRecord(path, strict=False)
             made = made_with(record, replayed)
             if other_data := [name for name in ("partition", "training data", "test data") if name in made["data"]]:
                 where = f"below {settings.data.root} are not those of the run; data.root=DIR says where they are"
                 findings.add_unsure(f"{' and '.join(other_data)} {where}")
                 return done
             reasons |= dict.fromkeys(_reasons_for_other_bits(run, settings, made))
-            differences = _row_differences(record, replayed, (start, last), again.stopped, options.tolerance)
+            differences = _row_differences(record, replayed, (start, last), stopped, options.tolerance)
             if last == rounds[-1] and reason and options.tolerance is None:
                 names = (MODEL, BEST, "partition.npz", PREPROCESSING)
                 pairs = ((name, record.digest(name), replayed.digest(name)) for name in names)
@@ -180,7 +180,7 @@ def _short(value: Any) -> str:
 
 def _reasons_for_other_bits(run: Path, settings: Settings, made: dict[str, Any]) -> list[str]:
     """Say what differs from where the run was made: code, versions, devices. Last bits may differ for these reasons."""
-    machine = {key: pair for key, pair in made["machine"].items() if key in ("devices", "cpu")}
+    machine = {key: pair for key, pair in made["environment"].items() if key in ("devices", "cpu")}
     code = {key: pair for key, pair in made["code"].items() if not key.startswith("plug-in ")}
     reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]
     ranks = len((json_of(run / "environment.json") or {}).get("ranks") or [1])

@@ -26,6 +26,7 @@ from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import FEATURES, HOSPITALS
 from fedmpi.runtime.finished import predict as command
 from fedmpi.runtime.finished.export import export
+from fedmpi.runtime.finished.models import RunModel
 from fedmpi.runtime.record.data_files import read_preprocessing
 from fedmpi.runtime.run import execute
 
@@ -65,7 +66,8 @@ def read(path):
 def predictions(run, file, **options):
     """The rows of the CSV file that `fedmpi predict` writes, and the lines that it prints."""
     lines, to = [], file.with_name("out.csv")
-    command.predict(run, file, lines.append, out=to, **options)
+    which = {key: options.pop(key) for key in ("trusted", "overrides", "client") if key in options}
+    command.predict(RunModel(run, **which), file, lines.append, out=to, **options)
     return read(to), lines
 
 
@@ -453,7 +455,7 @@ def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
     assert f"accuracy {last['accuracy']:.2f}" in said[0]
     assert percent_equal([int(row["prediction"]) for row in got], y[40:]) == last["accuracy"]
     assert package.load(run).predict(x[40:])["prediction"] == column(got, "prediction")
-    with pytest.raises(UserError, match=r"rows of the shape \(.*\) are needed, as in training"):
+    with pytest.raises(UserError, match=r"rows of the shape \(.*\), .* are needed, as in training"):
         package.load(run).predict(x[40:, :4])
     other = x[40:].astype(np.float32) if x.dtype == np.uint8 else x[40:].astype(np.uint8)
     with pytest.raises(UserError, match=r"rows: x is (float32|uint8) .*are needed, as in training"):
@@ -472,7 +474,7 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     run, last = train(tmp_path, {"source": "npz", "path": "a.npz", "classes": 2}, **own)
     np.savez(tmp_path / "new.npz", x=x[16:], y=y[16:])
     said = []
-    out = command.predict(run, tmp_path / "new.npz", said.append, trusted=True)
+    out = command.predict(RunModel(run, True), tmp_path / "new.npz", said.append)
     assert out == run / "predictions" / "new.npz"
     with np.load(out) as found:
         mask = found["mask"]
@@ -480,7 +482,7 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     both, either = ((mask == 1) & (y[16:] == 1)).sum(), (mask == 1).sum() + (y[16:] == 1).sum()
     assert 2 * both / either == pytest.approx(last["dice"], abs=1e-12)
     with pytest.raises(UserError, match=r"a file whose name ends in \.npz is needed"):
-        command.predict(run, tmp_path / "new.npz", said.append, out=tmp_path / "masks.csv", trusted=True)
+        command.predict(RunModel(run, True), tmp_path / "new.npz", said.append, out=tmp_path / "masks.csv")
 
 
 def saved(folder, columns):
@@ -709,7 +711,7 @@ def test_a_site_that_prepares_its_images_as_all_do_is_known_by_its_name(tmp_path
     by_number, by_name = (package.load(run, client=given).predict(tmp_path / "north") for given in (1, "south"))
     assert by_name["probability_cat"].tolist() == by_number["probability_cat"].tolist()
     for client in ("0", "south"):
-        assert export(run, "safetensors", lambda _: None, client=client).is_file()
+        assert export(RunModel(run, client=client), "safetensors", print).is_file()
 
 
 def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
@@ -749,7 +751,7 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(s
         (tmp_path / "out.txt", r"a file whose name ends in \.csv is needed"),
     ]:
         with pytest.raises(UserError, match=message):
-            command.predict(study.run, file, print, out=to)
+            command.predict(RunModel(study.run), file, print, out=to)
     with pytest.raises(UserError, match=r"none\.csv is not there"):
         package.load(study.run).predict(tmp_path / "none.csv")
 

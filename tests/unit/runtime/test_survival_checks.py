@@ -61,12 +61,6 @@ def test_batches_of_one_row_are_refused(run):
         run("method.name=fedavg", "train.batch_size=1")
 
 
-@pytest.mark.parametrize("label", ["days", "[days]", "[dead, days, age]"])
-def test_one_label_column_is_answered_before_the_table_is_read(run, label):
-    with pytest.raises(UserError, match=r"survival needs two label columns.*data\.label_column: \[EVENT, TIME\]"):
-        run("method.name=fedavg", f"data.label_column={label}")
-
-
 @pytest.mark.parametrize(("method", "says"), [("fedper", True), ("fedavg", False), ("local", False)])
 def test_a_method_that_shares_nothing_of_a_model_that_is_a_head_is_warned_of(run, method, says):
     told = [
