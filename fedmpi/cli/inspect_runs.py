@@ -86,14 +86,14 @@ def report(
     ] = False,
     alone: Annotated[
         Path | None,
-        typer.Option(metavar="RUN_DIR", help="With --sites: a run of method local; default: one beside RUN_DIR."),
+        typer.Option(metavar="RUN_DIR", help="With --sites: a run of method local to compare with."),
     ] = None,
     about: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --sites: YAML, `Intended use: text` and the like.")
     ] = None,
 ) -> None:
     """Write all that is recorded of one run, of several, or of all in a sweep's directory as one file of HTML, which
-    needs nothing else: learning, clients, updates, classes, partition, traffic, time, faults, settings, hashes."""
+    needs nothing else: learning, clients, updates, classes, partition, traffic, time, faults, settings."""
     fix_threads(1)
     require_single_process()
     if not sites:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedmpi.common.errors import UserError
@@ -15,17 +14,7 @@ from fedmpi.common.text import count, shorten
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading import status as run_status
 from fedmpi.runtime.reading.files import SWEEP_LIST
-from fedmpi.runtime.reading.status import (
-    BAD,
-    DIED,
-    FAILED,
-    FINE,
-    FINISHED,
-    GOES_ON,
-    NEVER,
-    RUNNING,
-    STOPPED,
-)
+from fedmpi.runtime.reading.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
 from fedmpi.runtime.record.plugins import moved_with
 from fedmpi.sweeps import progress, slurm
 from fedmpi.sweeps.expand import Sweep, is_sweep, load
@@ -121,9 +110,9 @@ def show(sweep: Sweep, say: Callable[[str], None]) -> int:
 def code(facts: Facts) -> int:
     """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none runs, else 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
-        return BAD
+        return run_status.BAD
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
-    return GOES_ON if rest and not facts["counts"][RUNNING] else FINE
+    return run_status.GOES_ON if rest and not facts["counts"][RUNNING] else run_status.FINE
 
 
 def _one(place: Path, name: str) -> Facts:
@@ -146,18 +135,7 @@ def _facts(place: Path, states: Iterable[Facts]) -> Facts:
     runs = list(states)
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     counts[DIED] += sum(run["state"] == NEVER for run in runs)
-    return {"directory": str(place), "runs": runs, "counts": counts, "eta_s": _eta_s(runs)}
-
-
-def _eta_s(runs: list[Facts]) -> float | None:
-    """Estimate the seconds until all are done, as many at once as now; None where nothing runs."""
-    running = [run for run in runs if run["state"] == RUNNING]
-    run_seconds = [run["rounds"] * run["round_s"] for run in runs if run["rounds"] and run["round_s"]]
-    if not running or not run_seconds:
-        return None
-    left = [fmean(run_seconds) if run["eta_s"] is None else run["eta_s"] for run in running]
-    waiting = sum(run["state"] == WAITING for run in runs)
-    return max(max(left), (sum(left) + waiting * fmean(run_seconds)) / len(running))
+    return {"directory": str(place), "runs": runs, "counts": counts}
 
 
 def lines(facts: Facts) -> list[str]:
@@ -166,8 +144,6 @@ def lines(facts: Facts) -> list[str]:
     shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
     shown.append(f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}")
-    if facts["eta_s"] is not None:
-        shown.append(f"about {duration(facts['eta_s'])} left")
     return shown
 
 

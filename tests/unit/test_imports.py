@@ -28,7 +28,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "pyarrow": {"data.sources.tables.arrow"},
     "scipy": {"methods._prototypes", "data.sources.pictures.public_arrays", "sweeps.table", "analysis.curvature"},
     "safetensors": {"runtime.record", "runtime.resuming"},
-    "matplotlib": {"analysis.figures", "reports.charts"},
+    "matplotlib": {"analysis.charts"},
     "jinja2": {"reports.page"},
     "PIL": {"data.sources.pictures.decode", "data.sources.pictures.image_mask"},
 }
