@@ -184,7 +184,8 @@ class Federation:
         if command is TRAIN:
             if self.config.replays_failures:
                 self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
-            self.scheduler.consider_rebalancing(t + 1, evaluated_s)
+            if self.scheduler.speeds is not None:
+                self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
@@ -237,8 +238,9 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
-        self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
+        if self.scheduler.speeds is not None:
+            timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
+            self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
         upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]

@@ -52,12 +52,7 @@ def _train(client: ClientContext, here: Tensor) -> Result:
         inputs.check_hooks(method, client.where, "receive")
         new = method.train(client)
         inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
-    state = write_upload(client, here, inputs, new, partial(_subtract, model.w))
-    return state, mean_loss(client.losses)
-
-
-def _subtract(w: Tensor, part: Selection, w0: Tensor, out: Tensor) -> None:
-    torch.sub(part.take(w), part.take(w0), out=out)
+    return write_upload(client, here, inputs, new), mean_loss(client.losses)
 
 
 def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], Result], began: float) -> bool:
@@ -142,14 +137,14 @@ def write_upload(
     row: Tensor,
     inputs: ReadOnlyCheck,
     trained: Any,
-    subtract: Callable[[Selection, Tensor, Tensor], object],
+    subtract: Callable[[Selection, Tensor, Tensor], object] | None = None,
 ) -> dict[str, Tensor]:
     """Call the hook `upload`, check what the hooks returned, and write the upload; return the client's new state.
 
     Args:
         inputs: the check of what hooks only read.
         trained: what `train` returned.
-        subtract: (selection of w, w0, out) writes that part of w - w0.
+        subtract: (selection of w, w0, out) writes that part of w - w0; None: w is the live model's.
     """
     method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages
     with attribute_errors(client.where):
@@ -158,7 +153,11 @@ def write_upload(
     upload = messages.upload(client.round)
     check_hook_returns(client, {"receive": client.new, "train": trained, "upload": more}, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:
-        subtract(upload.w, client.w0, upload.packing.view(row, "dw"))
+        out = upload.packing.view(row, "dw")
+        if subtract is not None:
+            subtract(upload.w, client.w0, out)
+        else:
+            torch.sub(upload.w.take(model.w), upload.w.take(client.w0), out=out)
     values = {name: sent[name] for name in sent if name in upload.packing.shapes}
     if upload.b.size:
         values["_b"] = upload.b.take(model.b)

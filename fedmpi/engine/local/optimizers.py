@@ -37,6 +37,16 @@ ROWS, STEPS = "_optim", "_optim_steps"
 Moments = tuple[Sequence[list[Tensor]], Sequence[Tensor]]
 
 
+# What the functions of torch.optim take beside lr and weight_decay: options of the config, and what is always the same.
+TAKES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "sgd": (("momentum", "nesterov"), {"dampening": 0.0, "maximize": False}),
+    "adam": (("eps",), {"amsgrad": False, "maximize": False}),
+    "adamw": (("eps",), {"amsgrad": False, "maximize": False}),
+    "rmsprop": (("eps", "alpha", "momentum"), {"centered": False}),
+    "adagrad": (("eps",), {"lr_decay": 0.0, "maximize": False}),
+}
+
+
 def slots_of(config: LocalTrainingConfig) -> int:
     """Return how many tensors of a parameter's shape an optimiser keeps for it: velocities or moments."""
     if config.optim in ("sgd", "rmsprop"):
@@ -53,7 +63,9 @@ class LocalOptimizer:
         """parameters: of one device and type; kept: moments and steps of earlier rounds, which go on in place."""
         self.config, self.parameters = config, parameters
         self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
-        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, **_rates(config)}
+        options, fixed = TAKES[config.optim]
+        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, **fixed}
+        self.rates |= {name: getattr(config, name) for name in options}
         self.steps: Sequence[Tensor] = ()
         if kept is not None:
             self.moments, self.steps = kept
@@ -82,24 +94,13 @@ class LocalOptimizer:
         steps = [self.steps[i] for i in at]
         if config.optim in ("adam", "adamw"):
             adam_ = adamw if config.optim == "adamw" else adam
-            adam_(w, g, moments[0], moments[1], [], steps, fused=True, **self.rates)
+            beta1, beta2 = config.betas
+            adam_(w, g, moments[0], moments[1], [], steps, fused=True, beta1=beta1, beta2=beta2, **self.rates)
         elif config.optim == "rmsprop":
             velocities = moments[1] if config.momentum else []
             rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **self.rates)
         else:
             adagrad(w, g, moments[0], steps, foreach=True, **self.rates)
-
-
-def _rates(config: LocalTrainingConfig) -> dict[str, Any]:
-    """Return what the function of torch.optim takes beside lr and weight_decay."""
-    if config.optim == "sgd":
-        return {"momentum": config.momentum, "dampening": 0.0, "nesterov": config.nesterov, "maximize": False}
-    if config.optim == "rmsprop":
-        return {"eps": config.eps, "alpha": config.alpha, "momentum": config.momentum, "centered": False}
-    if config.optim == "adagrad":
-        return {"eps": config.eps, "lr_decay": 0.0, "maximize": False}
-    beta1, beta2 = config.betas
-    return {"eps": config.eps, "beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
 
 
 def state_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:

@@ -222,7 +222,9 @@ class TrafficCounter:
         for k in members:
             known = self.known.get(k)
             if id(known) not in sizes:
-                sizes[id(known)] = self._broadcast_size(known or {})
+                versions = known or {}
+                missing = frozenset(group for group, version in self.current.items() if versions.get(group) != version)
+                sizes[id(known)] = messages.announcement(missing).size
             down += sizes[id(known)]
         now = dict(self.current)
         self.known |= dict.fromkeys(members, now)
@@ -230,8 +232,3 @@ class TrafficCounter:
         up = len(members) * (messages.upload(t).size - ENGINE_UP)
         self.latest = t, {"up_parameters": up, "down_parameters": down}
         return self.latest[1]
-
-    def _broadcast_size(self, known: Mapping[str, int]) -> int:
-        """Return the entries of the broadcast to a client that has these versions."""
-        missing = frozenset(group for group, version in self.current.items() if known.get(group) != version)
-        return self.messages.announcement(missing).size

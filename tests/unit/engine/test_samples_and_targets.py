@@ -158,6 +158,3 @@ def test_survival_is_judged_on_the_whole_split():
         found = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).figures
         assert found["loss"] == pytest.approx(expected, abs=1e-6)
         assert found["c_index"] == it.rows[-1]["c_index"]
-
-
-# ---- sites on ranks of their own ----
