@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import yaml
-from helpers import BIN, ROOT, clean_env, launcher
+from helpers import BIN, ROOT, clean_env, fedmpi, launcher
 from real_job import CONFIG, wait_until
 
 PLUGIN = """
@@ -246,10 +246,3 @@ def test_mpi_init_past_its_time_out_is_one_line():
     assert done.returncode != 0
     assert done.stderr.count("fedmpi [rank 0 on here]: error: still in MPI_Init, which waits for all ranks") == 1
     assert "most recent call" not in done.stderr
-
-
-# ---- one process: disk and streams ----
-def config(tmp_path, **changes):
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump({**CONFIG, "name": "run", "output": str(tmp_path), "rounds": 3, **changes}))
-    return file
