@@ -5,11 +5,12 @@ The permutation is drawn on the CPU, so that every device sees the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -64,18 +65,10 @@ class PerClient(Mapping[int, T]):
         return len(self._clients)
 
 
-class RowsByClient(Protocol):
-    """The rows (n_k,) int64 of each client, as an array or a tensor: a Partition, say."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, client: int, /) -> Any: ...
-
-
 class Shards(PerClient[Shard]):
-    """The shards of clients that share x and y."""
+    """The shards of clients that share x and y. rows: (n_k,) int64 of each client, as arrays or tensors."""
 
-    def __init__(self, x: Any, y: Tensor, rows: RowsByClient) -> None:
+    def __init__(self, x: Any, y: Tensor, rows: Sequence[Any] | Partition | PerClient[Any]) -> None:
         super().__init__(len(rows), lambda k: Shard(x, y, torch.as_tensor(rows[k])))
         self.x, self.y, self.rows = x, y, rows
 
@@ -151,15 +144,12 @@ def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple
     Batches left over at the end, fewer than `many`, are dropped; if there are fewer than `many` in all, they make the
     one batch.
     """
-    held: list[tuple[Tensor, Tensor]] = []
-    groups = 0
-    for batch in drawn:
-        held.append(batch)
-        if len(held) == many:
-            yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
-            held, groups = [], groups + 1
-    if held and not groups:
-        yield concatenate([x for x, _ in held]), torch.cat([y for _, y in held])
+    is_first = True
+    iterator = iter(drawn)
+    while group := list(islice(iterator, many)):
+        if len(group) == many or is_first:
+            yield concatenate([x for x, _ in group]), torch.cat([y for _, y in group])
+        is_first = False
 
 
 def order(shard: Shard, size: int | None, generator: torch.Generator | None) -> Tensor:

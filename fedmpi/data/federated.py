@@ -31,7 +31,6 @@ from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import domain, file, site
 from fedmpi.data.partitions.iid import feature_noise, noisy
 from fedmpi.data.partitions.parts import Partition, index_array
-from fedmpi.data.partitions.shards import label_matrix, shards
 from fedmpi.data.pictures import FLOATS, Pictures
 from fedmpi.data.preparation import Preparation, ready
 
@@ -58,9 +57,7 @@ class Federated:
     counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
     validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if so
-    group: Mapping[int, Tensor] = field(
-        default_factory=dict
-    )  # (n_k,) of each row of train, if `Dataset.group` is given
+    group: Mapping[int, Tensor] = field(default_factory=dict)  # (n_k,) of each row of train, if the data have some
     preparation: Preparation | None = None  # of the data set that all ranks hold; None in silo mode
     target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, "" for all, if standardised
     own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # of the silos that this rank opens
@@ -139,10 +136,7 @@ def split(
         _warn_of_absent_classes(dataset)
     counts = label_counts(dataset.train_y, dataset.classes, parts)
     at = keys[parts.order[parts.offsets[:-1]]] if cut in (site, domain) else None  # the site of each client
-    names = None
-    if client_test == "shards" and cut is shards and not options.get("sorted"):
-        names = _label_matrix(labels, clients, seed, **options)
-    test_sizes, test_rows = client_tests(dataset, counts, client_test, at, seed, names)
+    test_sizes, test_rows = client_tests(dataset, counts, client_test, at, seed, parts.label_matrix)
     global_x, group = dataset.test_x if dataset.global_x is None else dataset.global_x, dataset.group
     return Federated(
         classes=dataset.classes,
@@ -194,15 +188,6 @@ def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
     names = dataset.site_names or tuple(map(str, range(max(present, default=-1) + 1)))
     rows = {names[k]: torch.nonzero(test_site == k).flatten() for k in present}
     return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}
-
-
-def _label_matrix(
-    labels: np.ndarray, clients: int, seed: int, s: int = 2, distinct: bool = False, **_: Any
-) -> np.ndarray:
-    """(N, s) the class of each shard that the partition scheme `shards` dealt, drawn again from the same seed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the same warning was given when the shards were dealt
-        return label_matrix(labels, clients, seeds.numpy_rng(seed, "partition"), s, distinct)
 
 
 def count_labels(y: Tensor, classes: int) -> np.ndarray:

@@ -23,10 +23,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, Shard, count_labels
 from fedmpi.data.preparation import ready
 
-COLUMNS = (
-    *("client", "n_train", "n_test", "classes", "digest of names"),
-    "shapes and types of a sample and its target",
-)
+COLUMNS = ("client", "n_train", "n_test", "classes", "digest of names", "shapes and types of a sample and its target")
 CLASSES, DIGEST = 3, 4
 NUMBERS, TEXT = 5, 512  # columns that are numbers; bytes of the text behind them, 8 a column
 WIDTH = NUMBERS + TEXT // 8
@@ -48,10 +45,8 @@ def open_silos(
     if len(set(silos)) < len(silos):
         raise UserError(f"data.silos names a site twice: {list(silos)}; one site is one client")
     if "site" not in inspect.signature(source).parameters:
-        raise UserError(
-            f"data.silos: the source {source.__name__} cannot open a single site (it has no `site` parameter); "
-            f"leave `silos` out and divide it with data.partition"
-        )
+        reason = f"the source {source.__name__} cannot open a single site (it has no `site` parameter)"
+        raise UserError(f"data.silos: {reason}; leave `silos` out and divide it with data.partition")
     opened = {}
     for k in sorted(mine):
         with seeds.seeded(seed, "source", silos[k]):
@@ -70,17 +65,13 @@ def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
         parts = (to_text(data.input_shape, data.train_x.dtype), to_text(tuple(y.shape[1:]), y.dtype))
         text = f"[{','.join(parts)}]".encode()
         if len(text) > TEXT:
-            raise UserError(
-                f"data.silos: what a sample of client {k} looks like takes {len(text)} characters, of which {TEXT} are "
-                f"allowed: {text.decode()}; use fewer tensors, or shorter names"
-            )
+            what = f"what a sample of client {k} looks like takes {len(text)} characters, of which {TEXT} are allowed"
+            raise UserError(f"data.silos: {what}: {text.decode()}; use fewer tensors, or shorter names")
         words = np.frombuffer(text.ljust(TEXT), dtype="<i8")
-        rows.append((k, len(y), len(data.test_y), data.classes, _digest(data.meaning), *words.tolist()))
+        names = hashlib.sha256("\0".join(data.meaning).encode()).digest()[:8]
+        digest = int.from_bytes(names, "big") >> 1 if data.meaning else 0
+        rows.append((k, len(y), len(data.test_y), data.classes, digest, *words.tolist()))
     return np.array(rows, dtype=np.int64).reshape(-1, WIDTH)
-
-
-def _digest(names: tuple[str, ...]) -> int:
-    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big") >> 1 if names else 0
 
 
 def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
@@ -90,7 +81,7 @@ def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Seque
     together.
     """
     table = _agreed(table, silos)
-    counts = np.zeros((len(silos), int(table[0, 3])), dtype=np.int64)
+    counts = np.zeros((len(silos), int(table[0, CLASSES])), dtype=np.int64)
     for k, data in datasets.items():
         counts[k] = count_labels(data.train_y, data.classes)
     return counts
@@ -101,11 +92,11 @@ def silo_federation(
 ) -> Federated:
     """This rank's view. table: all `describe` rows; label_counts: the sum of all `label_table`s."""
     table = _agreed(table, silos)
-    (shape, dtype), (target_shape, target_dtype) = _seen(table[0])
+    (shape, dtype), (target_shape, target_dtype) = _sample_and_target(table[0])
     assert isinstance(target_shape, tuple)
     assert isinstance(target_dtype, torch.dtype)
     return Federated(
-        classes=int(table[0, 3]),
+        classes=int(table[0, CLASSES]),
         input_shape=shape,
         x_dtype=dtype,
         target_shape=target_shape,
@@ -127,34 +118,33 @@ def silo_federation(
 def _agreed(table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
     """The rows by client; UserError unless each client is there once and all agree in classes, shapes and types."""
     table = table[np.argsort(table[:, 0], kind="stable")]
-    if table[:, 0].tolist() != list(range(len(silos))):
-        raise UserError(
-            f"data.silos: the ranks opened clients {table[:, 0].tolist()}; each of 0..{len(silos) - 1} must be "
-            "opened once"
-        )
+    opened = table[:, 0].tolist()
+    if opened != list(range(len(silos))):
+        needed = f"each of 0..{len(silos) - 1} must be opened once"
+        raise UserError(f"data.silos: the ranks opened clients {opened}; {needed}")
     for row in table[1:]:
+        one, other = silos[0], silos[row[0]]
         if row[CLASSES] != table[0, CLASSES] or not np.array_equal(row[NUMBERS:], table[0, NUMBERS:]):
             raise UserError(
-                f"data.silos: {silos[0]} has {_look(table[0])}, {silos[row[0]]} has {_look(row)}; all sites must agree "
-                f"(an option of the source, such as `classes`, may say what a site cannot know alone)"
+                f"data.silos: {one} has {_describe(table[0])}, {other} has {_describe(row)}; all sites must agree "
+                "(an option of the source, such as `classes`, may say what a site cannot know alone)"
             )
         if row[DIGEST] != table[0, DIGEST]:
             raise UserError(
-                f"data.silos: {silos[0]} and {silos[row[0]]} have as many columns and classes, but of other names, "
-                "or another order; name them in the config (data.features, data.categorical with its values, "
-                "data.class_names, data.alphabet: what the source has of these)"
+                f"data.silos: {one} and {other} have as many columns and classes, but other names, or another order; "
+                "name them in the config (data.features, data.categorical, data.class_names, data.alphabet: what the "
+                "source has of these)"
             )
     return table
 
 
-def _seen(row: np.ndarray) -> list[tuple[Shape, Type]]:
+def _sample_and_target(row: np.ndarray) -> list[tuple[Shape, Type]]:
     """Shape and type of a sample, and of its target."""
     text = np.ascontiguousarray(row[NUMBERS:]).astype("<i8").tobytes().decode()
     return [from_text(json.dumps(part)) for part in json.loads(text)]
 
 
-def _look(row: np.ndarray) -> str:
-    (shape, dtype), (target, kind) = _seen(row)
-    usual = dtype is torch.float32 and target == () and kind is (torch.float32 if row[3] == 1 else torch.int64)
-    more = "" if usual else f", {dtype}, and targets of shape {target}, {kind}"
-    return f"{'a real-valued target' if row[3] == 1 else f'{row[3]} classes'} and samples of shape {shape}{more}"
+def _describe(row: np.ndarray) -> str:
+    (shape, dtype), (target, kind) = _sample_and_target(row)
+    what = "a real-valued target" if row[CLASSES] == 1 else f"{row[CLASSES]} classes"
+    return f"{what} and samples of shape {shape}, {dtype}, with targets of shape {target}, {kind}"

@@ -24,12 +24,12 @@ from torch import Tensor
 
 LIMIT = 1 << 31  # bytes of pictures, of training and test part together, that a rank keeps in memory
 AHEAD = 2  # batches that are read while one is trained on
-HELD = 1 << 25  # bytes read until the pages are given back
+MOST_PAGES = 1 << 25  # bytes read until the pages are given back
 SEEN = 256  # rows that ranks compare
 LOCAL_HEADER = 30  # bytes of a zip file before the name of a member
 
 Part = TypeVar("Part")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 _limit = ContextVar("limit", default=LIMIT)
 
@@ -64,32 +64,33 @@ class Source(ABC):
         """What these rows are known by, read in seconds however many they are: ranks compare it."""
 
 
+def _split_rows(sizes: Sequence[int], rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield (part, its rows, their places in `rows`) of parts that lie one after the other, `sizes` rows each."""
+    ends = np.cumsum(sizes)
+    part = np.searchsorted(ends, rows, side="right")
+    for k in np.unique(part).tolist():
+        places = np.flatnonzero(part == k)
+        yield k, rows[places] - (ends[k] - sizes[k]), places
+
+
 @final
 class ConcatSource(Source):
     """Concatenation of several sources."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
-        self.parts = parts
-        self.ends = np.cumsum([part.shape[0] for part in parts])
-        self.shape = (int(self.ends[-1]), *parts[0].shape[1:])
+        self.parts, self.sizes = parts, [part.shape[0] for part in parts]
+        self.shape = (sum(self.sizes), *parts[0].shape[1:])
         self.dtype = parts[0].dtype
-
-    def _split(self, rows: np.ndarray) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
-        """(source, its rows, their places)"""
-        whose = np.searchsorted(self.ends, rows, side="right")
-        for i in np.unique(whose):
-            places = np.flatnonzero(whose == i)
-            yield self.parts[i], rows[places] - (self.ends[i] - self.parts[i].shape[0]), places
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for part, its, places in self._split(rows):
-            out[places] = part.read(its)
+        for k, its, places in _split_rows(self.sizes, rows):
+            out[places] = self.parts[k].read(its)
         return out
 
     def look(self, rows: np.ndarray) -> Iterator[bytes]:
-        for part, its, _ in self._split(rows):
-            yield from part.look(its)
+        for k, its, _ in _split_rows(self.sizes, rows):
+            yield from self.parts[k].look(its)
 
 
 @final
@@ -131,18 +132,14 @@ class Stream:
 
 @final
 class StoredArrays:
-    """Data sets of uint8 in HDF5 files, one after the other, in the place of an array.
-
-    Only whole rows can be read, in any order: `stored[rows]`.
-    """
+    """Data sets of uint8 in HDF5 files, one after the other, in the place of an array: `stored[rows]` in any order."""
 
     dtype = np.dtype(np.uint8)
 
     def __init__(self, parts: Sequence[Any]) -> None:
         """parts: h5py.Dataset, of files that stay open, with rows of one shape."""
-        self.parts = parts
-        self.ends = np.cumsum([len(part) for part in parts])
-        self.shape = (int(self.ends[-1]), *parts[0].shape[1:])
+        self.parts, self.sizes = parts, [len(part) for part in parts]
+        self.shape = (sum(self.sizes), *parts[0].shape[1:])
         self.ndim = len(self.shape)
 
     def __len__(self) -> int:
@@ -151,13 +148,10 @@ class StoredArrays:
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         numbers = np.arange(len(self))[rows]
         out = np.empty((len(numbers), *self.shape[1:]), np.uint8)
-        owner = np.searchsorted(self.ends, numbers, side="right")
-        for k in np.unique(owner):
-            places = np.flatnonzero(owner == k)
-            some, inverse = np.unique(numbers[places] - (self.ends[k] - len(self.parts[k])), return_inverse=True)
+        for k, its, places in _split_rows(self.sizes, numbers):
+            some, inverse = np.unique(its, return_inverse=True)
             block = slice(int(some[0]), int(some[-1]) + 1)  # faster than a list of rows
-            found = self.parts[k][block if block.stop - block.start == len(some) else some]
-            out[places] = found[inverse]
+            out[places] = self.parts[k][block if block.stop - block.start == len(some) else some][inverse]
         return out
 
 
@@ -177,14 +171,13 @@ class Mapped(Source):
         return x if "C" in self.axes else x[:, None]
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        found = self.array[rows]
-        self.taken += found.nbytes
-        if self.taken > HELD and isinstance(
-            self.array, np.memmap
-        ):  # else pages count as this process's memory until others need it
+        x = self.array[rows]
+        self.taken += x.nbytes
+        if self.taken > MOST_PAGES and isinstance(self.array, np.memmap):
+            # Else pages count as this process's memory until others need it.
             self.taken = 0
             self.array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
-        return self._shown(np.asarray(found))
+        return self._shown(np.asarray(x))
 
     def look(self, rows: np.ndarray) -> Iterator[bytes]:
         some = rows[:: max(len(rows) // SEEN, 1)]
@@ -219,12 +212,12 @@ def concatenate_streams(streams: Sequence[Stream]) -> Stream:
     return Stream(ConcatSource([stream.source for stream in streams]), np.concatenate(rows))
 
 
-def prefetch(read: Callable[[Part], Found], parts: Iterable[Part]) -> Generator[Found, None, None]:
+def prefetch(read: Callable[[Part], Result], parts: Iterable[Part]) -> Generator[Result, None, None]:
     """Yield read(part) of each part in order; a thread reads AHEAD parts in advance.
 
     An error is raised when its part is asked for. Closing the generator ends the thread.
     """
-    waiting: deque[Future[Found]] = deque()
+    waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="reading ahead") as reader:
         try:
             for part in parts:

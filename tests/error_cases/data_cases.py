@@ -48,10 +48,6 @@ TABLES = {
     "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as whole numbers, .*survival"),
     "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
     "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows store y\.argmax\(1\)"),
-    "other test rows": (
-        *table(test_x=X[:, :2], test_y=Y),
-        r"rows of x, y are \(3,\) .*, of test_x, test_y \(2,\)",
-    ),
     "no test_x": (*table(test_y=Y), r"has no array 'test_x'; it holds x, y, test_y"),
     "a fraction beside a test part": (
         *table(", test_fraction: 0.2", test_x=X, test_y=Y),
@@ -67,11 +63,9 @@ TABLES = {
         r"belong to sites \[1, 2\]; .*number sites without a gap",
     ),
     "x twice": (*table(x_train=X), r"each once, under one of its names"),
-    "a mean too few": (*table(", mean: [1.0]"), r"data\.mean has 1 numbers; x has 3 channels"),
     "no such file": (NPZ, None, r"there is no file .*a\.npz \(data\.root = .*correct data\.root, or data\.path"),
     "no path": ("source: npz", None, r"npz: data\.path is missing"),
     "a directory": (NPZ, lambda folder: (folder / "a.npz").mkdir(), r"a\.npz is a directory, not a file"),
-    "a .csv": (NPZ, _put("a.npz", b"x,y\n1,2\n"), UNREAD),
     "a damaged file": (NPZ, _put("a.npz", _flipped()), UNREAD),
 }
 
@@ -81,7 +75,7 @@ def _idx(kind, shape, content):
 
 
 def _mnist(**files):
-    """8 + 8 pictures of 4 x 4 in MNIST's files; in place of one of them (train_images, ...) other bytes or a folder."""
+    """8 + 8 pictures of 4 x 4 in MNIST's files; in place of one of them (train_images, ...) other bytes."""
     names = {"images": "images-idx3", "labels": "labels-idx1"}
     sound = {"images": _idx(8, (8, 4, 4), bytes(128)), "labels": _idx(8, (8,), bytes(range(8)))}
 
@@ -91,13 +85,8 @@ def _mnist(**files):
         for part in ("train", "t10k"):
             for kind, name in names.items():
                 content = files.get(f"{part}_{kind}", sound[kind])
-                path = raw / f"{part}-{name}-ubyte"
-                if content is None:
-                    path.mkdir()
-                else:
-                    path.with_suffix(".gz").write_bytes(
-                        content if content[:2] == b"\x1f\x8b" else gzip.compress(content)
-                    )
+                packed = content if content[:2] == b"\x1f\x8b" else gzip.compress(content)
+                (raw / f"{part}-{name}-ubyte.gz").write_bytes(packed)
 
     return "source: mnist", write
 
@@ -106,10 +95,6 @@ PACKED = gzip.compress(_idx(8, (8, 4, 4), bytes(128)))
 ANEW = r"delete it, and .*set data\.download=true"
 IDX = {
     "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read: .*{ANEW}"),
-    "idx: shortened": (
-        *_mnist(train_images=_idx(8, (8, 4, 4), bytes(100))),
-        r"cannot be read: its header says 8 x 4 x 4",
-    ),
     "idx: a label of 200": (*_mnist(train_labels=_idx(8, (8,), bytes([0] * 7 + [200]))), r"label 200 in row 7; 0\.\.9"),
     "idx: fewer labels": (*_mnist(train_labels=_idx(8, (7,), bytes(7))), r"holds 7 labels of 8 images"),
     "idx: root is a file": (
@@ -130,17 +115,12 @@ PATIENT = "40,1,2,120,200,0,0,150,0,1.0,1,0,3,{}\n"
 
 
 def _patients(last):
-    """Four hospitals of 20 patients, the last one with one more; None: a folder in its place."""
+    """Four hospitals of 20 patients, the last one with one more."""
 
     def write(folder):
         for name in ("cleveland", "hungarian", "switzerland", "va"):
-            (folder / f"processed.{name}.data").write_text("".join(PATIENT.format(i % 2) for i in range(20)))
-        path = folder / "processed.va.data"
-        if last is None:
-            path.unlink()
-            path.mkdir()
-        else:
-            path.write_bytes(last if isinstance(last, bytes) else (path.read_text() + last).encode())
+            patients = "".join(PATIENT.format(i % 2) for i in range(20))
+            (folder / f"processed.{name}.data").write_text(patients + last * (name == "va"))
 
     return "source: heart_disease", write
 
@@ -149,8 +129,6 @@ AT = r"processed\.va\.data, line 21: "
 NEEDED = r"13 numbers of at most .* or \?, and a diagnosis 0\.\.4 are needed"
 HEART = {
     "csv: inf": (*_patients(PATIENT.replace("120", "inf").format(1)), AT + NEEDED),
-    "csv: 1e300": (*_patients(PATIENT.replace("120", "1e300").format(1)), AT + NEEDED),
-    "csv: another diagnosis": (*_patients(PATIENT.format(5)), AT + NEEDED),
 }
 
 
@@ -165,17 +143,13 @@ def _pictures(change=lambda folder: None):
     return write
 
 
-def _sixteen_bits(folder):
-    Image.fromarray(np.full((9, 9), 40000, np.uint16)).save(folder / "train" / "a" / "0.png")
-
-
 def _png(width, height):
     buffer = io.BytesIO()
     Image.new("RGB", (width, height)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def _csv(text, change=lambda folder: None):
+def _csv(text):
     """Twelve pictures, and a CSV of `path,label,hospital`; TABLE in the text stands for its twelve rows."""
 
     def write(folder):
@@ -184,8 +158,7 @@ def _csv(text, change=lambda folder: None):
             Image.new("RGB", (9, 9), (i * 9, 0, 0)).save(folder / f"{i}.png")
             rows.append(f"{i}.png,{'ab'[i % 2]},{'nm'[i // 6]}\n")
         content = text.replace("TABLE", "path,label,hospital\n" + "".join(rows))
-        (folder / "a.csv").write_bytes(content.encode("utf-8", "surrogateescape"))
-        change(folder)
+        (folder / "a.csv").write_text(content)
 
     return write
 
@@ -197,16 +170,10 @@ TABLE_OF_FILES = {
         _csv("TABLE"),
         r"a\.csv has no column 'class' \(data\.label_column\); allowed: hospital, label, path",
     ),
-    "csv of files: a short row": (CSV, _csv("TABLE12.png,a\n"), r"a\.csv, line 14: 2 cells, the header has 3"),
     "csv of files: no picture": (
         CSV,
         _csv("TABLEz.png,a,n\n"),
         r"a\.csv, line 14: there is no picture .*z\.png; correct the row, or data\.root",
-    ),
-    "csv of files: text for a picture": (
-        CSV,
-        _csv("TABLE", _put("7.png", b"hello")),
-        r"a\.csv, line 9: .*7\.png cannot be read as a picture",
     ),
     "csv of files: a class that is none": (
         f"{CSV}, class_names: [a, c]",
@@ -217,11 +184,6 @@ TABLE_OF_FILES = {
         CSV,
         _csv("TABLE./3.png,a,m\n"),
         r"a\.csv, line 14: the picture 3\.png is that of .*a\.csv, line 5, too; leave one of them out",
-    ),
-    "csv of files: other letters": (
-        CSV,
-        _csv("Path,label,hospital\n0.png,a,n\n"),
-        r"no column 'path' \(data\.picture_column\); .*did you mean 'Path'",
     ),
     "csv of files: one class": (
         CSV,
@@ -248,7 +210,6 @@ PICTURES = {
         _pictures(_put("train/b/5.png", _png(9, 10))),
         r"b/5\.png is 9x10, .*a/0\.png is 9x9: give data\.size",
     ),
-    "pictures: 16 bits": (FOLDER, _pictures(_sixteen_bits), r"its pixels are of mode I;16, not of 8 bits"),
     "pictures: another test class": (
         FOLDER,
         _pictures(lambda folder: (folder / "test" / "z").mkdir(parents=True)),
@@ -259,5 +220,4 @@ PICTURES = {
         _pictures(lambda folder: shutil.copytree(folder / "train", folder / "test")),
         r"data\.test_fraction: 0\.2 changes nothing, for .*test says the test part; leave it out",
     ),
-    "pictures: too few names": (f"{FOLDER}, class_names: [a]", _pictures(), r"holds the class 'b'; the classes are a"),
 }

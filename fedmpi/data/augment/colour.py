@@ -41,18 +41,14 @@ class Normalise(Operation):
     @property
     def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
         if (self.of is None) == (self.mean is None) or (self.mean is None) != (self.std is None):
-            raise ValueError(
-                "it takes the name of a set, or mean and std: {normalise: cifar10}, {normalise: {mean: "
-                "[0.5], std: [0.5]}}"
-            )
+            raise ValueError("it takes the name of a set, or mean and std: {normalise: {mean: [0.5], std: [0.5]}}")
         return SETS[self.of] if self.of is not None else (self.mean or (), self.std or ())
 
     def out(self, shape: Shape) -> Shape:
         for numbers in self.numbers:
             if len(numbers) not in (1, shape[0]):
-                raise ValueError(
-                    f"{len(numbers)} numbers for pictures of {shape[0]} channels; 1 or {shape[0]} are needed"
-                )
+                needed = f"{len(numbers)} numbers for pictures of {shape[0]} channels"
+                raise ValueError(f"{needed}; 1 or {shape[0]} are needed")
         return shape
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -63,21 +59,20 @@ class Normalise(Operation):
 
 @dataclass(frozen=True)
 class Colour(Operation):
-    """Brightness, contrast, saturation, hue changed, in this order; ColorJitter of torchvision draws the order."""
+    """Brightness, contrast, saturation changed, in this order; ColorJitter of torchvision draws the order."""
 
-    columns = 4
+    columns = 3
     on = "unit"
     moves_pixels = False
     brightness: float = option(0.0, "factor from 1 - b to 1 + b, but no less than 0", ge=0, le=10)
     contrast: float = option(0.0, "factor of the distance from the mean grey", ge=0, le=10)
     saturation: float = option(0.0, "factor of the distance from the pixel's grey", ge=0, le=10)
-    hue: float = option(0.0, "turn of the colour circle, from -h to h", ge=0, le=0.5)
 
     def out(self, shape: Shape) -> Shape:
-        if not (self.brightness or self.contrast or self.saturation or self.hue):
-            raise ValueError("brightness, contrast, saturation and hue are all 0; give one of them")
-        if shape[0] != 3 and (self.saturation or self.hue):
-            raise ValueError(f"saturation and hue are for pictures of 3 channels; these have {shape[0]}")
+        if not (self.brightness or self.contrast or self.saturation):
+            raise ValueError("brightness, contrast and saturation are all 0; give one of them")
+        if shape[0] != 3 and self.saturation:
+            raise ValueError(f"saturation is for pictures of 3 channels; these have {shape[0]}")
         return shape
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -90,7 +85,7 @@ class Colour(Operation):
             x = blend(x, grey(x).mean((1, 2, 3), keepdim=True), factor(1, self.contrast))
         if self.saturation:
             x = blend(x, grey(x), factor(2, self.saturation))
-        return turned(x, between(u[:, 3], -self.hue, self.hue).view(-1, 1, 1, 1)) if self.hue else x
+        return x
 
 
 def blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
@@ -104,16 +99,3 @@ def grey(x: Tensor) -> Tensor:
         return x
     red, green, blue = (x[:, i : i + 1] * share for i, share in enumerate(GREY))
     return red + green + blue
-
-
-def turned(x: Tensor, turn: Tensor) -> Tensor:
-    """Hue moved by `turn` of the colour circle, value and saturation kept (HSV)."""
-    high, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
-    chroma = high - low
-    red, green, blue = ((high - x[:, i : i + 1]) / torch.where(chroma == 0, 1, chroma) for i in range(3))
-    is_red, is_green = x[:, :1] == high, x[:, 1:2] == high
-    hue = torch.where(is_red, blue - green, torch.where(is_green, 2 + red - blue, 4 + green - red)) / 6 + turn
-    # One channel is at its highest where the circle is within a sixth of its colour, and falls from there on.
-    sixths = (hue % 1) * 6
-    away = torch.cat([(sixths - 3).abs() - 1, 2 - (sixths - 2).abs(), 2 - (sixths - 4).abs()], 1)
-    return torch.where(chroma == 0, x, low + chroma * away.clamp_(0, 1))

@@ -24,9 +24,7 @@ class Crop(Operation):
     short = "padding"
     columns = 2
     padding: int = option(4, "pixels on each side", ge=0, le=LARGEST)
-    mode: str = option(
-        "zero", "what the border holds: black (zero), or the picture mirrored", choices=("zero", "reflect")
-    )
+    mode: str = option("zero", "border of black, or of the picture mirrored", choices=("zero", "reflect"))
     size: int | None = option(None, "height and width of the window; null: those of the picture", ge=1, le=LARGEST)
 
     def out(self, shape: Shape) -> Shape:
@@ -41,23 +39,18 @@ class Crop(Operation):
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         _, h, w = self.out(tuple(x.shape[1:]))
-        x = mirrored(x, self.padding) if self.mode == "reflect" else bordered(x, self.padding)
+        x = bordered(x, self.padding, mirrored=self.mode == "reflect")
         top, left = whole(u[:, 0], x.shape[2] - h + 1), whole(u[:, 1], x.shape[3] - w + 1)
         return windows(x, top, left, h, w)
 
 
-def bordered(x: Tensor, p: int) -> Tensor:
-    """x with a border of zeros, in the layout of x."""
-    if stored_channels_last(x):
-        return pad(x.permute(0, 2, 3, 1), (0, 0, p, p, p, p)).permute(0, 3, 1, 2)
-    return pad(x, (p, p, p, p))
-
-
-def mirrored(x: Tensor, p: int) -> Tensor:
-    """x with a border that mirrors it at its outermost pixels, which stand once: 2 1 0 1 2."""
+def bordered(x: Tensor, p: int, mirrored: bool) -> Tensor:
+    """x with a border of zeros, or one that mirrors it at its outermost pixels, which stand once: 2 1 0 1 2."""
     blocks = stored_channels_last(x)
     x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if blocks else (x, (2, 3))
-    for dim in sides:
+    if not mirrored:
+        x = pad(x, (0, 0, p, p, p, p) if blocks else (p, p, p, p))
+    for dim in sides if mirrored else ():
         n = x.shape[dim]
         at = torch.arange(-p, n + p, device=x.device).abs()
         x = x.index_select(dim, n - 1 - (n - 1 - at).abs())
@@ -76,8 +69,8 @@ class Flip(Operation):
         blocks = stored_channels_last(x)
         x, across = (x.permute(0, 2, 3, 1), 2) if blocks else (x, 3)
         n = torch.arange(len(x), device=x.device)
-        found = torch.cat([x, x.flip(across)]).index_select(0, n + len(x) * (u[:, 0] < self.p))
-        return found.permute(0, 3, 1, 2) if blocks else found
+        out = torch.cat([x, x.flip(across)]).index_select(0, n + len(x) * (u[:, 0] < self.p))
+        return out.permute(0, 3, 1, 2) if blocks else out
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,6 @@ class Rotate(Operation):
     columns = 1
     on = "floats"
     degrees: float = option(10.0, "the largest angle", ge=0, le=360)
-    interpolation: str = option("nearest", "between pixels", choices=("nearest", "bilinear"))
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         n, _, h, w = x.shape
@@ -147,7 +139,7 @@ class Rotate(Operation):
         # Of a pixel of the result, in units of half a side: where it was.
         rows = (torch.stack([cos, -sin * (h / w), zero], 1), torch.stack([sin * (w / h), cos, zero], 1))
         grid = affine_grid(torch.stack(rows, 1), [n, 1, h, w], align_corners=False)
-        return grid_sample(x, grid, mode=self.interpolation, padding_mode="zeros", align_corners=False)
+        return grid_sample(x, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 
 @dataclass(frozen=True)
@@ -182,14 +174,14 @@ class ResizedCrop(Operation):
         widths, heights = (area * proportion).sqrt().round().long(), (area / proportion).sqrt().round().long()
         fits = (widths > 0) & (widths <= w) & (heights > 0) & (heights <= h)
         first = fits.int().argmax(1, keepdim=True)  # the first that fits, if one does
-        found, (low, high) = fits.any(1), self.ratio
+        one_fits, (low, high) = fits.any(1), self.ratio
         own = w / h
         whole_w = w if own <= high else round(h * high)
         whole_h = h if own >= low else round(w / low)
-        width = torch.where(found, widths.gather(1, first)[:, 0], min(whole_w, w))
-        height = torch.where(found, heights.gather(1, first)[:, 0], min(whole_h, h))
-        top = torch.where(found, whole(u[:, -2], h - height + 1), (h - height) // 2)
-        left = torch.where(found, whole(u[:, -1], w - width + 1), (w - width) // 2)
+        width = torch.where(one_fits, widths.gather(1, first)[:, 0], min(whole_w, w))
+        height = torch.where(one_fits, heights.gather(1, first)[:, 0], min(whole_h, h))
+        top = torch.where(one_fits, whole(u[:, -2], h - height + 1), (h - height) // 2)
+        left = torch.where(one_fits, whole(u[:, -1], w - width + 1), (w - width) // 2)
         return top, left, height, width
 
 

@@ -56,14 +56,9 @@ def _archive(url: str, md5: str, into: str) -> tuple[Download, ...]:
     return (Download((url,), url.rpartition("/")[2], md5, into),)
 
 
-def _svhn(what: str, config: str, md5s: dict[str, str]) -> Listing:
-    home = "http://ufldl.stanford.edu/housenumbers/"
-    parts = tuple(Part((f"SVHN/{file}", file)) for file in md5s)
-    downloads = tuple(Download((f"{home}{file}",), f"SVHN/{file}", md5) for file, md5 in md5s.items())
-    return Listing(what, config, home, "for non-commercial use", parts, downloads)
-
-
 CIFAR_HOME = "https://www.cs.toronto.edu/~kriz"
+SVHN_HOME = "http://ufldl.stanford.edu/housenumbers/"
+SVHN = {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"}
 EMNIST_SPLITS = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
 
 PUBLIC: dict[str, Listing] = {
@@ -133,18 +128,13 @@ PUBLIC: dict[str, Listing] = {
         _files("cifar-100-python", "train test meta"),
         _archive(f"{CIFAR_HOME}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"),
     ),
-    "svhn": _svhn(
+    "svhn": Listing(
         "colour 32x32 house numbers, 10 classes",
         "source: svhn",
-        {
-            "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-            "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-        },
-    ),
-    "svhn_extra": _svhn(
-        "colour 32x32 house numbers, 10 classes (the easier ones)",
-        "source: svhn, extra: true",
-        {"extra_32x32.mat": "a93ce644f1a588dc4d68dda5feec44a7"},
+        SVHN_HOME,
+        "for non-commercial use",
+        tuple(Part((f"SVHN/{file}", file)) for file in SVHN),
+        tuple(Download((f"{SVHN_HOME}{file}",), f"SVHN/{file}", md5) for file, md5 in SVHN.items()),
     ),
     "stl10": Listing(
         "colour 96x96 pictures, 10 classes (its 100,000 without labels are not read)",

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
-from fedmpi.data import sources
-from fedmpi.data.fetching.catalogue import MEDMNIST, SETS, Download, Listing, Part
+from fedmpi.data.fetching.catalogue import SETS, Download, Listing, Part
 
 TIMEOUT_S = 30.0  # without a byte
 TRIES, WAIT_S = 3, 1.0
@@ -27,14 +26,10 @@ CHUNK = 1 << 20  # bytes
 
 def find(name: str) -> Listing:
     """Return the entry of a data set. Raises UserError, with those that are known."""
-    if name in SETS:
-        return SETS[name]
-    if name == "medmnist":
-        raise UserError(f"data: medmnist is a source of several sets; name one of them: {', '.join(MEDMNIST)}")
-    if name in sources.registry:
-        reason = "is a source whose files are not known here (docs/data.md says which it reads)"
-        raise UserError(f"data: {name} {reason}; those that are: {', '.join(sorted(SETS))}")
-    raise UserError(f"data: unknown data set '{name}'; {nearest(name, SETS)}")
+    if name not in SETS:
+        shown = [known for known in SETS if not known.endswith(("_64", "_128", "_224"))]
+        raise UserError(f"data: no files of a data set {name!r} are listed here; {nearest(name, shown)}")
+    return SETS[name]
 
 
 def check(name: str, root: Path) -> list[tuple[str, str]]:

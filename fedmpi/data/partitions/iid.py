@@ -15,7 +15,7 @@ from fedmpi.common.inputs import Samples
 from fedmpi.data.partitions.parts import Partition, check_enough, equal_sizes
 from fedmpi.data.pictures import Pictures
 
-MOST_DRAWS = 100_000  # before giving up: a few seconds
+MOST_DRAWS, MOST_SHARES = 100_000, 10_000_000  # drawn before giving up: a few seconds
 LEVEL = 0.1  # of feature noise
 
 
@@ -41,14 +41,15 @@ def quantity(
     """
     n = len(labels)
     check_enough(n, clients, "quantity", min_size)
-    for _ in range(MOST_DRAWS):
+    draws = max(min(MOST_DRAWS, MOST_SHARES // clients), 1)
+    for _ in range(draws):
         q = rng.dirichlet(np.full(clients, alpha))
         ends = np.floor(np.cumsum(q)[:-1] * n).astype(np.int64)  # (N - 1,)
         sizes = np.diff(ends, prepend=0, append=n)
         if sizes.min() >= min_size:
             return Partition.from_sizes(rng.permutation(n), sizes).ascending()
     raise UserError(
-        f"data.partition: none of {MOST_DRAWS} draws of quantity (alpha={alpha}, clients={clients}) gave every client "
+        f"data.partition: none of {draws} draws of quantity (alpha={alpha}, clients={clients}) gave every client "
         f"min_size={min_size} of the {n} samples; raise alpha, or lower `clients` or min_size"
     )
 
@@ -71,24 +72,20 @@ def feature_noise(
 def noisy(x: Samples | Pictures, parts: Partition, seed: int, level: float = LEVEL) -> Tensor | Pictures:
     """A copy of x, in which the rows of client i bear its noise. Pictures of bytes stay in units of a byte, not
     normalised, so that the border that an augmentation adds is black as ever."""
+    unit: Tensor | float = 1.0  # what counts as 1, by channel
     if isinstance(x, Pictures) and x.look.bytes:
         stored = x.stored if isinstance(x.stored, Tensor) else x.stored.all()
-        one = 255 * torch.tensor(x.look.normal.numbers[1] if x.look.normal else (1.0,)).view(-1, *[1] * (x.ndim - 2))
-        return x.like(noisy_numbers(stored.expand(-1, x.shape[1], *stored.shape[2:]).float(), parts, seed, level, one))
-    x = x.floats() if isinstance(x, Pictures) else x
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise UserError(
-            f"data.partition: feature_noise adds noise to numbers, but the samples are {x.dtype}; take another scheme"
-        )
-    return noisy_numbers(x.clone(), parts, seed, level, torch.ones(()))
-
-
-def noisy_numbers(x: Tensor, parts: Partition, seed: int, level: float, one: Tensor) -> Tensor:
-    """x, to be written to, with noise. one: what counts as 1 in it, by channel."""
+        numbers = stored.expand(-1, x.shape[1], *stored.shape[2:]).float()
+        unit = 255 * torch.tensor(x.look.normal.numbers[1] if x.look.normal else (1.0,)).view(-1, *[1] * (x.ndim - 2))
+    elif isinstance(x, (Tensor, Pictures)) and x.dtype.is_floating_point:
+        numbers = x.floats() if isinstance(x, Pictures) else x.clone()
+    else:
+        reason = f"feature_noise adds noise to numbers, but the samples are {x.dtype}"
+        raise UserError(f"data.partition: {reason}; take another scheme")
     for i, part in enumerate(parts):
         rows = torch.from_numpy(part)
-        noise = torch.randn((len(rows), *x.shape[1:]), generator=seeds.generator(seed, "feature noise", i))
-        x[rows] += noise * (level * i / max(len(parts) - 1, 1)) * one
-    if not bool(x.isfinite().all()):
-        raise UserError(f"data.partition.level: {level:g} makes numbers beyond what {x.dtype} holds; lower it")
-    return x
+        noise = torch.randn((len(rows), *numbers.shape[1:]), generator=seeds.generator(seed, "feature noise", i))
+        numbers[rows] += noise * (level * i / max(len(parts) - 1, 1)) * unit
+    if not bool(numbers.isfinite().all()):
+        raise UserError(f"data.partition.level: {level:g} makes numbers beyond what {numbers.dtype} holds; lower it")
+    return x.like(numbers) if isinstance(x, Pictures) and x.look.bytes else numbers

@@ -27,6 +27,7 @@ class Partition:
 
     def __init__(self, order: np.ndarray, offsets: np.ndarray) -> None:
         self.order, self.offsets = order, offsets
+        self.label_matrix: np.ndarray | None = None  # (N, s) the class of each shard that a client has, by `shards`
 
     @classmethod
     def from_sizes(cls, order: np.ndarray, sizes: np.ndarray) -> Partition:

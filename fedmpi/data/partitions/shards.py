@@ -39,16 +39,9 @@ def shards(
         shard_owner[rng.permutation(clients * s)] = np.repeat(np.arange(clients), s)
         owner[np.argsort(labels, kind="stable")] = np.repeat(shard_owner, equal_sizes(len(labels), clients * s))
         return Partition.from_owners(owner, clients)
-
-    return deal(labels, label_matrix(labels, clients, rng, s, distinct), rng)
-
-
-def label_matrix(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, s: int = 2, distinct: bool = False
-) -> np.ndarray:
-    """(N, s) the class of each shard of each client; `shards` draws it before anything else from its generator."""
-    classes = np.unique(labels)
-    return classes[_label_matrix(_shards_per_class(len(classes), clients * s), clients, s, rng, distinct)]
+    present = np.unique(labels)
+    cuts = _shards_per_class(len(present), clients * s)
+    return deal(labels, present[_label_matrix(cuts, clients, s, rng, distinct)], rng)
 
 
 def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
@@ -59,22 +52,20 @@ def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Par
     for label, cuts in zip(*np.unique(names, return_counts=True), strict=True):
         rows = np.flatnonzero(labels == label)
         if len(rows) < cuts:
-            raise UserError(
-                f"data.partition: class {label} has {len(rows)} samples, fewer than the {cuts} shards it must "
-                f"be cut into for clients={clients}, s={s}; lower one of them"
-            )
+            what = f"class {label} has {len(rows)} samples, fewer than the {cuts} shards it must be cut into"
+            raise UserError(f"data.partition: {what} for clients={clients}, s={s}; lower one of them")
         shard_owner = np.empty(cuts, dtype=np.int64)
         shard_owner[rng.permutation(cuts)] = np.repeat(np.arange(clients), (names == label).sum(1))
         owner[rows] = np.repeat(shard_owner, equal_sizes(len(rows), cuts))
-    return Partition.from_owners(owner, clients)
+    parts = Partition.from_owners(owner, clients)
+    parts.label_matrix = names
+    return parts
 
 
 def _shards_per_class(classes: int, total: int) -> np.ndarray:
     if total < classes:
-        raise UserError(
-            f"data.partition: clients x s = {total} shards are fewer than the {classes} classes, so some would be "
-            "left out; raise `clients` or `s`"
-        )
+        what = f"clients x s = {total} shards are fewer than the {classes} classes"
+        raise UserError(f"data.partition: {what}, so some would be left out; raise `clients` or `s`")
     cuts = np.full(classes, total // classes)
     rest = total % classes
     if rest:
@@ -90,9 +81,8 @@ def _shards_per_class(classes: int, total: int) -> np.ndarray:
 def _label_matrix(cuts: np.ndarray, clients: int, s: int, rng: np.random.Generator, distinct: bool) -> np.ndarray:
     """(N, s) classes; class c occurs cuts[c] times."""
     if distinct and s > len(cuts):
-        raise UserError(
-            f"data.partition: s={s} distinct classes a client, but there are {len(cuts)} classes; lower `s`"
-        )
+        what = f"s={s} distinct classes a client, but there are {len(cuts)} classes"
+        raise UserError(f"data.partition: {what}; lower `s`")
     names = rng.permutation(np.repeat(np.arange(len(cuts)), cuts)).reshape(clients, s)
     while distinct and not _exchange(names, len(cuts), rng):
         names = rng.permutation(names.ravel()).reshape(clients, s)
@@ -115,10 +105,8 @@ def _exchange(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool
         j, slot = rng.choice(np.argwhere(able))
         b = names[j, slot]
         names[i, np.flatnonzero(names[i] == a)[0]], names[j, slot] = b, a
-        has[i, a] -= 1
-        has[i, b] += 1
-        has[j, b] -= 1
-        has[j, a] += 1
+        has[i, [a, b]] += [-1, 1]
+        has[j, [a, b]] += [1, -1]
     return True
 
 
@@ -144,10 +132,8 @@ def classes(
     for c, label in enumerate(names):
         owners, rows = np.flatnonzero(holds[:, c]), rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(owners):
-            raise UserError(
-                f"data.partition: class {label} has {len(rows)} samples for the {len(owners)} clients that drew it; "
-                "lower `clients` or `k`"
-            )
+            what = f"class {label} has {len(rows)} samples for the {len(owners)} clients that drew it"
+            raise UserError(f"data.partition: {what}; lower `clients` or `k`")
         if len(owners):
             owner[rows] = np.repeat(owners, equal_sizes(len(rows), len(owners)))
     return Partition.from_owners(owner, clients)

@@ -23,7 +23,7 @@ from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.common import finite
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
-from fedmpi.data.sources.pictures.image_dataset import Files, dataset_of_parts
+from fedmpi.data.sources.pictures.image_dataset import Files, dataset_of_files
 from fedmpi.data.sources.text import (
     SKIP,
     TextPreparation,
@@ -128,7 +128,7 @@ def leaf(
         if train.kind == "image files":
             files = _files(train, users, y, folder), _files(test, users, test_y, folder)
             decoding = DecodeOptions(size or 84, 3, (0.5,), (0.5,))
-            data = dataset_of_parts(*files, [str(k) for k in range(outputs)], decoding)
+            data = dataset_of_files(*files, [str(k) for k in range(outputs)], decoding)
         else:
             if train.kind == "numbers":
                 x, test_x = _numbers(train.arrays(users), test.arrays(users), shape, folder)

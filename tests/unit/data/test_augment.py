@@ -98,13 +98,11 @@ def test_cutout(size, blocks, channels):
     assert torch.equal(cutout(to_memory_format(x.clone(), blocks), u), wanted)
 
 
-@pytest.mark.parametrize(("how", "channels"), [("nearest", 3), ("bilinear", 1), ("bilinear", 3)])
-def test_rotation(how, blocks, channels):
+def test_rotation(blocks):
     """As torchvision rotates, but where a place lies between two pixels as far as float32 can tell."""
-    rotate, x = made("rotate", {"degrees": 30, "interpolation": how}), pictures(channels, 15, 20)
+    rotate, x = made("rotate", 30), pictures(3, 15, 20)
     u = drawn(rotate)
-    mode = torchvision.transforms.InterpolationMode(how)
-    wanted = [functional.rotate(each, float((2 * v - 1) * 30), mode) for each, v in zip(x, u[:, 0], strict=True)]
+    wanted = [functional.rotate(each, float((2 * v - 1) * 30)) for each, v in zip(x, u[:, 0], strict=True)]
     off = (rotate(to_memory_format(x, blocks), u) - torch.stack(wanted)).abs() > 1e-4
     assert off.float().mean() < 1e-3
 
@@ -162,7 +160,6 @@ COLOURS = {
     "brightness": functional.adjust_brightness,
     "contrast": functional.adjust_contrast,
     "saturation": functional.adjust_saturation,
-    "hue": functional.adjust_hue,
 }
 
 
@@ -171,12 +168,11 @@ COLOURS = {
 )
 def test_colour(given, blocks):
     colour, x = made("colour", given), pictures()
-    x[0, :] = 0.5  # grey has no hue
     u, wanted = drawn(colour), x.clone()
     for i, (name, theirs) in enumerate(COLOURS.items()):
         a = given.get(name, 0)
         if a:
-            factors = (2 * u[:, i] - 1) * a + (name != "hue")
+            factors = (2 * u[:, i] - 1) * a + 1
             wanted = torch.stack([theirs(each, float(factor)) for each, factor in zip(wanted, factors, strict=True)])
     torch.testing.assert_close(colour(to_memory_format(x.clone(), blocks), u), wanted, atol=1e-5, rtol=0)
 
@@ -215,16 +211,16 @@ def test_normalise_replaces_that_of_the_source():
 @pytest.mark.parametrize(
     ("items", "says"),
     [
-        ([("cutout", 4), ("colour", {"hue": 0.1})], r"augment\.1: colour works on pixels in 0\.\.1; put it before"),
+        (
+            [("cutout", 4), ("colour", {"contrast": 0.1})],
+            r"augment\.1: colour works on pixels in 0\.\.1; put",
+        ),
         ([("cutout", 4), ("normalise", "half")], r"augment\.0: cutout follows normalisation; put it behind"),
-        ([("normalise", "half"), ("normalise", "half")], r"augment\.1: normalise works on pixels"),
         ([("crop", {"size": 32})], r"data\.augment\.0: crop: size 32 is beyond 12 x 9 pixels and a border of 4"),
-        ([("crop", {"mode": "reflect", "padding": 9})], r"crop: a border of 9 cannot mirror 12 x 9"),
         (["flip", ("centre_crop", 10)], r"data\.augment\.1: centre_crop: size 10 is beyond the 12 x 9 pixels"),
-        ([("resized_crop", {"scale": [2, 1]})], r"resized_crop: scale \[2, 1\] is not in asc"),
         ([("normalise", {"mean": [1, 2], "std": [1, 2]})], r"normalise: 2 numbers for pictures of 3 channels; 1 or 3"),
         (["normalise"], r"normalise: it takes the name of a set, or mean and std"),
-        (["colour"], r"colour: brightness, contrast, saturation and hue are all 0"),
+        (["colour"], r"colour: brightness, contrast and saturation are all 0"),
         ([("resized_crop", 8)], r"are 8 x 8 pixels in training, but at tests 12 x 9; .*end with centre_crop: 8"),
     ],
 )
@@ -239,8 +235,7 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
     ("x", "item", "says"),
     [
         (torch.rand(N, 5), "flip", r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"),
-        (pictures(), ("colour", {"hue": 0.1}), r"colour works on pixels in 0\.\.1, and this data source"),
-        (torch.rand(N, 1, 4, 4, 4), "flip", r"has the shape \(1, 4, 4, 4\)"),
+        (pictures(), ("colour", {"contrast": 0.1}), r"colour works on pixels in 0\.\.1, and this data source"),
     ],
 )
 def test_augmentation_needs_pictures(x, item, says):
@@ -249,16 +244,14 @@ def test_augmentation_needs_pictures(x, item, says):
         augmented(split(Dataset(x, y, x, y, 2), "iid", 2, 0), look(item).operations)
 
 
-@pytest.mark.parametrize(
-    "item", ["crop", "flip", ("rotate", 5), ("resized_crop", 8), ("resize", 8), ("centre_crop", 8)]
-)
+@pytest.mark.parametrize("item", ["flip", ("centre_crop", 8)])
 def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
     """A picture turned without its mask would be trained on wrong targets without a message."""
     x, masks = pictures(dtype=torch.uint8), torch.zeros(N, 12, 9, dtype=torch.int64)
     data = split(Dataset(of_bytes(x, MEAN, STD, 3), masks, of_bytes(x, MEAN, STD, 3), masks, 2), "iid", 2, 0)
     with pytest.raises(UserError, match=r"moves pixels, and the targets of these data are masks \(12 x 9\)"):
         augmented(data, look(item).operations)
-    assert augmented(data, look(("colour", {"hue": 0.1}), ("cutout", 3)).operations).train[0].draws == 6
+    assert augmented(data, look(("colour", {"contrast": 0.1}), ("cutout", 3)).operations).train[0].draws == 5
 
 
 def test_a_crop_with_a_size_sets_the_input_shape():
@@ -308,13 +301,3 @@ def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
     assert torch.equal(moved.global_test.x, normalised(tests.stored))
     assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
     assert replace(moved).x_dtype == torch.float32
-
-
-def test_test_rows_of_each_site_are_normalised_as_well():
-    stored, y = torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 4
-    x, site = of_bytes(stored, None, None, 1), torch.arange(40) // 20
-    data = Dataset(x, y, x, y, classes=4, site=site, test_site=site, site_names=("north", "south"))
-    done = augmented(split(data, "site", None, 0), [made("normalise", {"mean": [0.5], "std": [0.1]})])
-    for k, name in enumerate(("north", "south")):
-        own, whole = done.test[k], done.test_by_site[name]
-        assert torch.equal(whole.x.read(whole.index), own.x.read(own.index))

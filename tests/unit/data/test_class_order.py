@@ -1,10 +1,7 @@
 """One order of classes and sites in all sources: numbers by value, also inside words."""
 
-import json
-
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from fedmpi.common.text import natural_order
@@ -18,12 +15,9 @@ from fedmpi.data.sources.text import text
     ("names", "expected"),
     [
         (map(str, range(12, 0, -1)), [str(k) for k in range(1, 13)]),
-        (["10", "9.5", "-3", "1e1", "+2"], ["-3", "+2", "9.5", "10", "1e1"]),
         (["grade 10", "grade 9", "Grade 10"], ["Grade 10", "grade 9", "grade 10"]),
         (["none", "10", "2"], ["2", "10", "none"]),  # one more class moves no other one
-        (["007", "7", "07", "6"], ["6", "007", "07", "7"]),
         (["a2b10", "a2b9", "a10"], ["a2b9", "a2b10", "a10"]),
-        (["nan", "inf", "1_0", "1"], ["1", "1_0", "inf", "nan"]),
         (["x" + "9" * 5000, "x1"], ["x1", "x" + "9" * 5000]),  # more digits than int() reads
         (["b", "a", "b", ""], ["", "a", "b"]),
     ],
@@ -62,19 +56,6 @@ def test_sources_number_the_classes_alike(folder):
         assert labels_by_grey(data.train_x.floats(), data.train_y) == expected
     rows = table(folder, path="a.csv", label_column="label", features=["grey"], standardise="none", test_fraction=0)
     assert dict(zip(rows.train_x[:, 0].int().tolist(), rows.train_y.tolist(), strict=True)) == expected
-
-
-def test_a_saved_data_set_numbers_the_classes_alike(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    from fedmpi.data.sources.tables.saved_dataset import saved_dataset
-
-    columns = arrow.table({"x": [float(k) for k in range(1, 11)], "label": NAMES})
-    with arrow.ipc.new_stream(str(tmp_path / "a.arrow"), columns.schema) as file:
-        file.write_table(columns)
-    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
-    (tmp_path / "dataset_info.json").write_text("{}")
-    data = saved_dataset(tmp_path, path=".", input_column="x", test_fraction=0)
-    assert torch.equal(data.train_x[:, 0], data.train_y + 1.0)
 
 
 def test_sites_are_in_the_same_order(folder):

@@ -70,13 +70,3 @@ def test_words_for_gaps_are_no_class(tmp_path):
     with pytest.raises(UserError, match=r"a\.csv, line 4: the column 'label' holds 'NA', a word for a gap"):
         csv_images(tmp_path, path="a.csv", **GREY)
     assert csv_images(tmp_path, path="a.csv", class_names=["cat", "dog", "NA"], **GREY).classes == 3
-
-
-def test_a_site_without_training_rows_is_called_a_site(tmp_path):
-    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{5 if i > 16 else 1},{'test' if i > 16 else 'train'}" for i in range(20)]
-    write(tmp_path, header="path,label,nr,part", rows=rows)
-    with pytest.raises(
-        UserError,
-        match=r"no row of the site '5' \(nr\) is of the training part \(part\)",
-    ):
-        csv_images(tmp_path, path="a.csv", site_column="nr", split_column="part", **GREY)

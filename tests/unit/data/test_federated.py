@@ -46,14 +46,6 @@ def test_aligned_test_rows():
     assert split(data, "iid", 1, seed=0).test[0].index.tolist() == list(range(200, 1200))
 
 
-def test_clients_are_tested_on_their_own_classes_alone():
-    """Too few test rows to be shared out: one of each class of its own, or none."""
-    y, test_y = torch.tensor([0] * 6 + [1] * 4 + [2] * 10), torch.tensor([0, 1, 3, 3])
-    data = Dataset(torch.zeros(20, 1), y, torch.zeros(4, 1), test_y, 4, site=torch.arange(20) // 10)
-    fed = split(data, "site", None, seed=0, client_test="aligned")
-    assert [test_y[part.index].tolist() for part in fed.test.values()] == [[0, 1], []]
-
-
 def test_class_match_and_global():
     data = images()
     fed = split(data, "shards", 4, seed=0, client_test="class_match", s=1)

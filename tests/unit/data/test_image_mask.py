@@ -67,15 +67,6 @@ def test_sites_and_parts_are_folders(tmp_path):
     assert pairs_of(alone) == expected(range(4, 9))
 
 
-def test_patterns_name_pictures_and_masks_of_one_folder(tmp_path):
-    write(tmp_path / "old", "ab")
-    for name in "ab":
-        (tmp_path / "old" / "images" / f"{name}.png").rename(tmp_path / f"{name}.png")
-        (tmp_path / "old" / "masks" / f"{name}.png").rename(tmp_path / f"{name}_mask.png")
-    data = image_mask(tmp_path, image_pattern="*", mask_pattern="*_mask.png", classes=2, test_fraction=0.0)
-    assert pairs_of(data) == expected(range(2))
-
-
 def test_a_csv_file_names_pairs_sites_parts_and_groups(tmp_path):
     write(tmp_path, "abcdef")
     rows = ["image,mask,hospital,part,patient"]
@@ -143,7 +134,6 @@ def other(tmp_path, place, array):
     ("change", "options", "says"),
     [
         (lambda p: (p / "masks" / "b.png").unlink(), {}, r"images/b\.png has no mask .*masks/b"),
-        (lambda p: (p / "images" / "b.png").unlink(), {}, r"masks/b\.png has no image .*images/b"),
         (
             lambda p: other(p, "masks/b.png", np.zeros((3, 6), np.uint8)),
             {},
@@ -164,21 +154,8 @@ def other(tmp_path, place, array):
             {"classes": None},
             r"a\.png holds 0, 255; none are allowed: data\.classes says",
         ),
-        (lambda p: other(p, "images/c.bmp", picture(0)), {}, r"c\.bmp has no mask"),
-        (lambda p: other(p, "images/b.bmp", picture(0)), {}, r"b\.bmp and .*b\.png have the same name"),
         (lambda p: (p / "masks" / "b.png").write_bytes(b"no picture"), {}, r"b\.png cannot be read as a mask"),
-        (lambda p: None, {"mask_pattern": "images/*"}, r"'images/\*'; .*another one for each"),
-        (lambda p: None, {"mask_pattern": "masks"}, r"data\.mask_pattern: 'masks'; .* with one \*"),
         (lambda p: None, {"image_pattern": "scans/*"}, r"masks/a\.png has no image .*scans/a"),
-        (lambda p: None, {"path": "nowhere"}, r"there is no folder .*nowhere"),
-        (lambda p: None, {"site_column": "x"}, r"data\.site_column is a column of a CSV file"),
-        (
-            lambda p: None,
-            {"mask_values": (0, 1, 0), "classes": None},
-            r"mask_values is \[0, 1, 0\] .*one number",
-        ),
-        (lambda p: None, {"mask_values": (0, 1, 2)}, r"data\.mask_values is \[0, 1, 2\] and data\.classes 2"),
-        (lambda p: None, {"sites": True}, r"images holds no file images/\* \(data\.image_pattern"),
     ],
 )
 def test_what_is_wrong_with_a_pair_is_said_with_its_file(tmp_path, change, options, says):
@@ -193,15 +170,6 @@ def test_a_class_cannot_be_ignored_too(tmp_path):
     for number in (1, 255):
         with ignoring(number), pytest.raises(UserError, match=f"task.ignore is {number}, which is a class"):
             image_mask(tmp_path, mask_values=(0, 255))
-
-
-def test_sites_of_other_sizes_are_named(tmp_path):
-    write(tmp_path / "a", "x")
-    write(tmp_path / "b", "x")
-    other(tmp_path / "b", "images/x.png", picture(0, 8))
-    other(tmp_path / "b", "masks/x.png", mask(0, 8))
-    with pytest.raises(UserError, match=r"a and b have images of 6 x 6 and 8 x 8; give data\.size"):
-        image_mask(tmp_path, sites=True, classes=2)
 
 
 def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):

@@ -15,10 +15,9 @@ from fedmpi.data import batches as batches_module
 from fedmpi.data.batches import Shard, Shards, pooled_rows, replace_samples, samples_of
 from fedmpi.data.client_test import ALIGNED_SIZE, _quotas
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import count_labels, label_counts, split
+from fedmpi.data.federated import split
 from fedmpi.data.partitions.parts import Partition, equal_sizes
 from fedmpi.data.validation import hold_out
-from fedmpi.runtime import rank_agreement
 
 
 def rows_of_numbers(n, classes=3):
@@ -82,15 +81,6 @@ def test_test_rows_are_found_when_they_are_asked_for(monkeypatch, client_test):
     assert drawn[1:] == tested
 
 
-def test_other_samples_for_all_clients_make_no_shards(counted):
-    fed = split(rows_of_numbers(2_000), "iid", 1_000, 0)
-    moved = fed.to("cpu").with_samples(lambda x: x + 1)
-    assert counted["shards"] == 0
-    assert torch.equal(moved.train[7].x, fed.train[7].x + 1)
-    assert torch.equal(moved.train[7].index, fed.train[7].index)
-    assert len([*samples_of(moved.train)]) == 1
-
-
 def test_rows_of_all_clients():
     x, y = torch.arange(8.0)[:, None], torch.arange(8)
     parts = Partition.from_parts([np.array([5, 1]), np.array([], dtype=np.int64), np.array([3])])
@@ -116,21 +106,6 @@ def test_a_partition_holds_what_a_list_of_arrays_holds():
         assert [part.tolist() for part in Partition.from_parts(mixed).ascending()] == [part.tolist() for part in naive]
     for rows in range(12):
         assert equal_sizes(rows, 5).tolist() == [len(part) for part in np.array_split(np.arange(rows), 5)]
-
-
-def test_label_counts_are_those_of_each_client():
-    data = rows_of_numbers(500, classes=6)
-    parts = Partition.from_owners(np.random.default_rng(0).integers(-1, 40, 500), 40)
-    naive = [count_labels(data.train_y[torch.from_numpy(part)], 6) for part in parts]
-    assert np.array_equal(label_counts(data.train_y, 6, parts), np.stack(naive))
-    assert not label_counts(data.train_y.float(), 6, parts).any()
-
-
-def test_the_digest_of_a_partition_is_that_of_its_arrays():
-    fed = split(rows_of_numbers(300), "iid", 7, 0)
-    assert rank_agreement.data_digests(fed)["(partition)"] == rank_agreement.digest(
-        *(part.tobytes() for part in fed.parts)
-    )
 
 
 def test_a_validation_part_is_the_same_of_shards_with_one_x_and_with_several():

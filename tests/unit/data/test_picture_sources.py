@@ -52,7 +52,7 @@ def assert_standardised(found, image, mean, std):
     torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name != "svhn_extra"])
+@pytest.mark.parametrize("name", SETS)
 def test_a_missing_set_names_its_files_and_the_command_that_brings_them(tmp_path, name):
     listing = SETS[name]
     text = f"data: {{{listing.config}, root: {tmp_path}"
@@ -109,12 +109,6 @@ def test_svhn(tmp_path, folder):
     data = svhn(tmp_path)
     assert data.train_y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]  # 10 is the digit 0
     assert_standardised(data.train_x[5], x[..., 5], (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
-    with pytest.raises(UserError, match=r"extra_32x32\.mat.*fedmpi data fetch svhn_extra"):
-        svhn(tmp_path, extra=True)
-    write_svhn(tmp_path / folder, "extra", 4)
-    more = svhn(tmp_path, extra=True)
-    assert (len(more.train_y), len(more.test_y)) == (16, 3)
-    assert torch.equal(more.train_x[:12], data.train_x)
 
 
 def write_stl10(root):
@@ -260,19 +254,19 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
 @pytest.mark.parametrize("real", ["Real World", "RealWorld"])
 def test_office_home(tmp_path, real):
     home = tmp_path / "OfficeHomeDataset_10072016"
-    assert len(set(public_files.HOME_CLASSES)) == 65
-    assert sorted(public_files.HOME_CLASSES) == public_files.HOME_CLASSES
     for d, folder in enumerate(("Art", "Clipart", "Product", real)):
+        for k in range(65):
+            (home / folder / f"class_{k:02}").mkdir(parents=True)
         for k in (0, 30, 64):
             for i in range(5):
-                plain(home / folder / public_files.HOME_CLASSES[k] / f"{i:05}.jpg", 60 * d + i)
+                plain(home / folder / f"class_{k:02}" / f"{i:05}.jpg", 60 * d + i)
     data = office_home(tmp_path, size=8)
     assert data.site_names == ("art", "clipart", "product", "real_world")
     assert (data.classes, data.train_y.unique().tolist()) == (65, [0, 30, 64])
     assert torch.bincount(data.site).tolist() == [12] * 4
     assert [grey // 60 for grey in greys(data)] == data.site.tolist()
     (home / "Art/Zebra").mkdir()
-    with pytest.raises(UserError, match=r"Art holds the class 'Zebra'; the classes are Alarm_Clock, .*Office-Home's"):
+    with pytest.raises(UserError, match=r"Art holds 66 folders of classes; Office-Home has 65"):
         office_home(tmp_path, site="art")
 
 

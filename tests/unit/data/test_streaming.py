@@ -23,7 +23,7 @@ from fedmpi.runtime import build_data, rank_agreement
 
 N = 60
 RNG = np.random.default_rng(0)
-SHAPES = {"grey": (10, 9), "colour first": (3, 10, 9), "colour last": (10, 9, 3)}
+SHAPES = {"grey": (10, 9), "colour first": (3, 10, 9)}
 
 
 def arrays(shape, n=N, **more):
@@ -47,11 +47,7 @@ def epoch(x, size, shuffle, augment=None, y=None, rows=None):
     return list(batches(shard, size, next(seeds), augment=next(seeds)))
 
 
-@pytest.mark.parametrize(
-    ("shape", "more"),
-    [("grey", ()), ("colour first", ("val", "test")), ("colour last", ())],
-    ids=["grey", "colour first, given parts", "colour last"],
-)
+@pytest.mark.parametrize(("shape", "more"), [("grey", ()), ("colour first", ("val", "test"))])
 def test_arrays_read_from_disk_are_those_in_memory(tmp_path, shape, more):
     parts = arrays(SHAPES[shape])
     for name in more:
@@ -76,10 +72,9 @@ def test_arrays_read_from_disk_are_those_in_memory(tmp_path, shape, more):
     ("x", "save"),
     [
         (np.zeros((N, 8, 8), np.uint8), np.savez_compressed),
-        (np.zeros((N, 8, 8)), np.savez),
         (np.zeros((N, 8), np.uint8), np.savez),
     ],
-    ids=["compressed", "floats", "table"],
+    ids=["compressed", "table"],
 )
 def test_samples_that_cannot_stay_on_disk_are_refused(tmp_path, x, save):
     save(tmp_path / "a.npz", x=x, y=np.arange(N) % 3)

@@ -58,7 +58,6 @@ OWN_FILE, COPY = "code/own.py", "runs/c/plugins/own.py"
         ([OWN_FILE], None, COPY),
         # An override replaces the name before anybody looks for the old file, and the options of the model stay.
         ([OWN_FILE, COPY], "model.name={place}:net", "elsewhere/own.py"),
-        ([], "model={{name: '{place}:net', width: 8}}", "elsewhere/renamed.py"),  # its content is known
     ],
 )
 def test_a_resumed_run_finds_its_code(project, gone, override, place):
@@ -71,11 +70,6 @@ def test_a_resumed_run_finds_its_code(project, gone, override, place):
     assert done.returncode == 0, done.stderr
     model = yaml.safe_load((project / "runs" / "c" / "config.yaml").read_text())["model"]
     assert model == {"name": f"{project / place}:net", "width": 8}
-
-
-def test_the_same_config_goes_on(project):
-    done = command("run", "c.yaml", "rounds=2", "checkpoint.resume=must", cwd=project)
-    assert done.returncode == 0, done.stderr
 
 
 def test_another_content_is_another_experiment(project):
@@ -102,14 +96,6 @@ def test_what_looks_at_a_moved_run_finds_its_code(project):
     for words in (("verify", run, "--trust"), ("replay", run, "--trust"), ("export", run, "--trust")):
         done = command(*words)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
-
-
-def test_callbacks_that_are_gone_are_in_nobodys_way(project, tmp_path):
-    """Who looks at a run calls none of them."""
-    path = project / "runs" / "c" / "config.yaml"
-    path.write_text(path.read_text().replace("callbacks: []", f"callbacks: ['{tmp_path}/gone.py:Mine']"))
-    assert "gone.py" in path.read_text()
-    assert fedmpi.load(project / "runs" / "c", trust=True)
 
 
 def test_a_sweep_that_was_moved(project):

@@ -24,8 +24,7 @@ from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange
 from fedmpi.data.sources.pictures.image_dataset import (
     Files,
     check_class_names,
-    dataset_of_parts,
-    dataset_with_test_part,
+    dataset_of_files,
     read_rows,
 )
 from fedmpi.data.sources.tables.files import GAPS
@@ -106,24 +105,19 @@ def csv_images(
         return Files([root / folder / row.file for row in some], labels, [row.at for row in some])
 
     def read_site(name: str) -> Dataset:
-        mine = [row for row in rows if row.site == name]
-        if split_column is None:
-            data = dataset_with_test_part(
-                files(mine), fraction, names, decoding, [r.group for r in mine if group_column]
-            )
-        else:
-            train = [row for row in mine if row.part == "train" or (row.part == "val" and val == "join")]
-            if not train:
-                whose = f" of the site {name!r} ({site_column})" if site_column else ""
-                raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
-            test = files([row for row in mine if row.part == "test"])
-            data = dataset_of_parts(files(train), test, names, decoding, [row.group for row in train if group_column])
-        return data
+        mine = [row for row in rows if row.site == name and (row.part != "val" or val == "join")]
+        train = [row for row in mine if row.part != "test"]
+        if not train:
+            whose = f" of the site {name!r} ({site_column})" if site_column else ""
+            raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
+        test = files([row for row in mine if row.part == "test"]) if split_column else fraction
+        return dataset_of_files(files(train), test, names, decoding, [row.group for row in train if group_column])
 
     read = [read_site(name) for name in (sites if site is None else [site])]
     data = joined(read, sites) if site_column and site is None else read[0]
-    columns_of_new_files = {"delimiter": delimiter, "folder": folder}
-    return with_columns(data, picture_column=picture_column, label_column=label_column, **columns_of_new_files)
+    return with_columns(
+        data, picture_column=picture_column, label_column=label_column, delimiter=delimiter, folder=folder
+    )
 
 
 def _rows(at: Path, columns: dict[str, str], delimiter: str) -> list[Picture]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,40 +33,32 @@ class Files:
         return Files([*self.paths, *more.paths], [*self.labels, *more.labels], rows)
 
 
-def dataset_of_parts(
-    train: Files, test: Files, classes: Sequence[str], options: DecodeOptions, groups: Sequence[str] = ()
+def dataset_of_files(
+    files: Files,
+    test: Files | float,
+    classes: Sequence[str],
+    options: DecodeOptions,
+    groups: Sequence[str] = (),
 ) -> Dataset:
-    """A data set whose test part is given. classes: their names, in order; groups: of the training files."""
-    in_test = np.arange(len(train.paths) + len(test.paths)) >= len(train.paths)
-    return _dataset(train + test, in_test, classes, options, groups)
+    """A data set of picture files.
 
-
-def dataset_with_test_part(
-    files: Files, fraction: float, classes: Sequence[str], options: DecodeOptions, groups: Sequence[str] = ()
-) -> Dataset:
-    """A data set with `fraction` of each class as test part, the same for every seed.
-
-    classes: their names, in order; groups: what must not be parted, such as the lesion of each picture.
+    test: the files of the test part, or the share of each class that is it, the same for every seed; classes: their
+    names, in order; groups: of `files`, what must not be parted, such as the lesion of each picture.
     """
-    labels = np.array(files.labels)
-    in_test = np.zeros(len(labels), dtype=bool)
-    in_test[common.holdout(labels, fraction, groups)[1]] = True
-    training_groups = [group for group, out in zip(groups, in_test, strict=False) if not out]
-    return _dataset(files, in_test, classes, options, training_groups)
-
-
-def _dataset(
-    files: Files, in_test: np.ndarray, classes: Sequence[str], options: DecodeOptions, groups: Sequence[str]
-) -> Dataset:
-    """in_test: (n,) bool; groups: of the training files, in order."""
+    if isinstance(test, Files):
+        in_test = np.arange(len(files.paths) + len(test.paths)) >= len(files.paths)
+        files = files + test
+    else:
+        in_test = np.zeros(len(files.labels), dtype=bool)
+        in_test[common.holdout(np.array(files.labels), test, groups)[1]] = True
     images, y = reading.read(files.paths, options, files.rows), torch.tensor(files.labels)
     channels, height, width = (int(size) for size in images.shape[1:])
     preparation = ImagePreparation(options, (channels, height, width), channels, tuple(classes))
     (x, y_train), (test_x, y_test) = (
         (preparation.normalised(images[rows]), y[torch.from_numpy(rows)]) for rows in (~in_test, in_test)
     )
-    data = Dataset(x, y_train, test_x, y_test, len(classes), preparation=preparation)
-    return replace(data, group=common.number_groups(groups))
+    group = common.number_groups([group for group, out in zip(groups, in_test, strict=False) if not out])
+    return Dataset(x, y_train, test_x, y_test, len(classes), preparation=preparation, group=group)
 
 
 def check_class_names(source: str, names: Sequence[str] | None, site: str | None) -> None:

@@ -17,8 +17,7 @@ from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange
 from fedmpi.data.sources.pictures.image_dataset import (
     check_class_names,
     class_folders,
-    dataset_of_parts,
-    dataset_with_test_part,
+    dataset_of_files,
     pictures_by_class,
 )
 
@@ -83,9 +82,7 @@ def _read(home: Path, names: Sequence[str], decoding: DecodeOptions, val: str, t
         files += pictures_by_class(beside["val"], names)
     test = beside.get("test")
     fraction = checked_fraction(test_fraction, str(test or ""))
-    if test is None:
-        return dataset_with_test_part(files, fraction, names, decoding)
-    return dataset_of_parts(files, pictures_by_class(test, names), names, decoding)
+    return dataset_of_files(files, fraction if test is None else pictures_by_class(test, names), names, decoding)
 
 
 def _training_folder(home: Path) -> Path:

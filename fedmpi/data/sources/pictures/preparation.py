@@ -71,19 +71,17 @@ class ImagePreparation(Preparation):
         if not new.labels:
             return NewRows(new.ids, x)
         number = {name: k for k, name in enumerate(self.class_names)}
-        unknown = [k for k, label in enumerate(new.labels) if label not in number]
-        if not unknown:
-            return NewRows(new.ids, x, torch.tensor([number[label] for label in new.labels]))
-        first = unknown[0]
-        reason = (
-            f"{new.rows[first] if new.rows else new.paths[first]}: {new.labels[first]!r} is no class of the training"
-        )
-        if len(unknown) == len(new.labels):
-            return NewRows(new.ids, x, no_targets=reason)
+        known = [label in number for label in new.labels]
         y = torch.tensor([number.get(label, 0) for label in new.labels])
-        known = torch.tensor([label in number for label in new.labels])
-        reason = f"{reason}; {count(len(unknown), 'row')} of {len(new.labels)} left out"
-        return NewRows(new.ids, x, y, no_targets=reason, known=known)
+        if all(known):
+            return NewRows(new.ids, x, y)
+        first = known.index(False)
+        at = new.rows[first] if new.rows else new.paths[first]
+        reason = f"{at}: {new.labels[first]!r} is no class of the training"
+        if not any(known):
+            return NewRows(new.ids, x, no_targets=reason)
+        reason = f"{reason}; {count(known.count(False), 'row')} of {len(known)} left out"
+        return NewRows(new.ids, x, y, no_targets=reason, known=torch.tensor(known))
 
     def _files(self, request: Request) -> NewFiles:
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
@@ -117,9 +115,8 @@ class ImagePreparation(Preparation):
                 where = f"in {home}: names are relative to the folder of {table.path.name}"
                 raise UserError(f"{row}: there is no picture {name} {where}, not to the run's data.root")
             files.append(file)
-        columns = {table.unit: table.places, "file": names} | {
-            name: text_of(table.column(name, "--id")) for name in ids
-        }
+        columns = {table.unit: table.places, "file": names}
+        columns |= {name: text_of(table.column(name, "--id")) for name in ids}
         labels = text_of(table.columns[self.label_column]) if self.label_column in table.columns else ()
         return NewFiles(columns, files, [str(label).strip() for label in labels], rows)
 

@@ -163,26 +163,21 @@ def _cifar(
     return pictures((x, torch.tensor(train.targets)), (test_x, torch.tensor(test.targets)), classes, mean, std, 3)
 
 
-def svhn(root: Path, *, download: bool = False, extra: bool = False) -> Dataset:
+def svhn(root: Path, *, download: bool = False) -> Dataset:
     """SVHN (Netzer 2011): 73,257 + 26,032 colour 32x32 house numbers, 10 classes, in root/SVHN or root.
 
-    Files train_32x32.mat, test_32x32.mat and, with extra, extra_32x32.mat: 531,131 more for training.
+    Files train_32x32.mat and test_32x32.mat.
     """
     ready("svhn", root, download)
-    train = _svhn_part(root, "train", "svhn")
-    if extra:
-        ready("svhn_extra", root, download)
-        more = _svhn_part(root, "extra", "svhn_extra")
-        train = np.concatenate([train[0], more[0]]), torch.cat([train[1], more[1]])
     mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)  # of the training images, per channel
-    return pictures(train, _svhn_part(root, "test", "svhn"), 10, mean, std, 3)
+    return pictures(_svhn_part(root, "train"), _svhn_part(root, "test"), 10, mean, std, 3)
 
 
-def _svhn_part(root: Path, part: str, listed: str) -> Part:
-    file, remedy = f"{part}_32x32.mat", advice(listed, root)
-    path = find(root, (f"SVHN/{file}", file), "svhn", remedy)
+def _svhn_part(root: Path, part: str) -> Part:
     from scipy import io  # here: importing it sets an environment variable
 
+    file, remedy = f"{part}_32x32.mat", advice("svhn", root)
+    path = find(root, (f"SVHN/{file}", file), "svhn", remedy)
     with _reading(path, remedy):
         content = io.loadmat(path, variable_names=("X", "y"))
         x, y = content["X"], content["y"].astype(np.int64).ravel()

@@ -20,8 +20,8 @@ from fedmpi.data.sources.common import by_site, find
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
 from fedmpi.data.sources.pictures.image_dataset import (
     Files,
-    dataset_of_parts,
-    dataset_with_test_part,
+    class_folders,
+    dataset_of_files,
     pictures_by_class,
     read_rows,
 )
@@ -35,14 +35,6 @@ HOME = {  # site: how copies of the set call its folder
     "product": ("Product", "product"),
     "real_world": ("Real World", "Real_World", "RealWorld", "real_world"),
 }
-_HOME_CLASSES = """
-Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards Computer Couch
-Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flipflops Flowers Folder Fork Glasses Hammer Helmet Kettle
-Keyboard Knives Lamp_Shade Laptop Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes
-Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table Telephone
-ToothBrush Toys Trash_Can Webcam
-"""
-HOME_CLASSES = _HOME_CLASSES.split()
 HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
@@ -70,7 +62,7 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
 
     train = files("train") + files("valid") if val == "join" else files("train")
     decoding = DecodeOptions(32, 3, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # of the training pictures
-    return dataset_of_parts(train, files("test"), CINIC_CLASSES, decoding)
+    return dataset_of_files(train, files("test"), CINIC_CLASSES, decoding)
 
 
 def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
@@ -93,7 +85,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
         labels.append(names.index(label))
         rows.append(f"{notes}, line {k}")
     train = pictures_by_class(root / home / "train", names, "images", "wnids.txt")
-    return dataset_of_parts(train, Files(paths, labels, rows), names, DecodeOptions(64, 3, MEAN, STD))
+    return dataset_of_files(train, Files(paths, labels, rows), names, DecodeOptions(64, 3, MEAN, STD))
 
 
 def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -106,7 +98,7 @@ def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction
     def read_site(name: str) -> Dataset:
         folder = _folder(root, "pacs", [f"{home}/{name}" for home in PACS_FOLDERS])
         files = pictures_by_class(folder, PACS_CLASSES, allowed="PACS's")
-        return dataset_with_test_part(files, test_fraction, PACS_CLASSES, DecodeOptions(size, 3, MEAN, STD))
+        return dataset_of_files(files, test_fraction, PACS_CLASSES, DecodeOptions(size, 3, MEAN, STD))
 
     return by_site("pacs", list(PACS), site, read_site)
 
@@ -122,8 +114,11 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
 
     def read_site(name: str) -> Dataset:
         folder = _folder(root, "office_home", [f"{home}/{folder}" for home in HOME_FOLDERS for folder in HOME[name]])
-        files = pictures_by_class(folder, HOME_CLASSES, allowed="Office-Home's")
-        return dataset_with_test_part(files, test_fraction, HOME_CLASSES, DecodeOptions(size, 3, MEAN, STD))
+        classes = class_folders(folder)
+        if len(classes) != 65:
+            raise UserError(f"{folder} holds {len(classes)} folders of classes; Office-Home has 65 at each site")
+        files = pictures_by_class(folder, classes)
+        return dataset_of_files(files, test_fraction, classes, DecodeOptions(size, 3, MEAN, STD))
 
     return by_site("office_home", list(HOME), site, read_site)
 
@@ -155,7 +150,7 @@ def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_frac
             [row.at for row in mine],
         )
         lesions = [row.values["lesion_id"] for row in mine]
-        return dataset_with_test_part(files, test_fraction, HAM_CLASSES, DecodeOptions(size, 3, MEAN, STD), lesions)
+        return dataset_of_files(files, test_fraction, HAM_CLASSES, DecodeOptions(size, 3, MEAN, STD), lesions)
 
     return by_site("ham10000", HAM_SOURCES, site, read_site)
 
@@ -229,7 +224,7 @@ def _ssl_fl(
         return Files(paths, [labels[name] for name in places], list(places.values()))
 
     parts = [listed(f"{split}/{name}.csv", "train") for name in (sites if site is None else (site,))]
-    data = dataset_of_parts(
+    data = dataset_of_files(
         sum(parts, Files([], [])), listed("test.csv", "test"), [str(k) for k in range(classes)], decoding
     )
     if site is not None:

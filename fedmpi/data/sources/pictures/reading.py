@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -84,19 +83,14 @@ def _decode_all(
 def _run_threads(do: Callable[[int], None], many: int, block: int = BLOCK) -> None:
     """Call do(0), ..., do(many - 1) by several threads, `block` calls at a time; raises the first error."""
 
-    def run(begin: int, end: int) -> None:
-        for k in range(begin, end):
+    def run(begin: int) -> None:
+        for k in range(begin, min(begin + block, many)):
             do(k)
 
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads, thread_name_prefix="pictures") as pool:
-        tasks = [pool.submit(run, begin, end) for begin, end in pairwise([*range(0, many, block), many])]
-        try:
-            for task in tasks:  # in their order, so that the first mistake is the one that is reported
-                task.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for _ in pool.map(run, range(0, many, block)):  # in their order, and others are cancelled after an error
+            pass
 
 
 def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], error: Exception) -> UserError:
