@@ -95,18 +95,14 @@ class _Reader(yaml.SafeLoader):
         return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
 
     def build(self, node: yaml.Node, path: str) -> Any:
-        """Return the value of a node under the dotted key `path`."""
+        """Return the value of a node under the dotted key `path`; keys that cannot be read are noted as problems."""
         self.values += 1
         if self.values > MAX_VALUES:
             raise UserError(f"{self.where(node)}: more than {MAX_VALUES} values, with the aliases (*) written out")
-        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.build(item, f"{path}.{index}") for index, item in enumerate(node.value)]
-        return self.scalar(node, f"{self.where(node)}: {path}")
-
-    def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
-        """Return a mapping. Keys that cannot be read are left out, and noted in the document."""
+        if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
+            return self.scalar(node, f"{self.where(node)}: {path}")
         values: dict[str, Any] = {}
         lines: dict[str, str] = {}  # key -> where it stands
         # The mappings behind `<<` come first, so that the mapping's own keys win; of several the first wins.
