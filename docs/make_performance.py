@@ -95,7 +95,7 @@ def points(found):
 def draw_scaling(found, path):
     from matplotlib.figure import Figure
 
-    from fedmpi.analysis.figures import COLOURS, MARKERS, save
+    from fedmpi.analysis.charts import COLOURS, MARKERS, save
 
     all_points = list(points(found))
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -125,7 +125,7 @@ def draw_ratios(found, path):
     """All ratios to work by hand, bars by part."""
     from matplotlib.figure import Figure
 
-    from fedmpi.analysis.figures import BLACK, COLOURS, save
+    from fedmpi.analysis.charts import BLACK, COLOURS, save
 
     bars = []
     for i, name in enumerate(each for each in found if each not in ("scaling", "peers", "rules")):

@@ -80,7 +80,7 @@ def draw(tables, path):
     """A panel a table: published on x, ours on y, a cross of both deviations, by verdict."""
     from matplotlib.figure import Figure
 
-    from fedmpi.analysis.figures import BLUE, GREEN, RED, save
+    from fedmpi.analysis.charts import BLUE, GREEN, RED, save
 
     styles = {"within the published spread": (BLUE, "o"), "within two": (GREEN, "s"), "outside": (RED, "^")}
     across = min(len(tables), 3)

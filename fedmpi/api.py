@@ -12,12 +12,11 @@ from torch import nn
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import after_run
-from fedmpi.runtime.finished.models import client_model, rebuild_model
-from fedmpi.runtime.finished.predict import Predictor, of_training
-from fedmpi.runtime.record.run_dir import BEST, MODEL
+from fedmpi.runtime.finished.models import RunModel, client_model, rebuild_model
+from fedmpi.runtime.finished.predict import Predictor
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.runtime.run import execute
-from fedmpi.runtime.trust import guard, run_settings
+from fedmpi.runtime.trust import guard
 
 __all__ = ["Summary", "load", "run"]
 
@@ -77,22 +76,21 @@ def load(
         UserError: no run directory, its run has not ended yet, damaged files; code of others without `trust`; a client
             that does not exist, or whose state is not in this directory.
     """
-    run_dir, name = Path(path), BEST if best else MODEL
-    settings = run_settings(run_dir, trust, overrides)
+    which = RunModel(Path(path), trust, overrides, best, client)
+    settings = which.settings()
     if client is not None:
-        module = client_model(path, client, trust, best, of_training(overrides))
+        module = client_model(which)
     else:
         with guard(trust):
-            module = rebuild_model(run_dir, settings, name)
-        if notice := personal_notice(facts_of(run_dir / name)):
+            module = rebuild_model(which.run, settings, which.file)
+        if notice := personal_notice(facts_of(which.run / which.file)):
             warnings.warn(notice, stacklevel=2)
-    if client is None and settings.data.standardise_target:
-        warnings.warn(
-            "the model's outputs are standardised targets (data.standardise_target); its function predict gives them "
-            "in the unit of the targets",
-            stacklevel=2,
-        )
+        if settings.data.standardise_target:
+            warnings.warn(
+                "the model's outputs are standardised targets (data.standardise_target); its function predict gives "
+                "them in the unit of the targets",
+                stacklevel=2,
+            )
     if not hasattr(module, "predict"):
-        predict = Predictor(module, run_dir, settings, facts_of(run_dir / name), client, overrides)
-        module.predict = predict  # type: ignore[assignment]
+        module.predict = Predictor(module, which, settings)  # type: ignore[assignment]
     return module

@@ -82,12 +82,12 @@ VARIANTS = {
         )
         for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})
     },
-    "fedavg, int8 up, topk down": ("fedavg", "norm", wire("int8", "topk")),
-    "fedavg, topk up, int8 down": ("fedavg", "cnn", wire("topk", "int8")),
+    "fedavg, int8 up, fp16 down": ("fedavg", "norm", wire("int8", "fp16")),
+    "fedavg, topk up": ("fedavg", "cnn", wire("topk", "fp32")),
     "scaffold, bf16": ("scaffold", "norm", wire("bf16", "bf16")),
-    "scaffold, topk": ("scaffold", "norm", wire("topk", "topk")),
+    "scaffold, topk": ("scaffold", "norm", wire("topk", "bf16")),
     "fedpac, fp16 up, bf16 down": ("fedpac", "mlp", wire("fp16", "bf16")),
-    "fedatom, int8": ("fedatom", "norm", {"rounds": 4, "options": {"period": 2}, **wire("int8", "int8")}),
+    "fedatom, int8": ("fedatom", "norm", {"rounds": 4, "options": {"period": 2}, **wire("int8", "fp32")}),
     **{
         f"{method}, sharded": (method, "norm", {"server": {"placement": "sharded"}, "cohort": {"fraction": 1.0}})
         for method in ("fedavg", "scaffold", "fedld", "fedfomo")
@@ -122,12 +122,12 @@ def sizes(messages, t):
     """Entries of a download, of a client's own and of an upload in round t: what rested in the round before is not
     told again."""
     told = messages.announcement(messages.groups(t - 1) if t else None)
-    exact = not t and messages.wire.down is not None and messages.wire.down.changes_only  # the first message
-    return told.packing.size if exact else told.size, messages.per_client.size, messages.upload(t).size
+    return told.size, messages.per_client.size, messages.upload(t).size
 
 
 def main() -> None:
-    chunk, block, on_gpu = linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU
+    # Slots of the tiny models are large, too: they are added as they come, or shared out.
+    linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = 64, 128, 64
     job, backend = detect(os.environ), sys.argv[2]
     device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
@@ -139,9 +139,6 @@ def main() -> None:
         comm = Solo(torch.device("cpu"))
     found = {}
     for name, config in cases().items():
-        # Slots of the tiny models are large, too: they are added as they come, or shared out.
-        real = any(net in name for net in ("alexnet", "vgg", "resnet"))
-        linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = (chunk, block, on_gpu) if real else (64, 128, 64)
         counted = comm.sent_bytes, comm.received_bytes
         it = prepare(config, comm=comm, device=device)
         it.fed.run()

@@ -1,14 +1,14 @@
 """A CUDA device simulated on the CPU, to find device errors and host synchronisation where there is no GPU.
 
-    python simulated_cuda.py [--gpus N] [--deterministic] SCRIPT ARGUMENTS
-    python simulated_cuda.py [--gpus N] [--deterministic] -m MODULE ARGUMENTS
+    python simulated_cuda.py [--gpus N] SCRIPT ARGUMENTS
+    python simulated_cuda.py [--gpus N] -m MODULE ARGUMENTS
 
 runs a program that sees N GPUs; with --server-on-cpu rank 0 of a torchrun sees none. All tensors lie in host memory and
 all kernels are those of the CPU; each storage carries the device on which it would lie. What CUDA refuses is refused
 here: operands on two devices, a CPU generator for a tensor on a GPU, `numpy()` of it, a message over gloo from it and,
 where deterministic algorithms are asked for, kernels without a deterministic form. What an asynchronous copy brings to
-pinned memory is there once the host has waited, and nan before. `COUNTS` holds how often each line
-of a watched folder launched a kernel, copied between devices or made the host wait for the GPU.
+pinned memory is there once the host has waited, and nan before. `COUNTS` holds how often the program launched a kernel,
+copied between devices or made the host wait for the GPU.
 
 The patches stay until the process ends, so each use has a process of its own.
 """
@@ -35,10 +35,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 KNOWN_VERSIONS = ("2.13.",)  # of torch: the patches rest on internals that change between versions
 CPU = torch.device("cpu")
 MEMORY = 8 << 30  # bytes of a simulated GPU
-COUNTS: Counter[tuple[str, str, int]] = Counter()  # (launch, upload, download or sync; file; line) -> times
-WATCHED = [str(Path(__file__).parents[1] / "fedmpi")]  # folders whose lines are counted
+COUNTS: Counter[str] = Counter()  # launch, upload, asynchronous upload, download or sync -> times
 UNDER_WAY: list[tuple[Tensor, Tensor]] = []  # asynchronous copies to pinned memory: target, what will be there
-SETTINGS = SimpleNamespace(gpus=1, deterministic=False, nccl=False)
+SETTINGS = SimpleNamespace(gpus=1, nccl=False)
 
 # The result of these operators has a shape or a value that the host must know, for which it waits.
 SYNCHRONISING = {
@@ -106,14 +105,10 @@ def _mark(x: Tensor, device: torch.device) -> Tensor:
     return x
 
 
-def _count(what: str, times: int = 1) -> None:
+def _count(what: str) -> None:
     if getattr(_thread, "graph", None) is not None and what in ("sync", "download"):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-    frame = sys._getframe(1)
-    while frame and not frame.f_code.co_filename.startswith(tuple(WATCHED)):
-        frame = frame.f_back
-    place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("elsewhere", 0)
-    COUNTS[(what, *place)] += times
+    COUNTS[what] += 1
     if what == "sync" and UNDER_WAY:
         with _disable_current_modes(), torch.no_grad():
             for target, values in UNDER_WAY:
@@ -126,14 +121,6 @@ def _count_upload(waits: bool) -> None:
     _count("upload" if waits else "asynchronous upload")
     if waits:
         _count("sync")
-
-
-def totals() -> dict[str, int]:
-    """How often each of the counted things has happened."""
-    found: Counter[str] = Counter()
-    for (what, *_), times in COUNTS.items():
-        found[what] += times
-    return dict(found)
 
 
 # ---- operators ----
@@ -239,9 +226,8 @@ class SimulatedCuda(TorchDispatchMode):
         """Run the operator as a kernel of that GPU."""
         if func.is_view or name in ("detach", "alias", "lift_fresh", "_unsafe_view"):
             return func(*args, **kwargs)
-        deterministic = SETTINGS.deterministic or torch.are_deterministic_algorithms_enabled()
         names = {name, f"{name}.{func._overloadname}"}
-        if deterministic and names & NOT_DETERMINISTIC and not _is_exempt(name, args):
+        if torch.are_deterministic_algorithms_enabled() and names & NOT_DETERMINISTIC and not _is_exempt(name, args):
             raise RuntimeError(
                 f"{name}_cuda does not have a deterministic implementation, but you set "
                 "'torch.use_deterministic_algorithms(True)'"
@@ -570,7 +556,7 @@ class _Autocast(torch.autocast):
         super().__init__("cpu", *args, **kwargs)
 
 
-class _PolledWork:
+class PolledWork:
     """A message of gloo, which ends only where one waits for it, as one that can be polled, as NCCL's."""
 
     def __init__(self, work) -> None:
@@ -610,7 +596,7 @@ def _patch_distributed() -> None:
 
     def batch_isend_irecv(operations):
         _on_gpu(*(each.tensor for each in operations))
-        return [_PolledWork(work) for work in batch(operations)]
+        return [PolledWork(work) for work in batch(operations)]
 
     class ProcessGroupGloo(dist.ProcessGroupGloo):
         def send(self, tensors, *args):
@@ -639,17 +625,12 @@ def unsupported_reason() -> str | None:
     return f"the simulated CUDA device knows torch {', '.join(KNOWN_VERSIONS)}x, not {torch.__version__}"
 
 
-def install(gpus: int = 1, deterministic: bool = False) -> None:
-    """Give this process simulated GPUs until it ends.
-
-    Args:
-        gpus: how many; with 0 torch says that there is no GPU.
-        deterministic: refuse kernels without a deterministic form even where the program does not ask for that.
-    """
+def install(gpus: int = 1) -> None:
+    """Give this process simulated GPUs until it ends; with 0 torch says that there is no GPU."""
     reason = unsupported_reason()
     if reason:
         raise RuntimeError(reason)
-    SETTINGS.gpus, SETTINGS.deterministic = gpus, deterministic
+    SETTINGS.gpus = gpus
     _patch_cuda()
     _patch_distributed()
     torch.autocast = _Autocast
@@ -685,13 +666,12 @@ _is_meta = Tensor.is_meta.__get__
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run a program with simulated GPUs.")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--server-on-cpu", action="store_true")
     parser.add_argument("-m", dest="module", action="store_true")
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args()
-    install(0 if asked.server_on_cpu and os.environ.get("RANK") == "0" else asked.gpus, asked.deterministic)
+    install(0 if asked.server_on_cpu and os.environ.get("RANK") == "0" else asked.gpus)
     sys.argv = [asked.program, *asked.arguments]
     if asked.module:
         runpy.run_module(asked.program, run_name="__main__", alter_sys=True)

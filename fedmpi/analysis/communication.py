@@ -12,10 +12,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedmpi.analysis import figures, report
+from fedmpi.analysis import charts, report
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import format_metric, nearest
+from fedmpi.common.text import format_metric, metric_title, nearest
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import metric_names
 
@@ -29,7 +29,15 @@ def analyse(runs: Sequence[Path], metric: str, to: Path, say: Callable[[str], No
     for text in table(curves, metric):
         say(text)
     say(f"written: {report.write(to / 'communication.json', {'metric': metric, 'runs': curves})}")
-    say(f"written: {figures.save(figures.communication(curves, metric), to / 'communication.png')}")
+    names = [Path(one["run"]).name for one in curves]
+    lines = []
+    for one, name in zip(curves, names, strict=True):
+        x = [point["up"] + point["down"] for point in one["points"]]
+        label = name if names.count(name) == 1 else one["run"]
+        lines.append(charts.Series(label, x, [point["value"] for point in one["points"]]))
+    chart = charts.Lines(lines, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
+    title = f"{metric_title(metric)} by what was transmitted"
+    say(f"written: {charts.write(chart, to / 'communication.png', title)}")
 
 
 def curve(run: Path, metric: str) -> dict[str, Any]:
@@ -63,15 +71,8 @@ def table(curves: Sequence[dict[str, Any]], metric: str) -> list[str]:
     for one, (up, down) in zip(curves, averages, strict=True):
         each = [up, down, up + down]
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(each, first, strict=True)]
-        rows.append(
-            [
-                one["run"],
-                one["rounds"],
-                *map(round, each),
-                *ratios,
-                format_metric(metric, one["points"][-1]["value"], 4),
-            ]
-        )
+        last = format_metric(metric, one["points"][-1]["value"], 4)
+        rows.append([one["run"], one["rounds"], *map(round, each), *ratios, last])
     return [
         "parameters transmitted in an average round, over all its clients, and ratios to the first run",
         *formatting.table(rows),

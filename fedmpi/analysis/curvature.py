@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.analysis import figures, report
+from fedmpi.analysis import charts, report
 from fedmpi.analysis.local_models import experiment
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
@@ -54,10 +54,15 @@ def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, 
     say(f"eigenvalues: {'  '.join(formatting.number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
         say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
-    if len(facts["eigenvalues"]) < facts["asked"]:
-        say(f"only these of {facts['asked']} have settled after {facts['steps']} products")
-    figures.save(figures.landscape(facts["axis"], facts["loss"]), to / "landscape.png")
+    charts.write(landscape(facts), to / "landscape.png", "loss around the model, above its least")
     say(f"written: {report.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
+
+
+def landscape(facts: dict[str, Any]) -> charts.Grid:
+    """Return the chart of the loss along the first two eigenvectors; the model lies in the middle."""
+    axis, least = [f"{round(float(x), 3):g}" for x in facts["axis"]], min(map(min, facts["loss"]))
+    above = [[loss - least for loss in row] for row in facts["loss"]]
+    return charts.Grid(axis, axis, above, "along the second", "along the first eigenvector", "loss")
 
 
 def measure(
@@ -74,12 +79,11 @@ def measure(
     first, second = pairs.vectors[0], pairs.vectors[min(1, len(pairs.vectors) - 1)]
     height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
     made.model.load(w)
-    values, top = pairs.values.tolist(), min(options.top, w.numel())
+    values = pairs.values.tolist()
     return {
         "samples": len(loss.shard),
         "eigenvalues": values,
-        "asked": top,
-        "ratio": values[0] / values[-1] if values[-1] and len(values) == top else None,
+        "ratio": values[0] / values[-1] if values[-1] else None,
         "steps": pairs.steps,
         "axis": axis,
         "loss": height,
@@ -97,8 +101,6 @@ def largest_eigenpairs(
     product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
 ) -> Eigenpairs:
     """The k algebraically largest eigenvalues of a symmetric A (d, d) with their vectors, by Lanczos (ARPACK).
-
-    They are fewer where not all have settled after MOST_RESTARTS.
 
     Args:
         product: v (d,) -> A v.
@@ -130,10 +132,9 @@ def largest_eigenpairs(
         try:
             values, vectors = eigsh(operator, k, which="LA", v0=start, tol=TOLERANCE, maxiter=MOST_RESTARTS)
         except ArpackNoConvergence as error:
-            values, vectors = error.eigenvalues, error.eigenvectors
+            settled = f"{len(error.eigenvalues)} of {k} eigenvalues have settled after {steps} products"
+            raise UserError(f"curvature: {settled}; use more --samples, or a smaller --top") from error
         values, vectors = torch.from_numpy(values), torch.from_numpy(vectors)
-    if not len(values):
-        raise UserError(f"curvature: no eigenvalue has settled after {steps} products; use more --samples")
     order = values.argsort(descending=True)[:k]
     return Eigenpairs(values[order], vectors.T[order].to(like), steps)
 

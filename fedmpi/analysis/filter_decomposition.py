@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmpi.analysis import figures, report
+from fedmpi.analysis import charts, report
 from fedmpi.analysis.local_models import LocalModels, experiment, local_models, worker_with_seed
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
@@ -166,7 +166,10 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callabl
 
     facts = measure_variance(made, replicates, each)
     say(f"written: {report.write(to / 'variance.json', facts)}")
-    say(f"written: {figures.save(figures.variance(facts['rounds']), to / 'variance.png')}")
+    t = [row["round"] for row in facts["rounds"]]
+    lines = [charts.Series(NAMES[key], t, [row[key] for row in facts["rounds"]]) for key in NAMES if key != "ratio"]
+    chart = charts.Lines(lines, "round", "variance (squared weights)", from_zero=True)
+    say(f"written: {charts.write(chart, to / 'variance.png', 'variance of aggregated kernels')}")
 
 
 def measure_variance(

@@ -1,10 +1,9 @@
 """Who holds what under a config, before anything is trained: sizes, classes, how far clients are from the whole.
 
 The distance of a client is the total variation between its distribution of labels and that of all samples,
-1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds. That between two
-clients is the same of their two distributions.
+1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds.
 
-The picture is FedUV's (supplement, Figs. 1-6): label_counts, and for each client the histogram of its samples' mean
+The pictures are FedUV's (supplement, Figs. 1-6): label_counts, and for each client the histogram of its samples' mean
 values, which tells where inputs differ rather than labels.
 """
 
@@ -13,13 +12,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedmpi.analysis import figures, report
+from fedmpi.analysis import report
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
@@ -29,13 +27,12 @@ from fedmpi.data.partitions.parts import Partition
 from fedmpi.runtime import build_data
 
 CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
-PAIRS = 1_000  # clients at most of which each two are compared
-DRAWN = 5_000  # clients at most of a picture, which has a row for each
+DRAWN = 150  # clients at most of a picture, which has a row for each
 BINS, PASS = 30, 1024  # of the histograms of sample means; samples read at once
 
 
 def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
-    """`fedmpi partition`: the division on the console, in a file that scheme `file` reads, and as a picture."""
+    """`fedmpi partition`: the division on the console, in a file that scheme `file` reads, and as pictures."""
     if settings.data.silos:
         raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")
     for option, path, endings in (("--write", write, (".csv", ".json")), ("--draw", draw, (".png", ".svg", ".pdf"))):
@@ -44,41 +41,45 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         if path is not None:
             report.folder(path.parent, option)
     data = build_data.partitioned(settings)
-    if draw is not None and data.clients > DRAWN:
-        raise UserError(
-            f"--draw: a picture has a row for each client, and those of {data.clients:,} are too many to tell apart; "
-            f"at most {DRAWN:,} are drawn, so leave it out"
-        )
     for line in lines(data):
         say(line)
     assert data.parts is not None
-    if write is not None:
-        owner = np.full(len(data.train[0].y), -1)
-        for rows in (data.parts, getattr(data.validation, "rows", None)):  # what is held out is of a client's part
-            if rows is not None:
-                owner[rows.order] = rows.owner
-        with _told("--write"):
-            _write(write, owner)
-        cut = settings.data.partition
-        noise = cut is not None and cut.scheme == "feature_noise"
-        say(f"written: {write}" + (": who holds what, without the noise, which scheme `file` adds to nobody" * noise))
-    if draw is not None:
-        edges, counts = histograms(data)
-        with _told("--draw"):
-            say(f"written: {figures.save(figures.partition(data.label_counts, data.train_sizes, edges, counts), draw)}")
-            if len(edges):
-                say(f"written: {_numbers(draw.with_name(f'{draw.stem}-features.csv'), data, edges, counts)}")
-
-
-@contextmanager
-def _told(option: str) -> Iterator[None]:
-    """A file that cannot be written is the user's mistake."""
     try:
-        yield
+        if write is not None:
+            owner = np.full(len(data.train[0].y), -1)
+            for rows in (data.parts, getattr(data.validation, "rows", None)):  # what is held out is of a client's part
+                if rows is not None:
+                    owner[rows.order] = rows.owner
+            _write(write, owner)
+            cut = settings.data.partition
+            noise = cut is not None and cut.scheme == "feature_noise"
+            note = ": who holds what, without the noise, which scheme `file` adds to nobody"
+            say(f"written: {write}{note if noise else ''}")
+        for path in _draw(data, draw) if draw is not None else ():
+            say(f"written: {path}")
     except OSError as error:
-        raise UserError(
-            f"{option}: cannot write {error.filename}: {error.strerror or error}; choose another file"
-        ) from error
+        raise UserError(f"cannot write {error.filename}: {error.strerror}; choose another file") from error
+
+
+def _draw(data: Federated, path: Path) -> Iterator[Path]:
+    """Draw the samples by client and class, and where samples have means their histograms; yield the files."""
+    from fedmpi.analysis import charts
+
+    names = data.site_names or tuple(map(str, range(data.clients)))
+    some = range(0, data.clients, -(-data.clients // DRAWN))
+    rows = [f"{names[k]} ({data.train_sizes[k]})" for k in some]
+    if data.label_counts.any():
+        classes = [str(c) for c in range(data.classes)]
+        counts = data.label_counts[some].tolist()
+        chart = charts.Grid(rows, classes, counts, "client (samples)", "class", "samples", written=True)
+        yield charts.write(chart, path, "training samples by client and class")
+    edges, histogram = histograms(data)
+    if len(edges):
+        shares = (100 * histogram / histogram.sum(1, keepdims=True).clip(1))[some].tolist()
+        bins = [f"{edge:.3g}" for edge in edges[:-1]]
+        chart = charts.Grid(rows, bins, shares, "client (samples)", "mean value of a sample", "% of its samples")
+        features = path.with_name(f"{path.stem}-features{path.suffix}")
+        yield charts.write(chart, features, "mean values of samples by client")
 
 
 def lines(data: Federated) -> list[str]:
@@ -91,8 +92,6 @@ def lines(data: Federated) -> list[str]:
         return text
     text.append(_spread("classes a client", (counts > 0).sum(1)))
     text.append(_spread("distance to all samples", distances(counts)))
-    if 1 < data.clients <= PAIRS:
-        text.append(_spread("distance of two clients", pairs(counts)))
     if data.clients <= CLIENTS and data.classes <= CLASSES:
         names = data.site_names or tuple(map(str, range(data.clients)))
         rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
@@ -116,12 +115,6 @@ def distances(counts: np.ndarray) -> np.ndarray:
     return np.abs(shares - counts.sum(0) / counts.sum()).sum(1) / 2
 
 
-def pairs(counts: np.ndarray) -> np.ndarray:
-    """(N, C) label counts -> (N (N - 1) / 2,) total variation between any two clients."""
-    shares = counts / counts.sum(1, keepdims=True)
-    return np.concatenate([np.abs(shares[k + 1 :] - row).sum(1) / 2 for k, row in enumerate(shares)])
-
-
 def histograms(data: Federated) -> tuple[np.ndarray, np.ndarray]:
     """Of each training sample the mean of its numbers, as models see them: (BINS + 1,) edges from least to most, and
     (N, BINS) samples by client. Both are empty where samples are symbols, or several tensors."""
@@ -137,17 +130,6 @@ def _means(shard: Shard) -> np.ndarray:
     """(n,) of a client's samples, in passes of PASS."""
     means = [x.flatten(1).double().mean(1).cpu() for x, _ in batches(shard, PASS, None)]
     return torch.cat(means).numpy()
-
-
-def _numbers(path: Path, data: Federated, edges: np.ndarray, counts: np.ndarray) -> Path:
-    names = data.site_names or tuple(map(str, range(data.clients)))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["client", "mean_from", "mean_to", "samples"])
-        for name, row in zip(names, counts.tolist(), strict=True):
-            bins = zip(edges[:-1].tolist(), edges[1:].tolist(), row, strict=True)
-            table.writerows([name, low, high, n] for low, high, n in bins if n)
-    return path
 
 
 def _write(path: Path, owner: np.ndarray) -> None:

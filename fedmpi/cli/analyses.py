@@ -14,17 +14,12 @@ from fedmpi.cli.shared import (
     Trust,
     apply_machine_settings,
     fix_threads,
+    group,
     require_single_process,
+    run_settings,
 )
-from fedmpi.common.host_memory import usable_cores
 
-analyse = typer.Typer(help="Look behind the figures of runs, in one process; write numbers and pictures.")
-
-
-@analyse.callback(invoke_without_command=True)
-def analyses(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+analyse = group("Look behind the figures of runs, in one process; write numbers and pictures.")
 
 
 @analyse.command(short_help="How much aggregated kernels vary.")
@@ -41,28 +36,19 @@ def variance(
     coefficients. Each measured round costs that many rounds more.
     """
     settings = configs.load(config, overrides or ())
-    apply_machine_settings(settings)
-    require_single_process()
+    apply_machine_settings(settings, "analyse")
     from fedmpi.analysis import filter_decomposition
 
     filter_decomposition.analyse_variance(settings, replicates, to, typer.echo)
 
 
 @analyse.command(short_help="The models behind an aggregate.")
-def virtual(
-    run: RunDir,
-    overrides: Overrides = None,
-    to: To = Path("analysis"),
-    trust: Trust = False,
-) -> None:
+def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"), trust: Trust = False) -> None:
     """Make one more round from the final model of RUN_DIR and evaluate every product of one client's coefficients and
     another's atoms."""
-    from fedmpi.runtime.trust import guard, run_settings
-
-    settings = run_settings(run, trust, overrides or ())
-    fix_threads(min(settings.compute.threads, usable_cores()))  # the run may be of a larger machine
-    require_single_process()
+    settings = run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import filter_decomposition
+    from fedmpi.runtime.trust import guard
 
     with guard(trust):
         filter_decomposition.analyse_virtual(run, settings, to, typer.echo)
@@ -89,11 +75,10 @@ def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")
     """Count the floating-point operations of a local step of CONFIG's method and of FedAvg's, and of a client's round:
     the client with the most samples makes its first one with both."""
     settings = configs.load(config, overrides or ())
-    apply_machine_settings(settings)
-    require_single_process()
-    from fedmpi.analysis import flops as counted
+    apply_machine_settings(settings, "analyse")
+    from fedmpi.analysis import flops
 
-    counted.analyse(settings, to, typer.echo)
+    flops.analyse(settings, to, typer.echo)
 
 
 @analyse.command(short_help="Which rank did what when.")
@@ -123,12 +108,9 @@ def curvature(
 ) -> None:
     """The largest eigenvalues of the Hessian at the final model of RUN_DIR, by Lanczos on exact products, and the loss
     along the first two eigenvectors."""
-    from fedmpi.runtime.trust import guard, run_settings
-
-    settings = run_settings(run, trust, overrides or ())
-    fix_threads(min(settings.compute.threads, usable_cores()))
-    require_single_process()
-    from fedmpi.analysis import curvature as curved
+    settings = run_settings(run, trust, overrides, "analyse")
+    from fedmpi.analysis import curvature
+    from fedmpi.runtime.trust import guard
 
     with guard(trust):
-        curved.analyse(run, settings, curved.CurvatureOptions(samples, top, grid, span), to, typer.echo)
+        curvature.analyse(run, settings, curvature.CurvatureOptions(samples, top, grid, span), to, typer.echo)

@@ -1,6 +1,5 @@
 """The commands that explain config keys and what a config may name (list, show), and that manage data sets (data)."""
 
-import difflib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +7,11 @@ from typing import Annotated
 import typer
 
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import table
+from fedmpi.cli.shared import group, table
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import nearest
 from fedmpi.config.reference import Key, keys
-from fedmpi.runtime.introspection import KINDS, Description, described, description, entries, registry
+from fedmpi.runtime.introspection import KINDS, described, description, entries, registry
 
 OPEN = {  # section that takes the options of what it names: the kind of that
     "method": "methods",
@@ -39,14 +39,12 @@ def list_(
         return
     descriptions = described(name)
     if not descriptions:
-        known = [*KINDS, *(each for kind in KINDS for each in registry(kind))]
-        raise UserError(
-            f"list: unknown kind or name '{name}'; {_close(name, known)}allowed: {', '.join(KINDS)}, or a name "
-            "that one of these shows"
-        )
-    for position, each in enumerate(descriptions):
-        typer.echo("\n" * bool(position) + f"{each.kind}: {each.name}\n\n{each.text}\n")
-        _options(each)
+        names = [*KINDS, *(each for kind in KINDS for each in registry(kind))]
+        raise UserError(f"list: unknown kind or name '{name}'; {nearest(name, names)}")
+    for each in descriptions:
+        typer.echo(f"{each.kind}: {each.name}\n\n{each.text}\n")
+        typer.echo("options:" if each.options else "no options")
+        table([(f"  {one.name}", f"{one.type} (default {one.default}): {one.meaning}") for one in each.options])
 
 
 @app.command("show", short_help="Explain a key of a config.")
@@ -58,64 +56,47 @@ def show_(
     if key in known:
         return _explain(known[key], [each for name, each in known.items() if name.rpartition(".")[0] == key])
     section, _, option = key.rpartition(".")
-    having = (
-        [
-            (each, one)
-            for each in (description(OPEN[section], name) for name in registry(OPEN[section]))
-            for one in each.options
-            if one.name == option
-        ]
-        if section in OPEN
-        else []
-    )
-    if not having:
-        raise UserError(f"show: there is no key '{key}'; {_close(key, known)}`fedmpi show train` shows a section's")
-    typer.echo(f"{key}: an option of some {OPEN[section]} (`fedmpi list NAME` shows all of one)")
-    table([(f"  {each.name}", f"{one.type}; default {one.default}; {one.meaning}") for each, one in having])
+    kind = OPEN.get(section, "")
+    named = [description(kind, name) for name in registry(kind)] if kind else []
+    rows = [
+        (f"  {each.name}", f"{one.type}; default {one.default}; {one.meaning}")
+        for each in named
+        for one in each.options
+        if one.name == option
+    ]
+    if not rows:
+        beside = [name for name in known if name.rpartition(".")[0] == section]
+        raise UserError(f"show: there is no key '{key}'; {nearest(key, beside or known)}")
+    typer.echo(f"{key}: an option of some {kind} (`fedmpi list NAME` shows all of one)")
+    table(rows)
 
 
 def _explain(key: Key, inside: list[Key]) -> None:
     typer.echo(f"{key.name}: {key.meaning}")
     if key.section is None:
         return table([("  type", key.kind), ("  default", key.default)])
-    table([(f"  {each.name}", f"{_brief(each)}{each.meaning}") for each in inside])
+    table([(f"  {each.name}", f"{_type_and_default(each)}{each.meaning}") for each in inside])
     if key.name in OPEN:
         typer.echo(f"and the options of what it names: `fedmpi list {OPEN[key.name]}`, `fedmpi list NAME`")
 
 
-def _brief(key: Key) -> str:
-    return "" if key.section else f"{key.kind} (default {key.default}): " if key.default != "required" else "required: "
+def _type_and_default(key: Key) -> str:
+    if key.section is not None:
+        return ""
+    return "required: " if key.default == "required" else f"{key.kind} (default {key.default}): "
 
 
-def _options(of: Description) -> None:
-    typer.echo("options:" if of.options else "no options")
-    table([(f"  {each.name}", f"{each.type} (default {each.default}): {each.meaning}") for each in of.options])
-
-
-def _close(word: str, known: list[str] | dict[str, Key]) -> str:
-    close = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=3, cutoff=0.7)
-    close += [name for name in known if name.rpartition(".")[2] == word.rpartition(".")[2] and name not in close][:3]
-    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-
-
-data = typer.Typer(help="List, check and fetch data sets.")
-
+data = group("List, check and fetch data sets.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set of `fedmpi data list`.")]
 Root = Annotated[
     Path | None, typer.Option(metavar="DIR", help="data.root; default: $FEDMPI_DATA, else `data` in this directory.")
 ]
 
 
-@data.callback(invoke_without_command=True)
-def about(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
 @data.command("list", short_help="Show the data sets.")
 def list_sets() -> None:
-    """Show the data sets that fedmpi knows, and whether a program can fetch them."""
-    from fedmpi.data.fetching.catalogue import SETS
+    """Show the data sets that fedmpi knows, how many samples each has and how it is come by."""
+    from fedmpi.data.fetching.getting import SETS
 
     shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
     table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])

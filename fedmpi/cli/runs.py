@@ -9,6 +9,7 @@ import typer
 
 from fedmpi import config as configs
 from fedmpi.cli.shared import (
+    AsJson,
     Config,
     MaybeConfig,
     Overrides,
@@ -16,7 +17,6 @@ from fedmpi.cli.shared import (
     Trust,
     apply_machine_settings,
     fast_import,
-    require_single_process,
     table,
 )
 from fedmpi.comm.failures.process_exit import leave
@@ -77,17 +77,14 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
     from fedmpi.runtime.reading.files import no_run
     from fedmpi.runtime.trust import resumed_settings
 
-    if not ((here := directory.resolve()) / "config.yaml").is_file():
-        raise no_run(
-            directory,
-            remedy="To go on, start the ranks of this host as before, with checkpoint.resume=must: "
-            "`fedmpi run CONFIG checkpoint.resume=must ...`; `fedmpi resume` is for the host of rank 0.",
-        )
+    here = directory.resolve()
+    if not (here / "config.yaml").is_file():
+        raise no_run(directory)
     _refuse_other_place(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # of what it started from
-    given = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
-    _train(resumed_settings(here, [*given, *(overrides or ()), *place]), context.obj)
+    start = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
+    _train(resumed_settings(here, [*start, *(overrides or ()), *place]), context.obj)
 
 
 def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
@@ -99,12 +96,7 @@ def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
 
 
 @app.command(short_help="Check that a run can be repeated.")
-def replay(
-    context: typer.Context,
-    directory: RunDir,
-    overrides: Overrides = None,
-    trust: Trust = False,
-) -> None:
+def replay(context: typer.Context, directory: RunDir, overrides: Overrides = None, trust: Trust = False) -> None:
     """Train as in RUN_DIR once more, on any number of ranks, without its faults but with the clients that they cost in
     each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
     from fedmpi.runtime.trust import replay_settings
@@ -145,7 +137,7 @@ def plan(
     overrides: Overrides = None,
     ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
     hosts: Annotated[int, typer.Option(min=1, help="How many hosts they are spread over.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the memory and bytes that CONFIG would need on so many ranks, and the sbatch line that fits. Data and model
     are made, nothing is trained."""
@@ -156,18 +148,14 @@ def plan(
     if hosts > ranks:
         raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")
     settings = configs.load(config, overrides or ())
-    require_single_process("plan")
-    apply_machine_settings(settings)
+    apply_machine_settings(settings, "plan")
     with fast_import():
         from fedmpi.doctor import plan as planning
 
     facts = planning.plan(settings, ranks, hosts)
     words = [str(config), *(overrides or ())]
-    if as_json:
-        typer.echo(json.dumps({**facts, "sbatch": planning.sbatch(facts, words)}, indent=2))
-    else:
-        for line in planning.lines(facts, words):
-            typer.echo(line)
+    as_text = {**facts, "sbatch": planning.sbatch(facts, words)}
+    typer.echo(json.dumps(as_text, indent=2) if as_json else "\n".join(planning.lines(facts, words)))
 
 
 @app.command(short_help="Show who holds which samples.")

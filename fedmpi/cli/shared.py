@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,43 +18,31 @@ from fedmpi import config as configs
 from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import resources
-from fedmpi.config.loading import shown
 
 if TYPE_CHECKING:
     from fedmpi.comm.job import Job
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
-
-
-def warn_duplicate_overrides(given: list[str] | None) -> list[str] | None:
-    """Return the overrides of a command line, with a warning for each key that is set twice.
-
-    The later value counts, so that those in a script can be overridden (slurm/again.sh).
-    """
-    first: dict[str, str] = {}
-    for text in given or ():
-        key = text.partition("=")[0]
-        if first.setdefault(key, text) != text:
-            both = f"{shown(first[key])} and {shown(text)}"
-            warnings.warn(f"command line: {key} is set twice, {both}; the later counts", stacklevel=2)
-        first[key] = text
-    return given
-
-
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
         help="Settings that override the file: train.epochs=3. Of two for one key the later counts.",
-        callback=warn_duplicate_overrides,
     ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
 To = Annotated[Path, typer.Option(metavar="DIR", help="Where to write; files of the same names there are replaced.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the code of others that its config names.")]
+Best = Annotated[bool, typer.Option("--best", help="The best model by evaluate.best, not the final one.")]
+Client = Annotated[
+    str | None, typer.Option(metavar="K", help="The model that this client uses: its number, or its site's name.")
+]
+Jobs = Annotated[str, typer.Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer carry inside
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -81,11 +69,26 @@ def require_single_process(command: str = "analyse") -> None:
         )
 
 
-def apply_machine_settings(settings: configs.Settings) -> None:
-    """Check that this machine can do what the settings ask for, and set the number of threads."""
+def apply_machine_settings(settings: configs.Settings, alone: str | None = None) -> None:
+    """Check that this machine can do what the settings ask for, and set the number of threads.
+
+    alone: the command, if it works in one process.
+    """
+    if alone is not None:
+        require_single_process(alone)
     job = current_job()
     resources.check(settings, writes=job is None or job.rank == 0)
     fix_threads(settings.compute.threads)
+
+
+def run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, command: str) -> configs.Settings:
+    """Return the settings of a run for a command that works in one process, and set the number of threads."""
+    from fedmpi.runtime import trust as trusting
+
+    require_single_process(command)
+    settings = trusting.run_settings(run, trust, overrides or ())
+    fix_threads(min(settings.compute.threads, usable_cores()))  # the run may be of a larger machine
+    return settings
 
 
 def fix_threads(threads: int) -> None:
@@ -110,8 +113,21 @@ def fast_import() -> Iterator[None]:
 
 
 def table(rows: list[tuple[str, str]]) -> None:
+    """Print a table."""
     for line in formatting.table(rows, "left"):
         typer.echo(line)
+
+
+def group(help_text: str) -> typer.Typer:
+    """Return a group of commands that shows its help where no command is given."""
+    commands = typer.Typer(help=help_text)
+
+    @commands.callback(invoke_without_command=True)
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    return commands
 
 
 def run_command(command: Callable[[], int], process: CommandProcess) -> NoReturn:

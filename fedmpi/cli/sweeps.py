@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Overrides, apply_machine_settings, fast_import, require_single_process, run_command
+from fedmpi.cli.shared import Jobs, Overrides, apply_machine_settings, fast_import, require_single_process, run_command
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
@@ -24,7 +24,7 @@ def sweep(
     context: typer.Context,
     file: SweepFile,
     overrides: Overrides = None,
-    jobs: Annotated[str, typer.Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")] = "auto",
+    jobs: Jobs = "auto",
     status: Annotated[bool, typer.Option("--status", help="Show how far the runs are, and train nothing.")] = False,
     check: Annotated[bool, typer.Option("--check", help="The same; exit code 2 unless all are done.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on: an error where nothing was begun.")] = False,

@@ -100,19 +100,12 @@ def check(
             complain(key, moved[key])
         else:
             none = "" if declared else f"{named} has no options; "
-            complain(key, f"unknown key; {_untyped(target, key)}{none}{suggest_key(key, where, keys)}")
+            complain(key, f"unknown key; {none}{suggest_key(key, where, keys)}")
     for key in required - set(given):
         complain(key, f"missing; it must be given for {named}")
     if problems:
         raise UserError("\n".join(problems))
     return checked
-
-
-def _untyped(target: Callable[..., Any], key: str) -> str:
-    """Return a hint where a dataclass has `mu = 0.1` without a type, which declares no field; else ""."""
-    if dataclasses.is_dataclass(target) and not key.startswith("_") and key in vars(target):
-        return f"{getattr(target, '__name__', target)}.{key} is no option without a type: write {key}: float = ...; "
-    return ""
 
 
 def declared_options(

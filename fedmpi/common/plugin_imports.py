@@ -9,10 +9,8 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import is_users_file
@@ -33,16 +31,6 @@ def find_imports(plugin: Path) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-@dataclass(frozen=True)
-class _Finder:
-    """Finds modules in one directory, as an entry of sys.meta_path."""
-
-    place: str
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [self.place]) if path is None else None
-
-
 @contextmanager
 def plugin_import_path(plugin: Path) -> Iterator[None]:
     """Append the directory of a plug-in to the import path while the plug-in is loaded.
@@ -50,26 +38,28 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
     Raises:
         UserError: a module of another plug-in has the name of one in that directory.
     """
-    finder: Any = _Finder(str(plugin.parent))
     for name in {name.partition(".")[0] for name in _asked(plugin, "")}:
-        _refuse_namesake(name, plugin.parent, finder)
-    sys.meta_path.append(finder)
+        _refuse_namesake(name, plugin.parent)
+    place = str(plugin.parent)
+    added = [place] if place not in sys.path else []
+    sys.path += added
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        for each in added:
+            sys.path.remove(each)
 
 
-def _refuse_namesake(name: str, place: Path, finder: _Finder) -> None:
+def _refuse_namesake(name: str, place: Path) -> None:
     """Raise UserError where `name` would give the module of another plug-in, as sys.modules has one for each name."""
     known = getattr(sys.modules.get(name), "__file__", None)
     if known is None or Path(known).is_relative_to(place) or PathFinder.find_spec(name) is not None:
         return
-    meant = finder.find_spec(name)
+    meant = PathFinder.find_spec(name, [str(place)])
     if meant is not None and meant.origin is not None:
         raise UserError(
-            f"import {name} means {meant.origin} here, but another plug-in has imported {known} by that name, and "
-            "there is one module a name; give one of the two files another name"
+            f"import {name} means {meant.origin} here, but another plug-in has imported {known} by that name; give one "
+            "of the two files another name"
         )
 
 

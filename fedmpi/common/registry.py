@@ -14,7 +14,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -151,7 +150,8 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
     except (Exception, SystemExit) as error:  # whatever the user's module does while it is being imported
         raise UserError(f"{prefix}{kind} '{name}': {_import_error(error, place)}") from error
     if not hasattr(module, attribute):
-        suggestion = nearest(attribute, _defined(module)).replace("allowed:", "it defines:")
+        public = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        suggestion = nearest(attribute, [each for each in public if each[0] != "_"]).replace("allowed:", "it defines:")
         raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {suggestion}")
     return getattr(module, attribute)
 
@@ -161,9 +161,8 @@ def _from_file(path: Path) -> ModuleType:
 
     Two names in one file share their classes, and an edited file is imported again.
     """
-    if not os.path.isfile(path):
-        what = "is a directory" if os.path.isdir(path) else "there is no such file"
-        raise UserError(f"{what}: {path.absolute()}")
+    if not path.is_file():
+        raise UserError(f"there is no such file: {path.absolute()}")
     text = path.read_bytes()
     unique = f"fedmpi_plugin_{path.stem}_{hashlib.sha256(bytes(path.resolve()) + text).hexdigest()[:16]}"
     if unique in sys.modules:
@@ -193,14 +192,3 @@ def _import_error(error: BaseException, place: str) -> str:
     tail = Path(place).name if place.endswith(".py") else place.rpartition(".")[2] + ".py"
     own = [frame for frame in frames if Path(frame.filename).name == tail] or frames
     return f"{own[-1].filename}:{own[-1].lineno}: {text}"
-
-
-def _defined(module: ModuleType) -> list[str]:
-    """Return the names of the public functions and classes that the module itself defines."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and (inspect.isclass(value) or inspect.isfunction(value))
-        and value.__module__ == module.__name__
-    ]

@@ -21,74 +21,38 @@ _INSTALLED = (
 
 
 OUT_OF_MEMORY = (
-    (
-        "out of memory",
-        "can't allocate memory",
-        "not enough memory",
-        "ALLOC_FAILED",  # of cuBLAS, cuDNN and cuSOLVER
-        "ALLOCATION_FAILED",  # of cuDNN 9
-        "NVML_SUCCESS ==",  # torch's allocator found no memory, and then failed to ask how much there was
-    ),
     "out of memory",
     "lower train.batch_size or evaluate.batch_size, take a smaller model, or start fewer ranks on a host",
 )
-# (what a RuntimeError of torch says, what that means, what a user can do about it). cudaGetErrorString has the words.
-DEVICE_ERRORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    OUT_OF_MEMORY,
-    (
-        ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"),
+ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
+# What a RuntimeError of torch says -> what that means, and what a user can do about it.
+KNOWN_ERRORS = {
+    ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "ALLOCATION_FAILED"): OUT_OF_MEMORY,
+    ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"): (
         "cuDNN or cuBLAS cannot start, mostly since no GPU memory is left for it",
-        "lower train.batch_size, or start fewer ranks on a GPU; where nvidia-smi shows free memory, install PyTorch "
-        "with its own CUDA libraries anew",
+        "lower train.batch_size, or start fewer ranks on a GPU",
     ),
-    (
-        ("busy or unavailable",),
-        "another process has the GPU for itself, or the GPU has failed",
-        "see nvidia-smi for its processes and its compute mode; start one rank a GPU, or have its mode set to Default",
+    ("no kernel image is available", "driver version is insufficient", "driver on your system is too old"): (
+        "this PyTorch does not fit this GPU or its driver",
+        "install a wheel that does (https://pytorch.org/get-started/locally), or use compute.device=cpu",
     ),
-    (
-        ("no kernel image is available", "device kernel image is invalid"),
-        "this PyTorch was not built for this GPU",
-        "compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability(), and install a wheel for this GPU "
-        "(https://pytorch.org/get-started/locally), or use compute.device=cpu",
-    ),
-    (
-        ("device-side assert triggered",),
+    ("device-side assert triggered",): (
         "a value on the GPU is out of range, mostly a label or a symbol that the model has no output for",
         "run it with compute.device=cpu, where the error names the operation",
     ),
-    (
-        ("an illegal memory access was encountered", "misaligned address", "unspecified launch failure"),
-        "an operation on the GPU has left its memory: a defect of an extension, of PyTorch, the driver or the GPU",
-        "set CUDA_LAUNCH_BLOCKING=1 in the environment, under which the error names the operation; try another GPU and "
-        "another PyTorch",
+    ("does not have a deterministic implementation",): (
+        "compute.deterministic: true has no kernel for an operation",
+        "take another layer or loss, or set it to false",
     ),
-    (
-        ("uncorrectable ECC error", "uncorrectable NVLink error"),
-        "the GPU reports a fault of its hardware",
-        "have the GPU reset or replaced (nvidia-smi -q -d ECC); fedmpi resume goes on with another one",
+    ("because it uses CuBLAS",): (
+        "compute.deterministic: cuBLAS was used in this process before it was asked for",
+        "set CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python begins",
     ),
-    (
-        (
-            "NVIDIA driver on your system is too old",
-            "driver version is insufficient",
-            "PTX was compiled with an unsupported toolchain",
-        ),
-        "the NVIDIA driver of this host is too old for this PyTorch",
-        "install a PyTorch for the CUDA version that nvidia-smi shows (https://pytorch.org/get-started/locally), or "
-        "have the driver updated",
+    ("Expected more than 1 value per channel",): (
+        "a batch of one sample gives batch normalisation nothing to normalise over",
+        ONE_SAMPLE,
     ),
-    (
-        (
-            "Driver/library version mismatch",
-            "unsupported display driver / cuda driver combination",
-            "forward compatibility was attempted on non supported HW",
-        ),
-        "the NVIDIA driver's kernel module and its libraries are of different versions",
-        "have the host restarted, which an update of the driver needs; in a container take the host's libraries "
-        "(apptainer exec --nv)",
-    ),
-)
+}
 
 
 @contextmanager
@@ -124,25 +88,10 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
 def known_fix(error: BaseException) -> str | None:
     """Return what a user can do about an error of torch or Python, such as a lack of memory; None if unknown."""
     text = (str(error).strip().splitlines() or [""])[0]
-    known = None
-    if isinstance(error, RuntimeError):
-        known = next((row for row in DEVICE_ERRORS if any(pattern in text for pattern in row[0])), None)
-    if isinstance(error, MemoryError):
-        known = OUT_OF_MEMORY
-    if known is not None:
-        return f"{known[1]} ({text or type(error).__name__}); {known[2]}"
-    if isinstance(error, ValueError) and text.startswith("Expected more than 1 value per channel"):
-        return f"a batch of one sample gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
-    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in text:
-        return (
-            f"compute.deterministic: {text.split(', but you set')[0]}; take another layer or loss, or set it to false"
-        )
-    if isinstance(error, RuntimeError) and "because it uses CuBLAS" in text:
-        return (
-            "compute.deterministic: cuBLAS was used in this process before it was asked for, or is told otherwise; set "
-            "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python begins"
-        )
-    return None
+    known = OUT_OF_MEMORY if isinstance(error, MemoryError) else None
+    if isinstance(error, RuntimeError) or text.startswith("Expected more than 1 value"):
+        known = next((fix for words, fix in KNOWN_ERRORS.items() if any(word in text for word in words)), None)
+    return None if known is None else f"{known[0]} ({text or type(error).__name__}); {known[1]}"
 
 
 def one_line(error: BaseException, where: str) -> str:
@@ -163,9 +112,6 @@ def _placed(text: str) -> UserError:
     error = UserError(text)
     error.placed = True  # type: ignore[attr-defined]  # an outer `attribute_errors` has nothing to add
     return error
-
-
-ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
 
 
 def located_error(text: str, *made_by: Any) -> UserError:

@@ -10,7 +10,7 @@ Loading does not import torch, so that every rank reports a mistake at once.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.validation_errors import SWEEP, complaints
-from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
+from fedmpi.config.yaml_source import Document, read, read_value
 
 __all__ = ["Settings", "load"]
 
@@ -65,8 +65,6 @@ def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, st
 def settings(layers: Sequence[Document], path: Path) -> Settings:
     """Merge layers, later ones over earlier ones, into settings. Raises UserError with all mistakes in them."""
     document = reduce(merge, layers)
-    used = set(_texts(document.data)) if document.missing else set()
-    document.problems += [problem for name, problem in document.missing.items() if name in used]
     document.data.setdefault("name", path.stem)
     try:
         result = Settings.model_validate_json(json.dumps(document.data), strict=True)
@@ -84,12 +82,12 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
 
 def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str, ...] = ()) -> Document:
     """Merge a file over its bases. around: the files that have it as a base, the outermost first."""
-    place = os.path.realpath(path)  # not resolve(): a link to itself is an error of its own there
+    place = os.path.abspath(path)
     if place in around:
         raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
     own = read(path)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
-    own.data = _with(own.data, moved) if moved else own.data
+    own.data = _renamed(own.data, moved) if moved else own.data
     _anchor_document(own, path.parent)
     below = Document()
     if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
@@ -101,27 +99,17 @@ def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str,
         except UserError as error:
             own.problems.append(f"{origin}: base: {error}")
     if "over" in own.data and "over" not in below.data:  # a run's name is not that of a sweep over it
-        below = replace(below, data={key: value for key, value in below.data.items() if key != "name"})
+        below.data.pop("name", None)
     return merge(below, own)
 
 
-def _with(tree: Any, names: Mapping[str, str]) -> Any:
+def _renamed(tree: Any, names: Mapping[str, str]) -> Any:
     """Return a tree with some texts replaced."""
     if isinstance(tree, dict):
-        return {key: _with(value, names) for key, value in tree.items()}
+        return {key: _renamed(value, names) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_with(value, names) for value in tree]
+        return [_renamed(value, names) for value in tree]
     return names.get(tree, tree) if isinstance(tree, str) else tree
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    """Yield all texts in a tree, including keys."""
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, (dict, list)):
-        for item in tree:
-            yield from _texts(item)
-        yield from _texts(list(tree.values())) if isinstance(tree, dict) else ()
 
 
 def shown(text: str) -> str:
@@ -147,56 +135,41 @@ def command_line(overrides: Sequence[str]) -> Document:
     for text in overrides:
         origin = f"command line: {shorten(repr(shown(text)) if control_character(text) else shown(text), 200)}"
         key, equals, value = text.partition("=")
-        problem = ""
         if not equals or not all(key.split(".")):
-            problem = "must be KEY=VALUE, such as train.lr=0.1"
+            document.problems.append(f"{origin}: must be KEY=VALUE, such as train.lr=0.1")
         elif key.partition(".")[0] == "base":
-            problem = "base can stand in a file only; write one that names its bases, and run it"
-        elif key.count(".") >= MAX_DEPTH:
-            problem = f"nested deeper than {MAX_DEPTH} levels"
-        if problem:
-            document.problems.append(f"{origin}: {problem}")
-            continue
-        one = Document()
-        try:
-            # YAML has a meaning of its own for most marks, but as a whole value one is a text, such as a delimiter.
-            is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
-            read_as = value if is_mark else read_value(value, origin, key, one)
-        except UserError as error:
-            quoted = f"; a text can be put in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
-            document.problems.append(f"{error}{quoted}")
-            continue
-        above = nested(key, read_as, origin)
-        document = merge(document, replace(one, data=above.data, origins=above.origins | one.origins))
+            document.problems.append(f"{origin}: base can stand in a file only; write one that names its bases")
+        else:
+            document = merge(document, _override(key, value, origin))
     _anchor_document(document, Path())
     return document
 
 
+def _override(key: str, value: str, origin: str) -> Document:
+    """Return `key=value` as a layer."""
+    one = Document()
+    try:
+        # YAML has a meaning of its own for most marks, but as a whole value one is a text, such as a delimiter.
+        is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
+        tree = value if is_mark else read_value(value, origin, key, one)
+    except UserError as error:
+        quoted = f"; a text can be put in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
+        return Document(problems=[f"{error}{quoted}"])
+    above = nested(key, tree, origin)
+    return replace(one, data=above.data, origins=above.origins | one.origins)
+
+
 def merge(low: Document, high: Document) -> Document:
     """Merge two layers; values of `high` replace those of `low`."""
-    problems = list(dict.fromkeys([*low.problems, *high.problems]))  # files that share a base bring its mistakes twice
-    new = {_file_name(text): text for text in _texts(high.data) if is_file(text)} if low.missing else {}
-    moved = {name: new[_file_name(name)] for name in low.missing if _file_name(name) in new}  # it keeps its options
-    tree = _merge_trees(_with(low.data, moved) if moved else low.data, high.data, ())
-    return Document(tree, low.origins | high.origins, problems, low.missing | high.missing)
-
-
-def _file_name(name: str) -> str:
-    """
-    >>> _file_name("/home/me/own.py:net")
-    'own.py:net'
-    """
-    place, _, attribute = name.rpartition(":")
-    return f"{Path(place).name}:{attribute}"
+    return Document(_merge_trees(low.data, high.data, ()), low.origins | high.origins, [*low.problems, *high.problems])
 
 
 def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     kind = section(path)
     if kind is not None and issubclass(kind, OpenSection):
-        old, new = low.get(kind.selector), high.get(kind.selector)
-        if old is not None and new is not None and old != new:
+        if _names_another(low.get(kind.selector), high.get(kind.selector)):
             low = {key: value for key, value in low.items() if key in kind.model_fields}
-    elif path[:1] == ("method",) and len({low.get("name"), high.get("name")} - {None}) > 1:
+    elif path[:1] == ("method",) and _names_another(low.get("name"), high.get("name")):
         low = {}  # a method within a method is another one now
     merged = dict(low)
     for key, value in high.items():
@@ -211,41 +184,38 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
     return merged
 
 
+def _names_another(low: Any, high: Any) -> bool:
+    """Return whether two layers name different things. A file of the same name has moved, and keeps its options."""
+    return low is not None and high is not None and Path(str(low)).name != Path(str(high)).name
+
+
 def _anchor_document(document: Document, directory: Path) -> None:
     """Make the relative paths of plug-ins, and of files of settings that a sweep's axes name, absolute."""
     for key, value in document.data.items():
         if key not in SWEEP:
-            document.data[key] = _anchor(value, key, document, directory)
+            document.data[key] = _anchor(value, directory)
     best = document.data.get("best")
-    of_best = best.get("over") if isinstance(best, dict) else None
-    axes: dict[str, Any] = {"over": document.data.get("over"), "best.over": of_best}
-    for dotted, over in axes.items():
+    overs: list[Any] = [document.data.get("over"), best.get("over") if isinstance(best, dict) else None]
+    for over in overs:
         for name, axis in over.items() if isinstance(over, dict) else ():
             if isinstance(axis, list):
                 over[name] = [os.path.abspath(directory / item) if is_config(item) else item for item in axis]
             elif isinstance(axis, dict):
-                below = f"{dotted}.{name}"
-                over[name] = {k: _anchor(tree, f"{below}.{k}", document, directory) for k, tree in axis.items()}
+                over[name] = {label: _anchor(tree, directory) for label, tree in axis.items()}
 
 
-def _anchor(tree: Any, dotted: str, document: Document, directory: Path) -> Any:
+def _anchor(tree: Any, directory: Path) -> Any:
     """Make each `file.py:Name` in a value absolute: in the directory of the config that names it, else in the working
     directory."""
     if isinstance(tree, dict):
-        within = {key: _anchor(value, f"{dotted}.{key}", document, directory) for key, value in tree.items()}
-        return {_anchor(key, dotted, document, directory): value for key, value in within.items()}
+        return {_anchor(key, directory): _anchor(value, directory) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_anchor(item, dotted, document, directory) for item in tree]
+        return [_anchor(item, directory) for item in tree]
     if not isinstance(tree, str) or not is_file(tree):
         return tree
     place, _, attribute = tree.rpartition(":")
-    tried = [(directory / place).absolute(), Path(place).absolute()]
-    existing = next((path for path in tried if os.path.isfile(path)), None)
-    if existing is not None:
-        return f"{existing}:{attribute}"
-    where = " nor ".join(dict.fromkeys(map(str, tried)))
-    document.missing[tree] = f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}"
-    return tree
+    beside, here = (directory / place).absolute(), Path(place).absolute()
+    return f"{here if here.is_file() and not beside.is_file() else beside}:{attribute}"
 
 
 def is_config(value: Any) -> bool:

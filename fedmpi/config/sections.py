@@ -134,14 +134,14 @@ class MethodSettings(OpenSection):
 
 # What each optimiser takes beside lr and weight_decay, with the values of torch.optim where the config says nothing.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.9, "dampening": 0.0, "nesterov": False},
+    "sgd": {"momentum": 0.9, "nesterov": False},
     "adam": {"betas": [0.9, 0.999], "eps": 1e-8},
     "adamw": {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
     "rmsprop": {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0},
     "adagrad": {"eps": 1e-10},
 }
-OWN = ("momentum", "dampening", "nesterov", "betas", "eps", "alpha")  # keys that not every optimiser has
-NOTHING: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False}  # else null
+OWN = ("momentum", "nesterov", "betas", "eps", "alpha")  # keys that not every optimiser has
+NOTHING: dict[str, Any] = {"momentum": 0.0, "nesterov": False}  # else null
 
 
 def _whole(number: float) -> float:
@@ -159,7 +159,6 @@ class TrainSettings(Section):
     optim: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] = "sgd"  # each as in torch.optim
     lr: NonNegative = 0.01  # learning rate
     momentum: Fading = 0.9  # of sgd; of rmsprop, where it is 0 unless given
-    dampening: Fading = 0.0  # of sgd's momentum: share of a gradient that does not enter it
     nesterov: bool = False  # of sgd's momentum: the step looks ahead
     betas: Annotated[list[Fading], Field(min_length=2, max_length=2)] | None = (
         None  # of adam, adamw; null: [0.9, 0.999]
@@ -213,10 +212,8 @@ class TrainSettings(Section):
                     f"{key}: {dumps(value)} is an option of {whose}, and optim is {self.optim}; set {key} to null, or "
                     "take another optim"
                 )
-        if self.nesterov and not (self.momentum and not self.dampening):
-            raise ValueError("nesterov: true needs momentum > 0 and dampening: 0; set nesterov to false, or these")
-        if self.dampening and not self.momentum:
-            raise ValueError(f"dampening: {self.dampening:g} has no effect with momentum: 0; leave it out")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov: true needs momentum > 0; set nesterov to false, or momentum")
         if self.keep_optim and self.optim == "sgd" and not self.momentum:
             raise ValueError(
                 "keep_optim: true has no effect with sgd and momentum: 0, which keep nothing; leave it out"

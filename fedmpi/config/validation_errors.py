@@ -1,6 +1,7 @@
 """pydantic's errors about a config -> one line for each mistake: where, key, value, what is allowed."""
 
 import itertools
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,43 +23,45 @@ def complaints(error: ValidationError, document: Document, source: str) -> list[
     errors = error.errors(include_url=False)
     wrong = {each["loc"][:-1] for each in errors}  # a list that is too short only because its items are wrong is not
     located = [
-        (_key(document.data, each), each) for each in errors if each["type"] != "too_short" or each["loc"] not in wrong
+        (_locate(document.data, each), each)
+        for each in errors
+        if each["type"] != "too_short" or each["loc"] not in wrong
     ]
     for key, group in itertools.groupby(located, key=lambda pair: pair[0]):
-        where = _origin(document, key, source)
+        dotted = ".".join(shorten(str(part)) for part in key)
+        nearest = next((name for name in _sections_around(key) if name in document.origins), "")
+        where = document.origins.get(nearest, source)
         text = _describe(key, [each for _, each in group], document.data)
-        lines.append((order.get(where, -1), f"{where}: {'.'.join(shorten(str(part)) for part in key)}{text}"))
+        lines.append((order.get(where, -1), f"{where}: {dotted}: {text}" if dotted else f"{where}: {text}"))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
+
+
+def _sections_around(key: Key) -> list[str]:
+    """Return the dotted key and those of the sections around it, the innermost first."""
+    return [".".join(map(str, key[:depth])) for depth in range(len(key), 0, -1)]
 
 
 def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
     first = errors[0]
     if first["type"] == "missing":
-        return ": missing; it must be given"
+        return "missing; it must be given"
     if first["type"] == "extra_forbidden":
-        return f": unknown key; {_advice(key)}"
-    if first["type"] == "value_error":  # from our own validators
+        return f"unknown key; {_advice(key)}"
+    if first["type"] == "value_error":  # from our own validators, which may name the key themselves
         text = str(first["ctx"]["error"])
+        names = {".".join(map(str, key[depth:])) for depth in range(len(key))}
         begins, _, rest = text.partition(": ")
-        named = {".".join(map(str, key[depth:])) for depth in range(len(key))}
-        if begins in named:
-            return f": {rest}"
-        below = f"{'.'.join(map(str, key))}." if key else ""  # evaluate.best.metric, where evaluate.best is a bare text
-        return text.removeprefix(below[:-1]) if begins.startswith(below) else f": {text}"
-    value = _value(data, key)
+        return rest if begins in names else text
+    value: Any = data
+    for part in key:
+        value = value[part]
     name = next((name for name in ("name", "source", "scheme") if name in _keys(*key)), None)  # method=fedprox
     meant = f"; did you mean {'.'.join(map(str, key))}.{name}={value}?" if name and isinstance(value, str) else ""
-    if isinstance(value, list) and len(value) > 1 and all(isinstance(each, (int, float, str)) for each in value):
-        text = f"{'.'.join(map(str, key))}: {show(value)}"
-        text = f"{'.'.join(map(str, key))}.{name}: {show(value)}" if name else text  # method: [fedavg, ditto]
-        each = name is not None or _takes_one(errors)
-        meant = f"; for a run with each of them write over: {{{text}}}, for fedmpi sweep" if each else ""
-    return f": {show(value)} is not allowed; must be {allowed(errors)}{meant}"
-
-
-def _takes_one(errors: list[Any]) -> bool:
-    """Whether the key takes one number, text or truth value, and no list."""
-    return all(each["type"] in ("int_type", "float_type", "string_type", "bool_type") for each in errors)
+    if isinstance(value, list) and first["type"] in ("int_type", "float_type", "string_type"):
+        meant = (
+            f"; for a run with each of them write over: {{{'.'.join(map(str, key))}: {show(value)}}}, for fedmpi sweep"
+        )
+    return f"{show(value)} is not allowed; must be {allowed(errors)}{meant}"
 
 
 def _advice(key: Key) -> str:
@@ -77,45 +80,21 @@ def _keys(*path: str | int) -> tuple[str | int, ...]:
     return tuple(known.model_fields) if known is not None else ()
 
 
-def _key(data: Any, error: Any) -> Key:
-    """The error's place as far as it exists in the data: pydantic appends the names of the alternatives it tried."""
+def _locate(data: Any, error: Any) -> Key:
+    """The error's place as far as it exists in the data, as pydantic appends the names of the alternatives it tried;
+    then the keys that an error of our own names at its start: `train.lr: ...`."""
     loc: Key = error["loc"]
     if error["type"] == "missing":
         return loc
-    for depth, part in enumerate(loc):
+    text = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
+    named = re.match(r"([\w.]+): (missing)?", text)
+    steps: Key = (*loc, *(named[1].split(".") if named else ()))
+    if named and named[2]:
+        return steps
+    for depth, part in enumerate(steps):
         inside = isinstance(data, list) if isinstance(part, int) else isinstance(data, dict) and part in data
         if not inside:
-            return loc[:depth]
+            in_short_form = named is not None and isinstance(data, str)  # evaluate.best: accuracy is its metric
+            return steps if in_short_form else steps[:depth]
         data = data[part]
-    return (*loc, *_named(error, data))
-
-
-def _named(error: Any, data: Any) -> Key:
-    """Return the keys that an error of our own names at its start, `train.lr: ...` as ("train", "lr").
-
-    Keys that are not in the data are left out.
-    """
-    text = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
-    named = tuple(text.partition(":")[0].split("."))
-    if text.partition(": ")[2].startswith("missing"):
-        return named
-    for depth, part in enumerate(named):
-        if not isinstance(data, dict) or part not in data:
-            return named[:depth]
-        data = data[part]
-    return named
-
-
-def _value(data: Any, key: Key) -> Any:
-    for part in key:
-        data = data[part]
-    return data
-
-
-def _origin(document: Document, key: Key, source: str) -> str:
-    """Where the key, or else the nearest section around it, was written."""
-    for depth in range(len(key), 0, -1):
-        dotted = ".".join(map(str, key[:depth]))
-        if dotted in document.origins:
-            return document.origins[dotted]
-    return source
+    return steps

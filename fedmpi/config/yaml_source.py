@@ -10,8 +10,6 @@ an object. A value may refer to environment variables:
 import difflib
 import os
 import re
-import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,17 @@ from typing import Any
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import control_character, shorten, show
+from fedmpi.common.text import control_character, show
 
-MAX_BYTES = 1_000_000
-MAX_DEPTH = 100  # mappings and lists within each other
 MAX_VALUES = 50_000  # in one text, with its aliases written out: eight lines of aliases can stand for 10^8 values
 
-# YAML takes braces within {...} and [...] for its own, so as many other characters stand there while it reads.
-OPEN, CLOSE, BEGIN, END = "${env:", "}", "\ue000" * 6, "\ue001"
-_REFERENCE = re.compile(r"\$\{env:([^{}\n]*)\}")
+# YAML takes braces within {...} and [...] for its own, so other characters stand there while it reads.
+OPEN, BEGIN, END = "${env:", "\ue000" * 6, "\ue001"
+_REFERENCE = re.compile(r"\$\{env:([A-Za-z_]\w*(?::-[^{}\n]*)?)\}", re.ASCII)
 _HIDDEN = re.compile(f"{BEGIN}([^{END}]*){END}")
-_OTHER_REFERENCE = re.compile(r"\$\{(?!env:)[\w.:-]*\}")
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)(?::-(.*))?", re.ASCII)
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str")}
-_KEYS = (_TAG + "str", _TAG + "int")
 _NUMBERS = {
     "int": r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)",
     "float": r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
@@ -49,8 +42,6 @@ class Document:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    # `file.py:Name` whose file is not there -> the problem that it is, unless another layer replaces the name.
-    missing: dict[str, str] = field(default_factory=dict)
 
 
 def read(path: Path, needs: str = "a config needs at least data, model and method") -> Document:
@@ -73,33 +64,17 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a config file.
-
-    Raises:
-        UserError: no such file (with the nearest name), a directory or a device, unreadable, too large, not UTF-8.
-    """
+    """Return the text of a config file. Raises UserError if there is none (with the nearest name), or it is no text."""
     try:
-        kind = os.stat(path).st_mode
-        if stat.S_ISDIR(kind):
-            raise UserError(f"{path}: is a directory; name a YAML file in it")
-        if not stat.S_ISREG(kind):  # opening a pipe would wait for its writer, and a device never ends
-            raise UserError(f"{path}: is a device, pipe or socket; a config is a regular file")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        return path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError) as error:
-        others = {str(other): other.stem for other in path.parent.glob("*.y*ml")}
-        close = difflib.get_close_matches(path.stem, others.values(), n=1)
-        meant = next((f"; did you mean {other}?" for other, stem in others.items() if stem in close), "")
+        close = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.y*ml")], n=1)
+        meant = f"; did you mean {path.parent / close[0]}?" if close else ""
         raise UserError(f"{path}: there is no such config file{meant}") from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(content) > MAX_BYTES:
-        raise UserError(f"{path}: is larger than {MAX_BYTES // 10**6} MB; a config is a short YAML file")
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: cannot be read as text: {error}; save it as UTF-8") from error
+        raise UserError(f"{path}: cannot be read as text: {error}; save it as UTF-8") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 class _Reader(yaml.SafeLoader):
@@ -119,107 +94,79 @@ class _Reader(yaml.SafeLoader):
     def where(self, node: yaml.Node) -> str:
         return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
 
-    def build(self, node: yaml.Node, path: str, depth: int) -> Any:
+    def build(self, node: yaml.Node, path: str) -> Any:
+        """Return the value of a node under the dotted key `path`."""
         self.values += 1
-        where = f"{self.where(node)}: {path}"
-        if depth > MAX_DEPTH:
-            where = f"{self.where(node)}: {shorten(path)}"
-            raise UserError(f"{where}: nested deeper than {MAX_DEPTH} levels, or an alias (*) within its own anchor")
         if self.values > MAX_VALUES:
-            raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out; write fewer")
+            raise UserError(f"{self.where(node)}: more than {MAX_VALUES} values, with the aliases (*) written out")
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            values: dict[str, Any] = {}
-            for key, inside, value in self.entries(node, path):
-                if key is None:
-                    values |= self.build(value, path, depth + 1)
-                else:
-                    values[key] = self.build(value, inside, depth + 1)
-            return values
+            return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [self.build(item, f"{path}.{index}", depth + 1) for index, item in enumerate(node.value)]
-        if node.tag not in _SCALARS:
-            tag = node.tag.replace(_TAG, "!!")
-            raise UserError(f"{where}: the YAML tag {tag} is not read here; write plain values")
-        if "$" in node.value or BEGIN in node.value:
-            node = self.resolve_references(node, where)
-        try:
-            value = self.construct_object(node)
-        except (ValueError, KeyError, yaml.YAMLError) as error:  # `!!int x`, `!!bool x`, 5,000 digits
-            kind = node.tag.replace(_TAG, "!!")
-            raise UserError(f"{where}: {show(node.value)} cannot be read as {kind}") from error
-        if isinstance(value, str) and control_character(value):
-            raise UserError(f"{where}: {show(value)} holds {control_character(value)}; write text without it")
-        return value
+            return [self.build(item, f"{path}.{index}") for index, item in enumerate(node.value)]
+        return self.scalar(node, f"{self.where(node)}: {path}")
 
-    def entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str | None, str, yaml.Node]]:
-        """Yield (key, dotted key, value) of a mapping; the key is None for a mapping behind `<<`.
-
-        Keys that cannot be read are left out, and noted in the document.
-        """
+    def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
+        """Return a mapping. Keys that cannot be read are left out, and noted in the document."""
+        values: dict[str, Any] = {}
         lines: dict[str, str] = {}  # key -> where it stands
-        # The mappings behind `<<` come first, so that the mapping's own keys win.
+        # The mappings behind `<<` come first, so that the mapping's own keys win; of several the first wins.
         for key, value in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
             text, where = str(key.value), self.where(key)
             inside = f"{path}.{text}" if path else text
-            problem = ""
-            if key.tag not in (*_KEYS, _TAG + "merge"):
-                shown = show(text) if isinstance(key, yaml.ScalarNode) else "here"
-                problem = f"{path + ': ' if path else ''}the key {shown} is not text; put it in quotes"
-            elif text in lines:
+            if text in lines:
                 problem = f"{inside}: duplicate key; it already stands at {lines[text]}"
-            elif BEGIN in text:
-                written = _HIDDEN.sub(rf"{OPEN}\1{CLOSE}", text)
-                raise UserError(f"{where}: the key {show(written)} holds a reference; they stand in values only")
-            elif control_character(text):
-                problem = f"{path + ': ' if path else ''}the key {show(text)} holds {control_character(text)}"
-            if problem:
                 self.document.problems.append(f"{where}: {problem}")
-                continue
-            lines[text] = where
-            if key.tag == _TAG + "merge":
-                others = value.value if isinstance(value, yaml.SequenceNode) else [value]
-                for other in reversed(others):  # of several the first wins
+            elif key.tag == _TAG + "merge":
+                for other in reversed(value.value if isinstance(value, yaml.SequenceNode) else [value]):
                     if not isinstance(other, yaml.MappingNode):
                         raise UserError(f"{where}: {inside}: takes a mapping, or a list of mappings")
-                    yield None, path, other
+                    values |= self.build(other, path)
+            elif key.tag not in (_TAG + "str", _TAG + "int") or control_character(text) or BEGIN in text:
+                shown = show(_HIDDEN.sub(r"${env:\1}", text)) if isinstance(key, yaml.ScalarNode) else "here"
+                self.document.problems.append(f"{where}: the key {shown} is not plain text; put it in quotes")
             else:
-                self.document.origins[inside] = where
-                yield text, inside, value
+                lines[text] = self.document.origins[inside] = where
+                values[text] = self.build(value, inside)
+        return values
 
-    def resolve_references(self, node: yaml.Node, where: str) -> yaml.Node:
-        """Replace what refers to environment variables by their texts; a plain scalar is then a number if it reads so.
+    def scalar(self, node: yaml.Node, where: str) -> Any:
+        """Return a text, number, truth value or null."""
+        if node.tag not in _SCALARS:
+            raise UserError(
+                f"{where}: the YAML tag {node.tag.replace(_TAG, '!!')} is not read here; write plain values"
+            )
+        text = resolve_references(node.value, where)
+        if text != node.value:  # a plain scalar may be a number now
+            is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+            tag = self.resolve(yaml.ScalarNode, text, (True, False)) if is_plain else node.tag
+            node = yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", text, node.start_mark)
+        try:
+            value = self.construct_object(node)
+        except (ValueError, KeyError, yaml.YAMLError) as error:  # `!!int x`, `!!bool x`, 5,000 digits
+            raise UserError(f"{where}: {show(text)} cannot be read as {node.tag.replace(_TAG, '!!')}") from error
+        if control_character(text):
+            raise UserError(f"{where}: {show(text)} holds {control_character(text)}; write text without it")
+        return value
 
-        Raises:
-            UserError: an unset variable, what is no name of one, a variable that refers to others.
-        """
-        if other := _OTHER_REFERENCE.search(node.value):
-            raise UserError(f"{where}: {show(other[0])} is no reference here; write ${{env:NAME}} for a variable")
-        text, _, rest = node.value.partition(BEGIN)
-        while rest:
-            reference, _, rest = rest.partition(END)
-            parts = _VARIABLE.fullmatch(reference)
-            if parts is None:
-                shown = show(f"{OPEN}{reference}{CLOSE}")
-                raise UserError(f"{where}: {shown}: write ${{env:NAME}} or ${{env:NAME:-text}}")
-            value = os.environ.get(parts[1], parts[2])
-            if value is None:
-                raise UserError(
-                    f"{where}: the environment variable {parts[1]} is not set; set it, or write "
-                    f"${{env:{parts[1]}:-text}} with what is to stand in its place"
-                )
-            if OPEN in value:
-                raise UserError(
-                    f"{where}: the environment variable {parts[1]} holds a reference itself; write out its value"
-                )
-            between, _, rest = rest.partition(BEGIN)
-            text += value + between
-        if OPEN in text:
-            raise UserError(f"{where}: {show(text)}: '{OPEN}' without its '{CLOSE}'")
-        if text == node.value:
-            return node
-        plain = isinstance(node, yaml.ScalarNode) and node.style is None and node.tag == _TAG + "str"
-        tag = self.resolve(yaml.ScalarNode, text, (True, False)) if plain else node.tag
-        return yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", text, node.start_mark)
+
+def resolve_references(text: str, where: str) -> str:
+    """Replace what refers to environment variables by their texts. Raises UserError for an unset variable, or what is
+    no such reference."""
+
+    def value_of(reference: re.Match[str]) -> str:
+        name, has_default, default = reference[1].partition(":-")
+        value = os.environ.get(name, default if has_default else None)
+        if value is None:
+            raise UserError(
+                f"{where}: the environment variable {name} is not set; set it, or write ${{env:{name}:-text}} with "
+                "what is to stand in its place"
+            )
+        return value
+
+    resolved = _HIDDEN.sub(value_of, text)
+    if "${" in resolved:
+        raise UserError(f"{where}: {show(resolved)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
+    return resolved
 
 
 def read_value(text: str, source: str, path: str, document: Document, has_lines: bool = False) -> Any:
@@ -234,7 +181,7 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
         reader = _Reader(_REFERENCE.sub(f"{BEGIN}\\1{END}", text))  # lines and columns stay as they are
         reader.document, reader.source, reader.has_lines = document, source, has_lines
         node = reader.get_single_node()
-        return None if node is None else reader.build(node, path, 0)
+        return None if node is None else reader.build(node, path)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(part for part in (error.context, error.problem) if part)
@@ -243,7 +190,7 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
     except yaml.YAMLError as error:  # characters that YAML does not know
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise UserError(f"{source}: nested deeper than {MAX_DEPTH} levels") from error
+        raise UserError(f"{source}: nested too deep, or an alias (*) within its own anchor") from error
 
 
 class _Dumper(yaml.SafeDumper):

@@ -41,7 +41,7 @@ def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as th
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             for number, row in enumerate(reader):
                 line = reader.line_num
-                if any("\0" in cell for cell in row):
+                if "\0" in "".join(row):
                     raise csv.Error("it holds the control character '\\x00', as a file in UTF-16 does")
                 is_note = number == 0 and bool(row) and row[0].startswith("sep=")
                 if any(map(str.strip, row)) and not is_note:

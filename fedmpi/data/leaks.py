@@ -93,12 +93,12 @@ def _ordering(x: Tensor, time: Tensor, groups: Sequence[Tensor]) -> list[int]:
     """Return the columns of x (n, f) that order the times (n,) of every group, up or down, and hardly by chance."""
     groups = [rows for rows in groups if len(rows) > 1]
     log_chance = torch.zeros(x.shape[1])
-    found = _matching(x, time, groups, _orders)
-    for k in found:
+    ordering = _matching(x, time, groups, _orders)
+    for k in ordering:
         for rows in groups:
             with_ties = _log_chance(time[rows]) + _log_chance(x[rows, k]) + math.lgamma(len(rows) + 1)
             log_chance[k] += min(with_ties + math.log(2), 0)
-    return [k for k in found if log_chance[k] + math.log(x.shape[1]) < math.log(CHANCE)]
+    return [k for k in ordering if log_chance[k] + math.log(x.shape[1]) < math.log(CHANCE)]
 
 
 def _matching(x: Tensor, y: Tensor, groups: Sequence[Tensor], test: Callable[[Tensor, Tensor], Tensor]) -> list[int]:

@@ -18,7 +18,6 @@ from fedmpi.common.text import count
 from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import resources
 from fedmpi.doctor import FAIL, WARN, Row, joined
-from fedmpi.doctor.machine import BF16_UNITS
 from fedmpi.doctor.mpi import current_job
 
 LITTLE_BYTES = 1 << 30  # free for a run directory
@@ -35,10 +34,8 @@ def config(path: str, *overrides: str) -> Iterator[Row]:
     checks: dict[str, Callable[[configs.Settings, Job], Row]] = {
         "ranks": ranks,
         "device": device,
-        "precision": precision,
-        "back end": backend,
-        "interface": interface,
         "threads": threads,
+        "back end": backend,
         "lost rank": lost_rank,
         "memory": experiment,
         "output": output,
@@ -86,34 +83,20 @@ def device(settings: configs.Settings, job: Job) -> Row:
     return Row("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
-def precision(settings: configs.Settings, job: Job) -> Row:
-    """Report the precision; bf16 runs everywhere, but without units for it it is slower than fp32."""
-    import torch
-
-    from fedmpi.runtime.device import pick_device
-
-    if settings.compute.precision == "fp32" or (settings.compute.device == "cuda" and not torch.cuda.is_available()):
-        return Row("precision", settings.compute.precision)
-    picked = pick_device(settings, _trainer(job))
-    if picked.type == "cuda" and torch.cuda.get_device_capability(picked)[0] >= BF16_UNITS:
-        return Row("precision", "bf16")
-    where = "this GPU has no units" if picked.type == "cuda" else "most CPUs have no units"
-    return Row("precision", f"bf16, for which {where}: compute.precision=fp32 is faster there", WARN)
+def threads(settings: configs.Settings, job: Job) -> Row:
+    resources.check(settings, writes=False)
+    return Row("threads", f"{settings.compute.threads} a rank; this process may use {count(usable_cores(), 'core')}")
 
 
 def backend(settings: configs.Settings, job: Job) -> Row:
+    interface = settings.comm.interface
+    by = f"over {', '.join(network.choose(interface))}" if interface is not None and job.size > 1 else ""
     if job.size > 1:
         others = f"if other hosts are like this one ({job.host})" * (job.local_size < job.size)
-        return Row("back end", joined([_chosen_backend(settings, job), others]))
+        return Row("back end", joined([_chosen_backend(settings, job), by, others]))
     asked = _chosen_backend(settings, job) if settings.comm.backend == "mpi" else settings.comm.backend
     under = {"auto": "nccl under a launcher if each rank has a GPU of its own, else gloo"}.get(asked, asked)
     return Row("back end", f"none in one process; {under}")
-
-
-def interface(settings: configs.Settings, job: Job) -> Row:
-    if settings.comm.interface is None:
-        return Row("interface", "of gloo's and NCCL's choice; comm.interface names one")
-    return Row("interface", ", ".join(network.choose(settings.comm.interface)))
 
 
 def _chosen_backend(settings: configs.Settings, job: Job) -> str:
@@ -137,11 +120,6 @@ def _chosen_backend(settings: configs.Settings, job: Job) -> str:
             where = torch.device("cpu")
         cards.append(choice.describe(asked, job.host, where))
     return choice.choose(asked, cards)
-
-
-def threads(settings: configs.Settings, job: Job) -> Row:
-    resources.check(settings, writes=False)
-    return Row("threads", f"{settings.compute.threads} a rank; this process may use {count(usable_cores(), 'core')}")
 
 
 def lost_rank(settings: configs.Settings, job: Job) -> Row:

@@ -104,26 +104,22 @@ def _peak_bytes() -> int:
 def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
     """Return rank 0's traffic, without states of clients that move: up is what it receives, down what it sends.
 
-    Returns:
-        "round": the most frequent kind of round; "kinds": each kind with its first round and number; "run": their sum.
+    Returns: how uploads travel ("way"), bytes of the largest round ("round"), and of all ("run").
     """
     s, messages, members = experiment.settings, experiment.messages, experiment.cohort_size
     way, trainers = memory.upload_way(experiment, ranks), len(build_data.training_ranks(s, ranks))
     # Of sums each rank that trains sends one, in 64 bits; of columns rank 0 receives its own.
     rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
-    first, often = dict[tuple[int, int], int](), Counter[tuple[int, int]]()
+    up, down = [0], [0]
     for t in range(s.rounds):
-        news = messages.announcement(messages.groups(t - 1) if t else None).size
-        kind = (
-            int(experiment.itemsize * rows * messages.upload(t).size),
-            experiment.itemsize * (max(ranks - 1, 1) * news + members * messages.per_client.size),
-        )
-        first.setdefault(kind, t)
-        often[kind] += 1
-    kinds = [{"first": t, "rounds": often[up, down], "up": up, "down": down} for (up, down), t in first.items()]
-    usual = max(kinds, key=lambda kind: kind["rounds"], default={"up": 0, "down": 0})
-    totals = {key: sum(kind[key] * kind["rounds"] for kind in kinds) for key in ("up", "down")}
-    return {"way": way, "round": {key: usual[key] for key in totals}, "run": totals, "kinds": kinds}
+        announced = messages.announcement(messages.groups(t - 1) if t else None).size
+        up.append(int(experiment.itemsize * rows * messages.upload(t).size))
+        down.append(experiment.itemsize * (max(ranks - 1, 1) * announced + members * messages.per_client.size))
+    return {
+        "way": way,
+        "round": {"up": max(up), "down": max(down)},
+        "run": {"up": sum(up), "down": sum(down)},
+    }
 
 
 # ---- output ----
@@ -137,13 +133,8 @@ def lines(facts: Facts, words: Sequence[str]) -> list[str]:
             rows += [(label, f"{who}: about {size_text(parts['all'])}{beside}"), ("", ", ".join(sizes))]
     if facts["cuda"] and facts["device"] == "cpu":
         rows += [("", "counted on a CPU: ask on a node with a GPU for the memory of each")]
-    usual, run = facts["bytes"]["round"], facts["bytes"]["run"]
-    rows += [("bytes", f"{_both(usual)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")]
-    rows += [
-        ("", f"{_both(kind)} in {count(kind['rounds'], 'round')} such as {kind['first'] + 1}")
-        for kind in facts["bytes"]["kinds"]
-        if (kind["up"], kind["down"]) != (usual["up"], usual["down"])
-    ]
+    largest, run = facts["bytes"]["round"], facts["bytes"]["run"]
+    rows += [("bytes", f"{_both(largest)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")]
     rows += [("", f"{_both(run)} in {count(facts['rounds'], 'round')}"), ("sbatch", sbatch(facts, words))]
     return [f"{name:<8}  {text}" for name, text in rows]
 

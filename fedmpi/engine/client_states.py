@@ -78,10 +78,8 @@ class ClientStates:
         self.trained: dict[int, int] = {}
         self.store: StateStore | None = None
         self.max_in_memory, self.stored_up_to = 0, -1
-        self.saved, self.written_up_to = (
-            -1,
-            -1,
-        )  # stored_up_to one save ago, and two saves ago: then all ranks have files
+        # stored_up_to one save ago, and two saves ago: then all ranks have files
+        self.saved = self.written_up_to = -1
         self.unavailable: set[int] = set()  # clients whose site has failed
         self.round = -1  # the round of this rank
         self.keeps_undo = False  # whether the training of a round may have to be undone
@@ -177,14 +175,13 @@ class ClientStates:
         """Return client -> the round of its newest intact row in the store, of rounds in which it took part."""
         if self.store is None:
             return {}
-        rows: dict[int, list[int]] = {k: [] for k in clients if k in self.trained}
-        found = [(k, t) for k, t in self.store.found() if k in clients]
-        self.store.take_over(found)
-        for k, t in found:
-            if k in rows and t <= self.trained[k] and took_part(k, t):
-                rows[k].append(t)
-        newest = {k: next((t for t in sorted(rows[k], reverse=True) if self.store.whole(k, t)), START) for k in rows}
-        return {k: t for k, t in newest.items() if t != START}
+        stored = [(k, t) for k, t in self.store.found() if k in clients]
+        self.store.take_over(stored)
+        newest: dict[int, int] = {}
+        for k, t in sorted(stored):
+            if k in self.trained and t <= self.trained[k] and took_part(k, t) and self.store.whole(k, t):
+                newest[k] = t
+        return newest
 
     def revert(self, rounds: Mapping[int, int]) -> None:
         """Set states back. rounds: client -> the round that made the state that it has from now on."""
@@ -205,14 +202,13 @@ class ClientStates:
                 continue
             if (k, t) not in self.copies:
                 raise UserError(
-                    f"client {k} reverts to its state of round {t}, which this checkpoint lacks; begin earlier"
+                    f"client {k} reverts to its state of round {t}, which the checkpoint lacks; begin earlier"
                 )
             (source, row), to = self.copies[k, t], self.owner[k]
             if to == self.comm.rank:
                 mine[k] = self._empty() if row is None else row
-            if row is None and to == self.comm.rank:
-                incoming.append((source, mine[k]))
-            elif row is not None and to != self.comm.rank:
+                incoming += [(source, mine[k])] if row is None else []
+            elif row is not None:
                 outgoing.append((to, row.to(self.comm.device)))
         self.comm.exchange(outgoing, incoming)
         self.revert(rounds)
@@ -268,16 +264,14 @@ class ClientStates:
 
     def _evict_rows(self, store: StateStore) -> None:
         """Evict the least recently used rows from memory; those that are not in the store are put there first."""
-        evicted = list[int]()
+        evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
             if client in self._before:  # it and all after it may have to be undone, and must not be stored
                 break
-            if (
-                client not in self.received_rows
-                or not self.written_up_to < self.trained.get(client, START) <= self.stored_up_to
-            ):
-                evicted.append(client)
-        for client in evicted:
-            row, last = self.rows.pop(client), self.trained.get(client, START)
+            last = self.trained.get(client, START)
+            if client not in self.received_rows or not self.written_up_to < last <= self.stored_up_to:
+                evicted.append((client, last))
+        for client, last in evicted:
+            row = self.rows.pop(client)
             if last > self.stored_up_to:
                 store.put(client, last, row.cpu())

@@ -44,7 +44,18 @@ from fedmpi.tasks import contract
 from fedmpi.tasks.measures import Figures, pooled, spread
 
 MOST_CLASSES = 100  # for which accuracies by class are recorded
-View = Callable[[int], ClientContext]
+
+
+class EvaluationInputs(NamedTuple):
+    """The round that is evaluated, and the models and messages of which that is made."""
+
+    t: int
+    lr: float
+    model: tuple[Tensor, Tensor] | None  # w, b of the global model, at rank 0
+    exact: tuple[Tensor, Tensor] | None  # the same on all ranks, if the broadcast differs from it
+    inbox: Tensor  # the latest broadcast
+    downloads: Mapping[int, Tensor]  # of the clients to be evaluated
+    last: bool  # whether no round follows
 
 
 class Evaluation(NamedTuple):
@@ -138,7 +149,6 @@ class Evaluator:
         self.trainer, self.comm = states.trainer, states.comm
         self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
         self.by_class: list[float] = []  # accuracy of the global model on each class; [] if unknown
-        self.exact: tuple[Tensor, Tensor] | None = None
         self.warned = set[str]()  # protocols for which models without finite outputs were reported
         self.silo = self.data.global_test is None
         self.validates, self.own = validates is not None, validates == "own"
@@ -148,73 +158,37 @@ class Evaluator:
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
-            raise UserError(
-                "evaluate.protocol: sites needs a data set that says whose each test row is (Dataset.test_site), and "
-                "this one does not; in silo mode personal has the figures of each site"
-            )
+            raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
 
-    def __call__(
-        self,
-        t: int,
-        lr: float,
-        model: tuple[Tensor, Tensor] | None,
-        exact: tuple[Tensor, Tensor] | None,
-        inbox: Tensor,
-        downloads: Mapping[int, Tensor],
-        *,
-        last: bool,
-    ) -> tuple[Figures, list[dict[str, Any]]]:
-        """Return the metrics of round t, and a row for each client.
-
-        Args:
-            t, lr: the round, and its learning rate.
-            model: w, b of the global model, at rank 0.
-            exact: the same on all ranks, if the broadcast differs from it.
-            inbox, downloads: the latest broadcast, and the downloads of the clients to be evaluated.
-            last: whether no round follows.
-        """
-
-        def view(client: int) -> ClientContext:
-            return self.states.view(client, t, lr, inbox, downloads[client])
-
-        self.exact = exact
-        figures: Figures = {}
-        lines: list[dict[str, Any]] = []
+    def __call__(self, now: EvaluationInputs) -> tuple[Figures, list[dict[str, Any]]]:
+        """Return the metrics of a round, and a row for each client."""
+        t, model, figures, lines = now.t, now.model, Figures(), list[dict[str, Any]]()
         for protocol in self.protocol:
-            if protocol.startswith("ft(") and not last:
+            if protocol.startswith("ft(") and not now.last:
                 continue
             if protocol == "sites" or (protocol == "global" and not self.silo):  # of rank 0 alone
                 if model is not None:
                     figures |= self._by_site(t, *model) if protocol == "sites" else self._global(t, *model)
                 continue
-            rows, weights = self._evaluate_clients(protocol, t, list(downloads), view)
-            if model is not None:
-                figures |= self._combine(t, protocol, rows, weights)
-                lines += self._lines(t, protocol, rows)
+            rows, weights = self._evaluate_clients(protocol, now)
+            if model is None:
+                continue
+            figures |= self._combine(t, protocol, rows, weights)
+            names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
+            for k in sorted(rows):
+                samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
+                site = {"site": names[k]} if names else {}
+                lines.append({"round": t, "client": k, **site, "protocol": protocol, "samples": samples, **rows[k]})
         if self.validates:
-            validated = self._validated(t, model, list(downloads), view)
-            figures |= {f"validation_{name}": value for name, value in validated.items()}
+            figures |= {f"validation_{name}": value for name, value in self._validated(now).items()}
         return figures, lines
-
-    def _lines(self, t: int, protocol: str, rows: Mapping[int, Figures]) -> list[dict[str, Any]]:
-        """Return the rows of clients.jsonl."""
-        names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
-        lines = []
-        for k in sorted(rows):
-            samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
-            site = {"site": names[k]} if names else {}
-            lines.append({"round": t, "client": k, **site, "protocol": protocol, "samples": samples, **rows[k]})
-        return lines
-
-    def _evaluate(self, t: int, shard: Shard) -> Evaluation:
-        with attribute_errors(f"evaluation after round {t}"):
-            return evaluate(self.trainer, shard, self.batch_size)
 
     def _global(self, t: int, w: Tensor, b: Tensor) -> Figures:
         """Return the metrics of the global model on the global test set; set `by_class`."""
         assert self.data.global_test is not None
         self.trainer.model.load(w, b)
-        figures, f, y = self._evaluate(t, self.data.global_test)
+        with attribute_errors(f"evaluation after round {t}"):
+            figures, f, y = evaluate(self.trainer, self.data.global_test, self.batch_size)
         self.by_class = []
         logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MOST_CLASSES
         if logits and y.dtype == torch.int64 and y.ndim == 1 and bool(f.isfinite().all()):
@@ -229,7 +203,8 @@ class Evaluator:
         self.trainer.model.load(w, b)
         rows, weights = dict[str, Figures](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
-            rows[site], weights[site] = self._with_weight(self._evaluate(t, shard))
+            with attribute_errors(f"evaluation after round {t}"):
+                rows[site], weights[site] = self._with_weight(evaluate(self.trainer, shard, self.batch_size))
         spread_ = self._combine(t, "sites", rows, weights)
         return spread_ | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
@@ -258,45 +233,47 @@ class Evaluator:
             figures |= spread(f"{protocol}_{name}", [nan] if bad else [rows[k][name] for k in sorted(rows)], falling)
         return figures
 
-    def _validated(self, t: int, model: tuple[Tensor, Tensor] | None, clients: Sequence[int], view: View) -> Figures:
+    def _validated(self, now: EvaluationInputs) -> Figures:
         """Return the metrics on the validation rows, at rank 0."""
         if self.silo or self.own:
-            rows, weights = self._evaluate_clients("validation", t, clients, view)
-            return {} if model is None else self._combine(t, "validation", rows, weights)
-        if model is None:
+            rows, weights = self._evaluate_clients("validation", now)
+            return {} if now.model is None else self._combine(now.t, "validation", rows, weights)
+        if now.model is None:
             return {}
-        self.trainer.model.load(*model)
-        return self._evaluate(t, pooled_rows(self.data.validation)).figures
+        self.trainer.model.load(*now.model)
+        with attribute_errors(f"evaluation after round {now.t}"):
+            return evaluate(self.trainer, pooled_rows(self.data.validation), self.batch_size).figures
 
-    def _evaluate_clients(
-        self, protocol: str, t: int, clients: Sequence[int], view: View
-    ) -> tuple[dict[int, Figures], dict[int, float]]:
+    def _evaluate_clients(self, protocol: str, now: EvaluationInputs) -> tuple[dict[int, Figures], dict[int, float]]:
         """Return each client's metrics and their weights, computed on the rank that has its state; complete at rank 0.
 
         To be called within `seeds.preserve_rng`.
         """
         comm, owner, rows = self.comm, self.states.owner, dict[int, Tensor]()
-        for client in clients:
+        for client, download in now.downloads.items():
             if owner[client] == comm.rank:
-                seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
-                with attribute_errors(f"evaluation after round {t}, client {client}"):
-                    row, weight = self._evaluate_client(protocol, view(client))
+                seeds.reseed(self.trainer.seed, "evaluate", protocol, now.t, client)
+                with attribute_errors(f"evaluation after round {now.t}, client {client}"):
+                    view = self.states.view(client, now.t, now.lr, now.inbox, download)
+                    row, weight = self._evaluate_client(protocol, view, now.exact)
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
                 rows[client] = torch.empty(1 + len(self.names), dtype=torch.float64, device=comm.device)
-        comm.about = t, ("weight", *self.names)
+        comm.about = now.t, ("weight", *self.names)
         outgoing = [(0, row) for row in rows.values()] if comm.rank else []
         comm.exchange(outgoing, [(owner[k], row) for k, row in rows.items() if owner[k] != comm.rank])
         numbers_of = {k: row.tolist() for k, row in rows.items()}
         figures = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
         return figures, {k: numbers[0] for k, numbers in numbers_of.items()}
 
-    def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
+    def _evaluate_client(
+        self, protocol: str, client: ClientContext, exact: tuple[Tensor, Tensor] | None
+    ) -> tuple[Figures, float]:
         """Return one client's metrics under one protocol, and their weight."""
         trainer, inputs, predict = self.trainer, client.read_only_check(), None
         if protocol == "global" or (protocol == "validation" and not self.own):
-            trainer.model.load(*(self.exact or (client.received, client.b0)))
+            trainer.model.load(*(exact or (client.received, client.b0)))
         else:
             predict = load_own_model(client, int(protocol[3:-1]) if protocol.startswith("ft(") else 0)
         own = self.data.validation if protocol == "validation" else self.data.test

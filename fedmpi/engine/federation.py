@@ -83,7 +83,6 @@ class Federation:
                 optimizer=optimizer,
                 view=ServerView(data, optimizer.lr, config.rounds, config.seed),
                 rule=rule,
-                last_sent=self.transport.last_sent,
                 criterion=config.best,
                 records=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates, config.clips_updates),
@@ -96,9 +95,7 @@ class Federation:
         self.probes: Probes | None = None
         if config.probes:
             self.probes = Probes(config, self.states, self.transport, self.scheduler, self.server, callbacks)
-        self.control = RoundControl(
-            config, comm, self.scheduler, self.states, self.transport, self.reporter, self.server, trainer.stop
-        )
+        self.control = RoundControl(comm, self.scheduler, self.reporter, trainer.stop)
         self.timeline = Timeline()
         self.failures: FailurePolicy | None = None
         if tolerant:
@@ -187,7 +184,8 @@ class Federation:
         if command is TRAIN:
             if self.config.replays_failures:
                 self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
-            self.scheduler.consider_rebalancing(t + 1, evaluated_s)
+            if self.scheduler.speeds is not None:
+                self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
@@ -240,8 +238,9 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
-        self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
+        if self.scheduler.speeds is not None:
+            timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
+            self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
         upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
@@ -286,7 +285,7 @@ class Federation:
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
-        self.control.first_round = self.transport.broadcast_round = t + 1
+        self.control.first_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):
             self.transport.traffic.count(earlier, self.scheduler.cohort(earlier))

@@ -33,11 +33,7 @@ from fedmpi.method.slots import Slot, Slots, Travel
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
 ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine: the command; loss, seconds, flag
-STOP, FAILED, NO_STEPS = (
-    1.0,
-    2.0,
-    3.0,
-)  # flags of a client, else 0: its rank is to stop; error; no steps, so no loss
+STOP, FAILED, NO_STEPS = 1.0, 2.0, 3.0  # flags of a client, else 0: its rank is to stop; error; no steps, so no loss
 UNSENT = "_unsent_"  # and the name of a slot: what its format has left out so far
 Groups = frozenset[str]
 
@@ -132,31 +128,28 @@ class Messages:
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Raise UserError for a layout group that neither this model nor any other has."""
+        method = f"method {type(self.method).__name__}, {where}"
         if isinstance(groups, str):
-            raise UserError(f"method {type(self.method).__name__}, {where}: {groups!r} is text; write ({groups!r},)")
+            raise UserError(f"{method}: {groups!r} is text; write ({groups!r},)")
         for group in groups:
             if group not in (EVERYTHING, *STANDARD_GROUPS, *self.every):
-                raise UserError(
-                    f"method {type(self.method).__name__}, {where}: there is no layout group {group!r}; "
-                    f"this model has {', '.join(sorted(self.every))}"
-                )
+                has = ", ".join(sorted(self.every))
+                raise UserError(f"{method}: there is no layout group {group!r}; this model has {has}")
 
     # ---- rounds ----
     def travel(self, t: int) -> Travel:
         """Return what the method sends in round t, checked against the model and its declarations."""
         with attribute_errors(f"round {t}"):
             travel = self.method.travels(t, self.rounds)
-        name = type(self.method).__name__
+        hook = f"method {type(self.method).__name__}, hook travels, round {t}"
         if not isinstance(travel, Travel):
-            text = (
-                f"method {name}, hook travels, round {t} returned {type(travel).__name__}; it must return Travel(...)"
-            )
+            text = f"{hook} returned {type(travel).__name__}; it must return Travel(...)"
             raise located_error(text, self.method.travels)
         for groups in (travel.groups, travel.but):
             self.check_groups(groups, f"hook travels, round {t}")
         for slot in travel.slots or ():
             if slot not in self.method.sends:
-                raise UserError(f"method {name}, hook travels, round {t}: sends declares no slot {slot!r}")
+                raise UserError(f"{hook}: sends declares no slot {slot!r}")
         return travel
 
     def groups(self, t: int) -> Groups:
@@ -189,12 +182,8 @@ class Messages:
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
-    def apply_quantization(self, upload: Upload, row: Tensor, state_row: Tensor) -> dict[str, Tensor]:
-        """Round an upload to its formats, in place; add what they leave out to the client's state.
-
-        Returns:
-            The slots in fp16, whose numbers beyond its range have become infinite.
-        """
+    def apply_quantization(self, upload: Upload, row: Tensor, state_row: Tensor) -> None:
+        """Round an upload to its formats, in place; add what they leave out to the client's state."""
         assert upload.coding is not None
         kept, sends = self.client_state.views(state_row), self.method.sends
         memory = {
@@ -202,7 +191,7 @@ class Messages:
             for name in self.unsent
             if name in upload.coding.formats
         }
-        return upload.coding.settle(row, memory)
+        upload.coding.settle(row, memory)
 
     def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
         """Return the coding of the rows of a packing, whose large slots are sent in a format; None if there is none."""

@@ -13,7 +13,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.evaluate import Evaluator
+from fedmpi.engine.evaluate import EvaluationInputs, Evaluator
 from fedmpi.engine.faults.divergence import DivergenceMonitor
 from fedmpi.engine.federation_config import SERVERS, FederationConfig, RunCallbacks
 from fedmpi.engine.messages import Messages
@@ -44,9 +44,8 @@ class Reporter:
         if own and asked and left:  # without the parts that clients keep there is no global model
             protocol = left
             if states.comm.rank == 0:
-                kept, name = ", ".join(sorted(own)), type(trainer.method).__name__
-                text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: method {name} keeps {kept} with "
-                text += "each client, and the global model has its initial values there: nobody uses it"
+                text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: "
+                text += f"method {type(trainer.method).__name__} keeps {', '.join(sorted(own))} with each client"
                 warnings.warn(RankWarning(text), stacklevel=2)
         validates = None if config.best is None else "own" if validates_own(trainer, protocol) else "global"
         self.states, self.evaluator = states, Evaluator(states, protocol, config.eval_batch, validates)
@@ -112,7 +111,7 @@ class Reporter:
         exact = self.transport.exact(server) if evaluator.asks_for_global else None
         lr, inbox = self.config.learning_rate(t_seen), self.transport.inbox
         with seeds.seeded(self.config.seed, "evaluate", t):
-            figures, lines = evaluator(t_seen, lr, model, exact, inbox, downloads, last=last)
+            figures, lines = evaluator(EvaluationInputs(t_seen, lr, model, exact, inbox, downloads, last))
         self.callbacks.append("clients.jsonl", *({**each, "round": t} for each in lines))
         if server is not None and server.best is not None:
             best = server.best

@@ -1,6 +1,6 @@
 """The control message of a round: rank 0 decides whether the round is made, and broadcasts that.
 
-The decision is one number of the broadcast that also holds the model. Two further messages may follow: which clients'
+The decision is one number of the broadcast that also holds the model. A further message may follow: which clients'
 uploads of the round before were refused, so that their state is undone; and the pace of ranks, by which clients are
 assigned to them.
 """
@@ -11,15 +11,10 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-import torch
-
 from fedmpi.comm import Communicator
-from fedmpi.engine.client_states import ClientStates, MoveLog
-from fedmpi.engine.federation_config import FederationConfig
+from fedmpi.engine.client_states import MoveLog
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.scheduler import ClientScheduler
-from fedmpi.engine.server import FederationServer
-from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class RoundCommand(IntEnum):
@@ -34,27 +29,18 @@ class RoundCommand(IntEnum):
 
 
 TRAIN = RoundCommand.TRAIN
-# Added to the command in the number that is broadcast: which messages follow it.
-UNDOES = 8  # the clients whose uploads of the round before were refused
-REBALANCES = 16  # the pace of ranks, by which clients are assigned to them
+NEWS = 8  # added to the command in the number that is broadcast if that message follows
 
 
 class RoundControl:
     """Opens rounds: rank 0 decides, all ranks receive the decision with the model, and apply it to the round before."""
 
     def __init__(
-        self,
-        config: FederationConfig,
-        comm: Communicator,
-        scheduler: ClientScheduler,
-        states: ClientStates,
-        transport: RoundTransport,
-        reporter: Reporter,
-        server: FederationServer | None,
-        stop_requested: Callable[[], bool],
+        self, comm: Communicator, scheduler: ClientScheduler, reporter: Reporter, stop_requested: Callable[[], bool]
     ) -> None:
-        self.config, self.comm, self.scheduler, self.states = config, comm, scheduler, states
-        self.transport, self.reporter, self.server, self.stop_requested = transport, reporter, server, stop_requested
+        self.comm, self.scheduler, self.reporter, self.stop_requested = comm, scheduler, reporter, stop_requested
+        self.config, self.states, self.transport = reporter.config, reporter.states, reporter.transport
+        self.server = reporter.server
         self.first_round = 0  # of this job; later than 0 where a run is resumed
         self.opened_at = 0.0  # when rank 0 decided about the latest round, by time.perf_counter
         self._decided = -1, 0  # rank 0's: the latest round about which it has decided, and what
@@ -74,13 +60,15 @@ class RoundControl:
             number = self._decided[1]
         if t > self.first_round:
             self.transport.changed = self.transport.messages.groups(t - 1)
-        number = int(self.transport.broadcast(float(number), self.server, t, number != RoundCommand.ABORTED))
-        command = RoundCommand(number % UNDOES)
+        number = int(self.transport.broadcast(float(number), self.server))
+        command, undone = RoundCommand(number % NEWS), list[int]()
         self.begin_round(t)
-        undone = self._broadcast_refused(t - 1) if number & UNDOES else []
-        if number & REBALANCES:
-            pace = dict(map(tuple, self.comm.broadcast_json([*self.scheduler.pace.items()])))
-            self.scheduler.pace = self.scheduler.broadcast_pace = pace
+        if number & NEWS:
+            refused = self.server.refused if self.server is not None else []
+            with self.comm.uncounted():  # its length depends on time
+                news = self.comm.broadcast_json({"refused": refused, "pace": [*self.scheduler.pace.items()]})
+            undone = news["refused"] if self.states.keeps_undo else []
+            self.scheduler.pace = self.scheduler.broadcast_pace = dict(map(tuple, news["pace"]))
         if command is RoundCommand.ABORTED and self.states.keeps_undo:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.end_round(undone)
@@ -101,7 +89,7 @@ class RoundControl:
 
     def trains(self, t: int) -> bool:
         """Whether rank 0 has decided that round t is made."""
-        return self._decided[0] == t and self._decided[1] % UNDOES == TRAIN
+        return self._decided[0] == t and self._decided[1] % NEWS == TRAIN
 
     def leave(self, command: RoundCommand) -> str:
         """End the run; return why: "finished", "stopped", "diverged" or "early_stopped"."""
@@ -117,24 +105,16 @@ class RoundControl:
         assert self.server is not None
         if t > self.first_round and self.reporter.metrics_row is None:
             return RoundCommand.ABORTED
-        undoes = UNDOES if self.states.keeps_undo and self.server.refused else 0
+        news = NEWS if self.states.keeps_undo and self.server.refused else 0
         if t == self.config.rounds:
-            return RoundCommand.FINISHED + undoes
+            return RoundCommand.FINISHED + news
         if self.stop_requested():
-            return RoundCommand.STOPPED + undoes
+            return RoundCommand.STOPPED + news
         if self.reporter.divergence.ends:
-            return RoundCommand.DIVERGED + undoes
+            return RoundCommand.DIVERGED + news
         if self.server.best and self.server.best.should_stop():
-            return RoundCommand.EARLY_STOPPED + undoes
+            return RoundCommand.EARLY_STOPPED + news
         placed = self.scheduler.commit(t)
         if placed is not None:
             self.reporter.callbacks.append("placement.jsonl", placed)
-        return TRAIN + undoes + (REBALANCES if self.scheduler.pace != self.scheduler.broadcast_pace else 0)
-
-    def _broadcast_refused(self, t: int) -> list[int]:
-        """Return the clients whose uploads of round t were refused, as rank 0 broadcasts them."""
-        members = self.scheduler.cohort(t)
-        refused = self.server.refused if self.server is not None else ()
-        flags = torch.tensor([float(k in refused) for k in members], device=self.comm.device)
-        self.comm.broadcast(flags)
-        return [k for k, flag in zip(members, flags.tolist(), strict=True) if flag]
+        return TRAIN + (NEWS if self.scheduler.pace != self.scheduler.broadcast_pace else news)

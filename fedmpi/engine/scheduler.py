@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from statistics import median_low
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -218,16 +216,10 @@ def draw_cohort(
     m = cohort_size(clients, fraction, members)
     if draw == "cycles":
         cycle, at = divmod(t, -(-clients // m))
-        drawn = _order_of_cycle(seed, cycle, clients)[at * m : (at + 1) * m]
+        drawn = seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
     else:
         drawn = seeds.numpy_rng(seed, "cohort", t).choice(clients, size=m, replace=False)
     return sorted(int(k) for k in drawn)
-
-
-@lru_cache(maxsize=2)
-def _order_of_cycle(seed: int, cycle: int, clients: int) -> np.ndarray:
-    """Return (N,) the order in which a cycle deals out all clients: each of its rounds asks for it, and it is slow."""
-    return seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)
 
 
 def cohort_size(clients: int, fraction: float | None, members: int | None = None) -> int:

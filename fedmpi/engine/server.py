@@ -19,14 +19,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.federated import Federated
-from fedmpi.engine.checks import (
-    are_finite,
-    check_finite,
-    check_pair,
-    check_slots,
-    check_tensor,
-    mismatch,
-)
+from fedmpi.engine import checks
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
@@ -80,7 +73,6 @@ class FederationServer:
         optimizer: ServerOptimizer,
         view: ServerView,
         rule: Rule | None = None,
-        last_sent: Tensor | None = None,
         criterion: SelectionCriterion | None = None,
         records: str | bool = False,
         update_filter: UpdateFilter | None = None,
@@ -90,7 +82,6 @@ class FederationServer:
         storage: where w and b are stored.
         initial: their initial values.
         rule: in place of the method's direction.
-        last_sent: the model as the other ranks have it, where that differs.
         criterion: by which a best model is selected.
         records: how much of the updates is recorded (record.updates).
         update_filter: decides which uploads count.
@@ -105,7 +96,7 @@ class FederationServer:
                 self._start(name, slot.start)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
-        view.state, view.w, self.last_sent = self.state, self.w, last_sent
+        view.state, view.w = self.state, self.w
         self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = BestModel(criterion, self.w, self.b) if criterion else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
@@ -120,8 +111,8 @@ class FederationServer:
         packing, where = self.messages.server_state, "at the start"
         with attribute_errors(where), seeds.seeded(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
-        check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
-        check_finite(self.method, hook, packing, given[name].flatten(), where)
+        checks.check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
+        checks.check_finite(self.method, hook, packing, given[name].flatten(), where)
         packing.write(self.state_row, given)
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -141,7 +132,6 @@ class FederationServer:
 
     def _state_tensors(self) -> dict[str, Tensor]:
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
-        tensors |= {} if self.last_sent is None else {"held": self.last_sent}
         return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
@@ -152,7 +142,7 @@ class FederationServer:
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
         declared, packing = self.method.per_client_download, self.messages.per_client
-        check_slots(self.method, "download", row, declared, packing, where, self.w)
+        checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
 
     def step(
@@ -179,16 +169,16 @@ class FederationServer:
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
         chance = seeds.seeded(view.seed, "aggregate", t) if own else nullcontext()
         with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
-            direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, updates), where)
+            direction, state = checks.check_pair(self.method, "aggregate", self.method.aggregate(view, updates), where)
             inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:
                 ruled = self.rule(updates, view)
                 inputs.check_hooks(self.method, where, by=self.rule)
-        check_tensor(self.method, "aggregate", direction, size, where, self.w)
+        checks.check_tensor(self.method, "aggregate", direction, size, where, self.w)
         declared, packing = self.method.server_state, self.messages.server_state
-        check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
+        checks.check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
         if self.rule is not None:
-            text = mismatch(ruled, size, (self.w.device.type,))
+            text = checks.mismatch(ruled, size, (self.w.device.type,))
             if text:
                 text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
                 raise located_error(text, self.rule)
@@ -196,7 +186,7 @@ class FederationServer:
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
         b = updates.mean("_b") if upload.b.size else None
-        if not (received.is_complete and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
+        if not (received.is_complete and all(checks.are_finite([direction, *tensors, *([] if b is None else [b])]))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
             raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")

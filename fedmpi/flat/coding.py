@@ -65,40 +65,18 @@ class Coding:
         for _, (a, b), (start, stop), form in self._coded:
             form.decode(packed[start:stop], row[a:b])
 
-    # ---- to those who have what was sent before ----
-    def pack_news(self, now: Tensor, known: Tensor, out: Tensor) -> None:
-        """out <- the message (nbytes,) that brings receivers' rows, which are like `held`, as near to `now` as the
-        formats can; `held` becomes what theirs will be.
-        """
-        news = now.clone()
-        for _, (a, b), _, form in self._coded:
-            if form.changes_only:
-                news[a:b] -= known[a:b]
-        self.unpack_news(self.pack(news, out), known)
-
-    def unpack_news(self, packed: Tensor, known: Tensor) -> None:
-        """Into a receiver's row: what a format of changes brings is added to it."""
-        before = [(span, known[slice(*span)].clone()) for _, span, _, form in self._coded if form.changes_only]
-        self.unpack(packed, known)
-        for (a, b), old in before:
-            known[a:b] += old
-
-    # ---- to those who have nothing ----
-    def settle(self, row: Tensor, memory: Mapping[str, tuple[Tensor, Selection | None]]) -> dict[str, Tensor]:
+    def settle(self, row: Tensor, memory: Mapping[str, tuple[Tensor, Selection | None]]) -> None:
         """row <- unpack(pack(row)) in place, with error feedback where there is memory.
 
-        memory: slot -> what was left out so far, as wide as the slot, or of which the slot has a selection. Returns the
-        slots in fp16, in which what is beyond it has become infinite.
+        memory: slot -> what was left out so far, as wide as the slot, or of which the slot has a selection.
         """
         for name, (a, b), _, form in self._coded:
-            x = row[a:b]
-            if name in memory:
-                stored, part = memory[name]
-                unsent = stored if part is None else part.take(stored)
-                flat = unsent.reshape(-1)  # a copy where it is ranges of `kept`
-                feed_back(form, x, flat)
-                if part is not None and not part.whole:
-                    part.put(flat.view(unsent.shape), stored)
-            else:
-                form.settle(x)
-        return {name: row[a:b] for name, (a, b), _, form in self._coded if form.name == "fp16"}
+            if name not in memory:
+                form.settle(row[a:b])
+                continue
+            stored, part = memory[name]
+            unsent = stored if part is None else part.take(stored)
+            flat = unsent.reshape(-1)  # a copy where it is ranges of `stored`
+            feed_back(form, row[a:b], flat)
+            if part is not None and not part.whole:
+                part.put(flat.view(unsent.shape), stored)

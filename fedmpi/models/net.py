@@ -42,16 +42,6 @@ class Net:
         self.outputs: int = logits.shape[1]
         self.feature_dim: int | None = z.shape[1] if z is not None and z.ndim == logits.ndim == 2 else None
 
-    def takes_one(self) -> bool:
-        """Whether a batch of one sample can be trained on: batch normalisation of vectors cannot."""
-        with _undisturbed(self.module):
-            self.module.train()
-            try:
-                call(self.module, self._samples[:1])
-            except ValueError as error:
-                return "Expected more than 1 value per channel" not in str(error)
-        return True
-
     def activation_bytes(self) -> int:
         """Count the bytes that a forward pass in training keeps of one sample for the backward pass."""
         kept, weights = dict[int, int](), {p.untyped_storage().data_ptr() for p in self.module.parameters()}

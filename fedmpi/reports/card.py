@@ -12,11 +12,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from fedmpi.analysis.charts import stacked_bars
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, metric_title
 from fedmpi.config import yaml_source
-from fedmpi.reports.charts import stacked_bars
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell
 from fedmpi.reports.run_data import Run
 from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, baseline_command, read_audit, verdict
@@ -118,9 +118,8 @@ def data(run: Run, sites: Sequence[Site]) -> list[Part]:
     if isinstance(fraction, float) and fraction:
         text += f" Of the training samples {fraction:.0%} were held out to choose by."
     bars = {f"class {c}": [float((s.counts or [0] * classes)[c]) for s in sites] for c in each}
-    chart = stacked_bars(
-        [s.name for s in sites], bars or {"samples": [float(s.train) for s in sites]}, "training samples"
-    )
+    bars = bars or {"samples": [float(s.train) for s in sites]}
+    chart = stacked_bars([s.name for s in sites], bars, "training samples")
     note = "Class numbers are those of the data set." if each else ""
     parts: list[Part] = [
         Text(f"Source: {run.config.get('data.source')}. {text}", main=True),
@@ -128,8 +127,7 @@ def data(run: Run, sites: Sequence[Site]) -> list[Part]:
         Figure("data", "who gave how much", chart, head, rows, note),
     ]
     if not shown and run.config.get("data.share_label_counts") is False:
-        why = "sites keep it to themselves, or the targets are no classes"
-        parts.append(Text(f"How many samples there are of which class is not known: {why}."))
+        parts.append(Text("How many samples there are of which class the sites keep to themselves."))
     return parts
 
 
@@ -177,26 +175,34 @@ def metrics_by_site(run: Run, sites: Sequence[Site], baseline: Baseline | None) 
         why = "Nobody has measured it on the sites' own samples; evaluate.protocol: [global, personal] does."
         return [Text(why, warning=True)]
     of = PROTOCOLS["personal" if "personal" in evaluated[0].evaluated else "global"]
-    names = list(dict.fromkeys(name for site in evaluated for name in site.metrics))
-    rows: list[list[Value]] = [[site.name, site.samples, *map(site.last, names)] for site in sites]
+    rows: list[list[Value]] = []
+    for site in evaluated:
+        alone = baseline.evaluated.get(site.client) if baseline else None
+        for name in site.metrics:
+            beside = [alone.last(name), verdict(site, alone, name)] if alone else [None, None]
+            rows.append([site.name, site.samples, metric_title(name), site.last(name), *beside])
+    head = ("site", "test samples", "figure", "together", "alone", "verdict")
     parts: list[Part] = [
-        Text(f"Of {of}, after the last evaluated round. One figure for all would hide who is served badly."),
-        Table(("site", "test samples", *map(metric_title, names)), rows),
+        Text(f"Of {of}. One figure for all would hide who is served badly."),
+        Table(head, rows, note=NOTE),
     ]
-    for name in names[:1]:
-        measured = [site for site in evaluated if site.last(name) is not None]
-        few = [site for site in measured if 0 < (site.samples or 0) < FEWEST]
-        enough = {site.name: site.last(name) or 0.0 for site in measured if site not in few}
-        if len(enough) > 1:
-            worst = (max if run.falls(name) else min)(enough, key=lambda k: enough[k])
-            text = f"It serves {worst} worst, with {metric_title(name)} {cell(enough[worst])}."
-            parts.append(Text(text, main=True))
-        if few:
-            text = ", ".join(f"{site.name} ({site.samples})" for site in few)
-            parts.append(Text(f"Too few test samples, below {FEWEST}, to compare with other sites: {text}."))
-        if measured:
-            parts.append(_bars(evaluated, baseline, name))
-    return [*parts, *_gains(run, evaluated, baseline, names)]
+    if baseline is None:
+        text = "Whether taking part was worth it for each site is not known: no run in which they train alone is given."
+        parts.append(Text(f"{text} To make one: {baseline_command(run)}.", warning=True))
+    else:
+        text = f"Alone: the run {baseline.run.path.name}, in which each site trains by itself."
+        text += f" Not the same but for that: {', '.join(baseline.differs)} differ." if baseline.differs else ""
+        parts.append(Text(text))
+    name = evaluated[0].metrics[0]
+    measured = {site.name: site for site in evaluated if site.last(name) is not None}
+    enough = {k: site.last(name) or 0.0 for k, site in measured.items() if (site.samples or 0) >= FEWEST}
+    if len(enough) > 1:
+        worst = (max if run.falls(name) else min)(enough, key=lambda k: enough[k])
+        parts.append(Text(f"It serves {worst} worst, with {metric_title(name)} {cell(enough[worst])}.", main=True))
+    if few := [f"{k} ({site.samples})" for k, site in measured.items() if k not in enough]:
+        text = f"Too few test samples, below {FEWEST}, to compare with other sites: {', '.join(few)}."
+        parts.append(Text(text))
+    return [*parts, _bars(evaluated, baseline, name)] if measured else parts
 
 
 def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Figure:
@@ -211,21 +217,6 @@ def _bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Fi
     parts = {"together": together, "alone": alone} if any(alone) else {"together": together}
     chart = stacked_bars(labels, parts, metric_title(name))
     return Figure(f"good-{name}", f"{metric_title(name)} by site", chart, ("site", "together", "alone"), rows)
-
-
-def _gains(run: Run, evaluated: Sequence[Site], baseline: Baseline | None, names: Sequence[str]) -> list[Part]:
-    if baseline is None:
-        text = "Whether taking part was worth it for each site is not known: no run in which they train alone is given."
-        return [Text(f"{text} To make one: {baseline_command(run)}.", warning=True)]
-    rows: list[list[Value]] = [
-        [site.name, metric_title(name), site.last(name), alone.last(name), verdict(site, alone, name)]
-        for site in evaluated
-        if (alone := baseline.evaluated.get(site.client)) is not None
-        for name in names
-    ]
-    note = f"Against the run {baseline.run.path.name}, in which each site trains by itself. {NOTE}"
-    note += f" Not the same but for that: {', '.join(baseline.differs)} differ." if baseline.differs else ""
-    return [Table(("site", "figure", "together", "alone", "verdict"), rows, "Who gains from taking part", note)]
 
 
 def check(run: Run) -> list[list[Value]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedmpi.reports.charts import Grid, Lines, Series, stacked_bars
+from fedmpi.analysis.charts import Grid, Lines, Series, stacked_bars
 from fedmpi.reports.groups import Runs, by_group, by_name
 from fedmpi.reports.page import Figure, Part, Text, Value
 from fedmpi.reports.run_data import Curve, Row, Run, curve, number, numbers, thinned
@@ -22,7 +22,6 @@ class OverRounds(NamedTuple):
 
     Attributes:
         keys: label -> where the number stands in a row, `probe.number` or `list.place`.
-        runs: "one" or "several" if it is drawn for these only.
     """
 
     name: str
@@ -31,13 +30,12 @@ class OverRounds(NamedTuple):
     keys: Mapping[str, str]
     note: str = ""
     from_zero: bool = False
-    runs: str = ""
 
 
 BELOW = "Below 0 a step raises the proximal loss; 0: orthogonal."
 UPDATES = (
     OverRounds("norms", "length of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
-               runs="several"),
+               from_zero=True),
     OverRounds("kept", "what is left of them in the aggregate", "norm / mean norm", {"": "kept"},
                "The norm of the server's direction over the updates' mean norm: 1 where all clients agree, 1/sqrt(m) "
                "where m updates of one length have nothing in common, 0 where they cancel."),
@@ -47,11 +45,9 @@ UPDATES = (
     OverRounds("negative-pairs", "pairs of clients in conflict", "share of pairs", {"": "negative_pairs"},
                "Pairs whose updates have a cosine below 0."),
     OverRounds("spectrum", "spectrum of the updates", "share of the sum",
-               {f"direction {j + 1}": f"shares.{j}" for j in range(DIRECTIONS)},
+               {"leading direction": "shares.0", "second direction": "shares.1"},
                "Eigenvalues of the updates' Gram matrix over their sum. One near 1: all updates lie along one line.",
-               from_zero=True, runs="one"),
-    OverRounds("spectrum", "share of the leading direction", "largest eigenvalue / sum", {"": "shares.0"},
-               runs="several"),
+               from_zero=True),
 )  # fmt: skip
 ANALYSIS = (
     OverRounds("losses", "what the loss is made of", "loss",
@@ -95,16 +91,9 @@ LOCAL_STEPS = (
                {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
                f"Mean over local steps and clients. {BELOW}"),
 )  # fmt: skip
-PROFILES = (  # singular values that are drawn side by side
-    ("spectrum", "singular values of features", "Standard deviations along the principal directions of the head's "
-     "input."),
-    ("classifier", "singular values of the classifier", "Of the weights of the last layer."),
-)  # fmt: skip
 MAPS = (  # matrices, drawn of the last round
     ("features", "predicted", "what local models predict", ("client", "class"), "probability",
      "Mean probability that a local model gives to each class, on the same samples of the global test set."),
-    ("features", "by_class", "what the global model predicts", ("class", "predicted class"), "probability",
-     "Mean probability that the global model gives to each class, by the class that samples are of."),
     ("similarity", "matrix", "similarity of local models' features", ("client", "other client"), "CKA",
      "Linear CKA of two local models' features on the same samples of the global test set."),
 )  # fmt: skip
@@ -112,11 +101,19 @@ MAPS = (  # matrices, drawn of the last round
 
 def updates(runs: Runs) -> list[Part | None]:
     """Draw norms of updates, and their cosines with each other and with the server's direction."""
-    rows = {run.path: [{**row, **_ratios(row)} for row in run.updates] for run in runs.all}
+    rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
+    for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
+        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
+        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+        norms, length = numbers(row.get("norms")), number(row.get("direction"))
+        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+        kept = length / fmean(norms) if length is not None and any(norms) else None
+        rows[path].append({**row, "shares": shares, "kept": kept})
     parts = _over_rounds(runs, "updates", UPDATES, rows)
     if runs.alone is not None:
-        parts.insert(0, _norms(runs.alone))
-        cosines = _of_clients(runs.alone, runs.alone.updates, "to_direction")
+        lengths, cosines = (_of_clients(runs.alone, runs.alone.updates, key) for key in ("norms", "to_direction"))
+        note = "The norm of each client's change of the weights, as much of it as travels."
+        parts.insert(1, _client_map("updates-by-client", "length of each update", lengths, "norm", note, signed=False))
         title = "cosine of each update with the server's direction"
         note = "Below 0: the step of that round went against what the client had learned."
         parts.append(_client_map("updates-direction", title, cosines, "cosine", note))
@@ -124,14 +121,6 @@ def updates(runs: Runs) -> list[Part | None]:
         more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
         parts.append(Text(f"{more}record.updates: gram for any rule."))
     return parts
-
-
-def _ratios(row: Row) -> Row:
-    """Return the norm of the server's direction over the mean norm, and the eigenvalues' shares of their sum."""
-    values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
-    norms, length = numbers(row.get("norms")), number(row.get("direction"))
-    shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-    return {"shares": shares, "kept": length / fmean(norms) if length is not None and any(norms) else None}
 
 
 def analysis(runs: Runs) -> list[Part | None]:
@@ -148,20 +137,9 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Draw features, heads and outputs of the models; for one run of global and local models, with maps."""
+    """Draw features, heads and outputs of the models; for one run also what local models predict, as maps."""
     parts = _over_rounds(runs, "features", FEATURES, _analysis(runs))
-    if runs.alone is None:
-        return parts
-    rows = [row for row in runs.alone.analysis if isinstance(row.get("features"), dict)]
-    for key, title, note in PROFILES:
-        profiles = {
-            f"{GLOBAL}, round {row['round']}": numbers(row["features"].get(key)) for row in rows[:1] + rows[-1:]
-        }
-        for row in rows[-1:]:
-            profiles[f"{LOCAL}, round {row['round']}"] = numbers(row["features"].get(f"{key}_local"))
-        what = ("number of the singular value", "singular value")
-        parts.append(_profiles(f"features-{key}-values", title, profiles, what, note, from_zero=True))
-    return [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
+    return parts if runs.alone is None else [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
 
 
 def local_steps(runs: Runs) -> list[Part | None]:
@@ -175,10 +153,14 @@ def local_steps(runs: Runs) -> list[Part | None]:
         values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
         if any(v is not None for v in values):
             by_round[row["round"]] = values
-    lines = {f"round {t}": by_round[t] for t in reversed(thinned(list(by_round)[::-1], STEPS))}
+    shown = thinned(list(by_round)[::-1], STEPS)[::-1]
+    series = [Series(f"round {t}", range(1, len(by_round[t]) + 1), by_round[t]) for t in shown]
+    data: list[list[Value]] = [[t, i, v] for t in shown for i, v in enumerate(by_round[t], 1)]
     note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
     title = "cosine of the step and the proximal gradient, step by step"
-    return [*parts, _profiles("steps-first", title, lines, ("local step", "cosine"), note), _layers(runs.alone)]
+    chart = Lines(series, "local step", "cosine")
+    steps = Figure("steps-first", title, chart, ("round", "local step", "cosine"), data, note) if series else None
+    return [*parts, steps, _layers(runs.alone)]
 
 
 def _analysis(runs: Runs) -> dict[Path, list[Row]]:
@@ -191,16 +173,16 @@ def _over_rounds(
     parts = list[Part | None]()
     for each in figures:
         name = f"{section}-{each.name}"
-        if runs.alone is not None and each.runs != "several":
+        if runs.alone is not None:
             own = rows[runs.alone.path]
             lines = {label or "value": curve(own, *key.split(".")) for label, key in each.keys.items()}
             head = [label if key[-1].isdigit() else key.rpartition(".")[2] for label, key in each.keys.items()]
             parts.append(by_name(name, each.title, each.y_label, lines, head, each.note, each.from_zero))
-        elif runs.alone is None and each.runs != "one":
-            for label, key in each.keys.items():
-                curves, column = {path: curve(own, *key.split(".")) for path, own in rows.items()}, key.split(".")[-1]
-                title, file = (f"{each.title}: {label}", f"{name}-{column}") if label else (each.title, name)
-                parts.append(by_group(runs, file, title, each.y_label, curves, column, each.note))
+            continue
+        for label, key in each.keys.items():
+            curves, column = {path: curve(own, *key.split(".")) for path, own in rows.items()}, key.split(".")[-1]
+            title, file = (f"{each.title}: {label}", f"{name}-{column}") if label else (each.title, name)
+            parts.append(by_group(runs, file, title, each.y_label, curves, column, each.note))
     return parts
 
 
@@ -214,54 +196,21 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
                 curves.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_name(k): curves[k] for k in sorted(curves)}
+    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
 
 
-def _norms(run: Run) -> Figure | None:
-    """Draw the norms of updates: a line for each client; for many clients the mean with a band from least to most."""
-    of = _of_clients(run, run.updates, "norms")
-    if not of:
-        return None
-    note = "The norm of each client's change of the weights, as much of it as travels."
-    series = [Series(name, list(each), list(each.values())) for name, each in of.items()]
-    if len(of) > NAMED:
-        rounds = sorted({t for each in of.values() for t in each})
-        at = [[each[t] for each in of.values() if t in each] for t in rounds]
-        series = [Series("mean", rounds, [fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at])]
-        note = "Mean over the clients of a round; the band is from the shortest to the longest."
-    chart = Lines(series, "round", "norm", from_zero=True)
-    return Figure("updates-norms", "length of the updates", chart, ("round", "client", "norm"), _records(of), note)
-
-
-def _records(of: Mapping[str, Curve]) -> list[list[Value]]:
-    return [[t, name, value] for name, each in of.items() for t, value in each.items()]
-
-
-def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note: str) -> Figure | None:
+def _client_map(
+    name: str, title: str, of: Mapping[str, Curve], unit: str, note: str, signed: bool = True
+) -> Figure | None:
     """Draw a map of clients by rounds."""
     if not of:
         return None
     rows, columns = thinned(list(of), SIDE), thinned(sorted({t for each in of.values() for t in each}), SIDE)
     values = [[of[k].get(t) for t in columns] for k in rows]
-    chart = Grid(rows, [str(t) for t in columns], values, "client", "round", unit, signed=True)
+    chart = Grid(rows, [str(t) for t in columns], values, "client", "round", unit, signed)
     note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
-    return Figure(name, title, chart, ("round", "client", unit), _records(of), note)
-
-
-def _profiles(
-    name: str,
-    title: str,
-    lines: Mapping[str, Sequence[float | None]],
-    what: tuple[str, str],
-    note: str,
-    from_zero: bool = False,
-) -> Figure | None:
-    """Draw a line for each list of numbers, over their positions."""
-    lines = {label: values for label, values in lines.items() if values}
-    series = [Series(label, range(1, len(values) + 1), values) for label, values in lines.items()]
-    data: list[list[Value]] = [[label, i, v] for label, values in lines.items() for i, v in enumerate(values, 1)]
-    chart = Lines(series, *what, from_zero=from_zero)
-    return Figure(name, title, chart, ("of", "number", what[1]), data, note) if lines else None
+    data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
+    return Figure(name, title, chart, ("round", "client", unit), data, note)
 
 
 def _last_map(
@@ -272,7 +221,7 @@ def _last_map(
     if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
         return None
     values = [[number(v) for v in each] for each in rows[-1][source][key]]
-    clients = [run.client_name(k) for k in rows[-1].get("clients") or ()]
+    clients = [run.client_names.get(k, str(k)) for k in rows[-1].get("clients") or ()]
     names, columns = (
         clients if side.endswith("client") else [str(c) for c in range(size)]
         for side, size in zip(sides, (len(values), len(values[0])), strict=True)

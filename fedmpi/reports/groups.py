@@ -9,8 +9,8 @@ from math import inf
 from pathlib import Path
 from statistics import fmean, stdev
 
+from fedmpi.analysis.charts import Lines, Series
 from fedmpi.common.errors import UserError
-from fedmpi.reports.charts import Lines, Series
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_data import Curve, Run, base_name
 from fedmpi.runtime.reading.files import SWEEP_LIST, json_of, no_run

@@ -16,8 +16,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from fedmpi.analysis import charts
 from fedmpi.common.text import printable
-from fedmpi.reports import charts
 
 MOST_ROWS = 20_000  # of the CSV behind a figure that the page holds
 Value = float | int | str | None  # of a cell; None and nan: empty

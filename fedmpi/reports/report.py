@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedmpi.analysis import charts
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
-from fedmpi.reports import charts, diagnostics, groups, results, run_facts
+from fedmpi.reports import diagnostics, groups, results, run_facts
 from fedmpi.reports.groups import Runs
 from fedmpi.reports.page import Figure, Part, Section, Text, as_csv, render
 from fedmpi.reports.run_data import base_name
@@ -39,30 +40,27 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] 
 
 
 def sections(runs: Runs) -> list[Section]:
-    """Return the sections for which there are records. A section with damaged files says so."""
+    """Return the sections for which there are records. A section with damaged files says so.
+
+    Figures get unique plain names, as these name files and anchors, whatever a task calls its metrics.
+    """
     result, names = [], set[str]()
     for name, title, needs, make in SECTIONS:
-        if not any(getattr(run, needs) for run in runs.all):
-            continue
         try:
-            parts = [_with_plain_name(part, names) for part in make(runs) if part is not None]
+            parts = [part for part in make(runs) if part] if any(getattr(run, needs) for run in runs.all) else []
         except BROKEN as error:
             why = "This part cannot be made: a file of the run directory is not as fedmpi writes it"
             parts = [Text(f"{why} ({error!r}).", warning=True)]
+        for i, part in enumerate(parts):
+            if isinstance(part, Figure):
+                plain = re.sub(r"[^A-Za-z0-9_-]+", "-", part.name).strip("-")[:80]
+                while plain in names:
+                    plain += "-2"
+                names.add(plain)
+                parts[i] = replace(part, name=plain)
         if parts:
             result.append(Section(name, title, parts))
     return result
-
-
-def _with_plain_name(part: Part, names: set[str]) -> Part:
-    """Return the part; the name of a figure names files and anchors, whatever a task calls its metrics."""
-    if not isinstance(part, Figure):
-        return part
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", part.name).strip("-")[:80]
-    while name in names:
-        name += "-2"
-    names.add(name)
-    return replace(part, name=name)
 
 
 def html(runs: Runs) -> str:
@@ -92,7 +90,8 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
             figures.mkdir(parents=True, exist_ok=True)
             for part in (part for section in sections(runs) for part in section.parts):
                 if isinstance(part, Figure):
-                    charts.write(part.chart, part.name, part.title, figures)
+                    for suffix in ("svg", "png"):
+                        charts.write(part.chart, figures / f"{part.name}.{suffix}", part.title)
                     (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
             say(f"written: {figures}/*.svg, .png, .csv")
         private = any(run.config.get("output_mode") == "private" for run in runs.all)

@@ -8,11 +8,11 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from fedmpi.analysis.charts import Bars, Grid, Lines, Series, stacked_bars
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import count, format_metric, metric_title
-from fedmpi.reports.charts import Bars, Grid, Lines, Series, stacked_bars
 from fedmpi.reports.groups import Group, Runs, by_group, by_name, mean_curve
-from fedmpi.reports.page import Figure, Part, Table, Text, Value
+from fedmpi.reports.page import Figure, Part, Table, Text, Value, cell
 from fedmpi.reports.run_data import Curve, Run, base_name, curve, number, thinned
 from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record.data_files import MANY
@@ -102,7 +102,10 @@ def learning(runs: Runs) -> list[Part | None]:
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     of_sites = [name for name in names if "@" in name]
     names = [name for name in names if name not in of_sites]
-    parts = [_metric(runs, f"learning-{name}", name, metric_title(name)) for name in names]
+    parts = list[Part | None]()
+    for name in names:
+        curves = {run.path: curve(run.rows, name) for run in runs.all}
+        parts.append(by_group(runs, f"learning-{name}", name.replace("_", " "), metric_title(name), curves, name))
     for what in dict.fromkeys(name.partition("@")[0] for name in of_sites) if runs.alone else ():
         own = [name for name in of_sites if name.startswith(f"{what}@")]
         sites = {name.partition("@")[2]: curve(runs.all[0].rows, name) for name in own}
@@ -116,13 +119,11 @@ def learning(runs: Runs) -> list[Part | None]:
 
 def own_metrics(runs: Runs) -> list[Part | None]:
     """Draw the metrics that methods report about their steps."""
-    names = dict.fromkeys(name for run in runs.all for name in run.own_metrics)
-    return [_metric(runs, f"method-{name}", name, name) for name in names]
-
-
-def _metric(runs: Runs, figure: str, name: str, label: str) -> Part | None:
-    curves = {run.path: curve(run.rows, name) for run in runs.all}
-    return by_group(runs, figure, name.replace("_", " "), label, curves, name)
+    parts = list[Part | None]()
+    for name in dict.fromkeys(name for run in runs.all for name in run.own_metrics):
+        curves = {run.path: curve(run.rows, name) for run in runs.all}
+        parts.append(by_group(runs, f"method-{name}", name.replace("_", " "), name, curves, name))
+    return parts
 
 
 def clients(runs: Runs) -> list[Part | None]:
@@ -144,17 +145,18 @@ def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
         for run in runs.all
     }
 
-    def curves(part: str) -> dict[Path, Curve]:
-        return {path: {t: each[part] or 0.0 for t, each in rounds.items()} for path, rounds in statistics.items()}
-
+    curves: dict[str, dict[Path, Curve]] = {
+        part: {path: {t: each[part] or 0.0 for t, each in rounds.items()} for path, rounds in statistics.items()}
+        for part in SPREAD
+    }
     parts = list[Part | None]()
     if len(runs.groups) == 1:
-        lines = {part: mean_curve(curves(part).values()) for part in SPREAD}
+        lines = {part: mean_curve(curves[part].values()) for part in SPREAD}
         many = len(runs.all)
         note = "Over all clients that were evaluated." + (f" Means over {many} runs." if many > 1 else "")
         parts.append(by_name(slug, f"{title} over clients", label, lines, note=note))
     else:
-        parts.append(by_group(runs, f"{slug}-worst", f"{title}: worst client", label, curves("worst"), "worst"))
+        parts.append(by_group(runs, f"{slug}-worst", f"{title}: worst client", label, curves["worst"], "worst"))
     if runs.alone is not None and (own := by_round[runs.alone.path]):
         order = sorted(own[max(own)].items(), key=lambda pair: pair[1])
         names, values = [client for client, _ in order], [value for _, value in order]
@@ -175,7 +177,9 @@ def _client_metrics(run: Run, protocol: str, name: str) -> dict[int, dict[str, f
     by_round: dict[int, dict[str, float]] = {}
     for line in run.clients:
         if str(line.get("protocol")) == protocol and (value := number(line.get(name))) is not None:
-            by_round.setdefault(line["round"], {})[run.client_name(line.get("client"))] = value
+            by_round.setdefault(line["round"], {})[
+                run.client_names.get(line.get("client", -1), str(line.get("client")))
+            ] = value
     return by_round
 
 
@@ -216,21 +220,20 @@ def classes(runs: Runs) -> list[Part | None]:
             accuracies[group.name] = {t: [each.get(t) for each in curves] for t in rounds}
     if not accuracies:
         return []
-    names = [str(c) for c in range(max(len(row) for rounds in accuracies.values() for row in rounds.values()))]
     note = "Percent of the samples of a class in the global test set that are recognised as of it."
-    if len(accuracies) > 1:
-        last = {name: rounds[max(rounds)] for name, rounds in accuracies.items()}
-        values = [[*row, *[None] * (len(names) - len(row))] for row in last.values()]
-        chart = Grid(list(last), names, values, "settings", "class", "%", written=True)
-        data: list[list[Value]] = [[name, c, v] for name, row in last.items() for c, v in enumerate(row)]
-        head = ("settings", "class", "accuracy")
-        return [Figure("classes", "accuracy by class, last round", chart, head, data, note)]
-    (by_round,) = accuracies.values()
-    shown = thinned(list(by_round), ROUNDS)
-    columns = [list(each) for each in zip(*(by_round[t] for t in shown), strict=True)]
-    chart = Grid(names, [str(t) for t in shown], columns, "class", "round", "%", written=len(shown) < 10)
-    data = [[t, c, v] for t, row in by_round.items() for c, v in enumerate(row)]
-    return [Figure("classes", "accuracy by class and round", chart, ("round", "class", "accuracy"), data, note)]
+    if len(accuracies) == 1:
+        (by_round,) = accuracies.values()
+        columns, title = {str(t): row for t, row in by_round.items()}, "accuracy by class and round"
+    else:
+        columns = {name: rounds[max(rounds)] for name, rounds in accuracies.items()}
+        title = "accuracy by class, last round"
+    what = "round" if len(accuracies) == 1 else "settings"
+    shown = thinned(list(columns), ROUNDS)
+    names = [str(c) for c in range(max(map(len, columns.values())))]
+    values = [[dict(enumerate(columns[each])).get(c) for each in shown] for c in range(len(names))]
+    chart = Grid(names, shown, values, "class", what, "%", written=len(shown) < 10)
+    data: list[list[Value]] = [[each, c, v] for each, row in columns.items() for c, v in enumerate(row)]
+    return [Figure("classes", title, chart, (what, "class", "accuracy"), data, note)]
 
 
 def partition(runs: Runs) -> list[Part | None]:
@@ -241,7 +244,7 @@ def partition(runs: Runs) -> list[Part | None]:
     sizes, counts = run.by_client
     drawn = thinned(range(len(sizes)), CLIENTS)
     listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
-    names, parts = [run.client_name(k) for k in range(len(sizes))], list[Part | None]()
+    names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
         parts.append(Text(f"Runs have other partitions, by seed or setting; that of {runs.labels[run.path]} is shown."))
     if counts is not None and any(map(any, counts)):
@@ -258,16 +261,16 @@ def partition(runs: Runs) -> list[Part | None]:
     else:
         why = "sites keep it to themselves, or targets are no classes"
         parts.append(Text(f"Which client holds how many samples of which class is not recorded: {why}."))
-    held = [float(n) for n in sizes]
-    held = held if len(held) <= NAMED else sorted(held, reverse=True)
-    chart = _by_client(names, held, "samples", "training samples", "clients, the largest first")
+    samples = [float(n) for n in sizes]
+    samples = samples if len(samples) <= NAMED else sorted(samples, reverse=True)
+    chart = _by_client(names, samples, "samples", "training samples", "clients, the largest first")
     data = [[names[k], int(sizes[k])] for k in listed]
     return [*parts, Figure("samples", "training samples by client", chart, ("client", "samples"), data)]
 
 
 def faults(runs: Runs) -> list[Part | None]:
-    """Rank failures, uploads that were refused or clipped, divergence, runs that have not finished, damaged files."""
-    parts, lost, uploads = list[Part | None](), list[list[Value]](), list[list[Value]]()
+    """Show rank failures, uploads that were refused or clipped, divergence, unfinished runs and damaged files."""
+    parts, rows = list[Part | None](), list[list[Value]]()
     for run in runs.all:
         name = runs.labels[run.path]
         since = run.summary.get("diverged")
@@ -275,21 +278,17 @@ def faults(runs: Runs) -> list[Part | None]:
         notes += [] if run.complete else [f"{run.state}."]
         parts += [Text(f"{name}: {text}", warning=True) for text in (*notes, *run.notes)]
         for row in run.faults:
-            ranks = [f"{rank} on {host}" if host else str(rank) for rank, host in (row.get("ranks") or {}).items()]
-            out, gone = (", ".join(map(str, row.get(key) or ())) for key in ("clients", "gone"))
-            lost.append([name, row.get("round"), ", ".join(ranks), out, gone, str(row.get("why", ""))])
+            ranks = [f"rank {rank} on {host}" for rank, host in (row.get("ranks") or {}).items()]
+            out = ", ".join(map(str, row.get("clients") or ())) or "none"
+            text = f"{row.get('why', '')}; clients out of the round: {out}"
+            rows.append([name, row.get("round"), f"lost: {', '.join(ranks)}", text])
         for row in run.rows:
-            for key, what in (("refused", "refused"), ("clipped", "taken at the bound")):
+            for key, what in (("refused", "upload refused"), ("clipped", "upload taken at the bound")):
                 for each in row.get(key) or ():
-                    text = "the client came to an error" if each.get("error") else what
-                    norms = [number(each.get("norm")), number(each.get("bound"))]
-                    uploads.append([name, row["round"], each.get("client"), text, *norms])
-            uploads += [[name, row["round"], k, "lost with its rank", None, None] for k in row.get("lost") or ()]
-    if lost:
-        head = ("run", "round", "ranks lost", "clients out of the round", "clients gone", "why")
-        parts.append(Table(head, lost[:ROWS], "Lost ranks"))
-    if uploads:
-        note = f"The first {ROWS} of {len(uploads):,}." if len(uploads) > ROWS else ""
-        head = ("run", "round", "client", "what", "norm", "bound")
-        parts.append(Table(head, uploads[:ROWS], "Uploads that did not count as they were", note))
+                    norm, bound = cell(number(each.get("norm"))), cell(number(each.get("bound")))
+                    text = "an error while it trained" if each.get("error") else f"norm {norm}, bound {bound}"
+                    rows.append([name, row["round"], f"client {each.get('client')}: {what}", text])
+    if rows:
+        note = f"The first {ROWS} of {len(rows):,}." if len(rows) > ROWS else ""
+        parts.append(Table(("run", "round", "what", "details"), rows[:ROWS], "Lost ranks and uploads", note))
     return parts

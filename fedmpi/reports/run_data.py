@@ -82,9 +82,6 @@ class Run:
         many = Counter(names.values())
         return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
 
-    def client_name(self, client: Any) -> str:
-        return self.client_names.get(client, str(client))
-
     def falls(self, name: str) -> bool:
         """Return whether less of a metric is better."""
         own = self.summary.get("falling")

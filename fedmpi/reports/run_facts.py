@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from fedmpi.analysis.charts import Lines, Series
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import metric_title
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.schema import Settings, section
-from fedmpi.reports.charts import Lines, Series
 from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, mean_curve
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_data import Curve, Run, curve
@@ -132,7 +132,17 @@ def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def environment(runs: Runs) -> list[Part | None]:
     """Show environment.json: what is the same in all runs, and what differs."""
-    by_run = [(run, _environment_facts(run.environment)) for run in runs.all if run.environment]
+    by_run = list[tuple[Run, dict[str, str]]]()
+    for run in (run for run in runs.all if run.environment):
+        of = run.environment
+        facts = {key.replace("_", " "): str(of[key]) for key in FACTS if of.get(key) is not None}
+        if git := of.get("git") or {}:
+            facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
+        for each in of.get("ranks") or ():
+            where = f"{each.get('device')} on {each.get('host')}"
+            facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
+        versions = (of.get("packages") or {}).items()
+        by_run.append((run, facts | {name: str(version) for name, version in versions if version}))
     keys = dict.fromkeys(key for _, facts in by_run for key in facts)
     other = [key for key in keys if len({facts.get(key) for _, facts in by_run}) > 1]
     parts: list[Part | None] = [Table(("what", "value"), [[k, by_run[0][1][k]] for k in keys if k not in other])]
@@ -142,14 +152,3 @@ def environment(runs: Runs) -> list[Part | None]:
         ]
         parts.append(Table(("run", *other), rows, folded=f"What differs: {', '.join(other)}"))
     return parts
-
-
-def _environment_facts(environment: dict[str, Any]) -> dict[str, str]:
-    facts = {key.replace("_", " "): str(environment[key]) for key in FACTS if environment.get(key) is not None}
-    if git := environment.get("git") or {}:
-        facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
-    for each in environment.get("ranks") or ():
-        where = f"{each.get('device')} on {each.get('host')}"
-        facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
-    versions = (environment.get("packages") or {}).items()
-    return facts | {name: str(version) for name, version in versions if version}

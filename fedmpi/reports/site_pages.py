@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from fedmpi.analysis.charts import stacked_bars
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, metric_title
 from fedmpi.reports import card, groups
-from fedmpi.reports.charts import stacked_bars
 from fedmpi.reports.groups import by_name
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell, render
 from fedmpi.reports.run_data import Run, number
@@ -26,7 +26,6 @@ from fedmpi.reports.sites import (
     Site,
     audit_path,
     baseline_command,
-    find_baseline,
     read_audit,
     read_baseline,
     sites,
@@ -49,8 +48,7 @@ MEANING = {  # of names in an audit file
 }
 INTERNAL = ("_seconds", "_flag", "client")  # which say nothing of its data
 NO_BASELINE = (
-    "There is no run in which the sites train alone, so what this one gained cannot be told. To make one: {how}. It is "
-    "found where it lies beside this run, or named by --alone RUN_DIR."
+    "There is no run in which the sites train alone, so what this one gained cannot be told. To make one: {how}."
 )
 
 
@@ -66,7 +64,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
         names = ", ".join(run.path.name for run in runs.all[:5])
         raise UserError(f"--sites tells of one run, and there are {len(runs.all)} ({names}); name one of them")
     everybody = sites(run)
-    baseline = read_baseline(run, alone) if alone is not None else find_baseline(run)
+    baseline = read_baseline(run, alone) if alone is not None else None
     statements = card.read_statements(about) if about is not None else {}
     folder, private = run.path / FOLDER, run.config.get("output_mode") == "private"
     of = f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}"
@@ -84,7 +82,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:
-        say(f"no run in which the sites train alone was found beside this one. To make one: {baseline_command(run)}")
+        say(f"not compared with sites that train alone. To make such a run: {baseline_command(run)}")
     else:
         say(f"compared with sites that train alone: {baseline.run.path}")
     say(f"written: {folder}/{CARD}.html, and a page for each of {len(everybody)} sites")
@@ -175,18 +173,13 @@ def benefit(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
 
 
 def _comparison(site: Site, own: Evaluated, alone: Evaluated | None) -> Table:
-    """Return a table of metrics by protocol after the last evaluated round, with the verdict against training alone."""
-    distinct = {p: each for p, each in site.evaluated.items() if each is own or each.curves != own.curves}
-    rows = list[list[Value]]()
-    for name in site.metrics:
-        for protocol, each in distinct.items():
-            beside = [alone.last(name), verdict(site, alone, name)] if each is own and alone else [None, ""]
-            rows.append([metric_title(name), PROTOCOLS.get(protocol, protocol), each.last(name), *beside])
-    head, note = ["figure", "of", "together", "alone", "verdict"], f"Of {own.samples:,} test samples. "
-    if len(distinct) == 1 and rows:
-        note = f"Of {rows[0][1]}, {own.samples:,} of them. "
-        head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
-    return Table(head, rows, note=note + NOTE)
+    """Return a table of metrics after the last evaluated round, with the verdict against training alone."""
+    rows: list[list[Value]] = [
+        [metric_title(name), own.last(name), *([alone.last(name), verdict(site, alone, name)] if alone else [None, ""])]
+        for name in site.metrics
+    ]
+    of = PROTOCOLS["personal" if own is site.evaluated.get("personal") else "global"]
+    return Table(("figure", "together", "alone", "verdict"), rows, note=f"Of {of}, {own.samples:,} of them. {NOTE}")
 
 
 def traffic(run: Run, site: Site) -> list[Part]:

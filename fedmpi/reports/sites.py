@@ -14,7 +14,6 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import CLIENT_NAMES
-from fedmpi.config import yaml_source
 from fedmpi.reports.groups import is_run
 from fedmpi.reports.run_data import Row, Run, number
 
@@ -117,7 +116,7 @@ def sites(run: Run) -> list[Site]:
         own = evaluated.get("personal") or evaluated.get("global")
         by_class = [int(c) for c in counts[k]] if known else None
         part = (took_part, refused, clipped, shares.get(k))
-        result.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
+        result.append(Site(k, run.client_names.get(k, str(k)), int(n), by_class, *part, evaluated, own, run.falls))
     return result
 
 
@@ -220,28 +219,13 @@ def read_baseline(run: Run, path: Path) -> Baseline:
     return Baseline(other, personal, tuple(differs))
 
 
-def find_baseline(run: Run) -> Baseline | None:
-    """Return the newest run in the same folder that is a baseline with the same settings; None without one."""
-    beside = run.path.resolve().parent.iterdir()
-    for path in sorted(beside, key=lambda each: (-each.stat().st_mtime, each)):
-        try:  # of the many beside it no more than the config is read
-            method = yaml_source.read(path / "config.yaml").data.get("method") if is_run(path) else None
-            if isinstance(method, dict) and method.get("name") == METHOD:
-                baseline = read_baseline(run, path)
-                if not baseline.differs:
-                    return baseline
-        except (UserError, OSError):
-            continue
-    return None
-
-
 def baseline_command(run: Run) -> str:
     """Return a command that trains a baseline; settings without effect in it are reset to their defaults."""
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []
     command = f"fedmpi run {quote(str(run.path))}/config.yaml {' '.join(words)}"
-    return f"{command} (started as the joint run was, so that each site opens its own files)"
+    return f"{command} (started as the joint run was), and name it by --alone"
 
 
 def verdict(site: Site, alone: Evaluated, name: str) -> str:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmpi.analysis import report
+from fedmpi.analysis import charts, report
+from fedmpi.analysis.charts import Bars, stacked_bars
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
-from fedmpi.reports import charts
-from fedmpi.reports.charts import Bars, stacked_bars
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_data import thinned
 from fedmpi.runtime.record import timeline
@@ -36,7 +35,8 @@ def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> Non
         say(text)
     say(f"written: {report.write(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
     _, figure = figures(job, rounds)
-    charts.write(figure.chart, figure.name, figure.title, to)
+    for name in ("timeline.svg", "timeline.png"):
+        charts.write(figure.chart, to / name, figure.title)
     say(f"written: {to / 'timeline.svg'}, {to / 'timeline.png'}")
 
 

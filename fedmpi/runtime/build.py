@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -39,13 +39,18 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.model_checks import check_batch_norm, check_module, warn_of_untracked
+from fedmpi.runtime.model_checks import check_module, warn_of_untracked
 from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.resuming.initial import Initial
 from fedmpi.tasks import contract
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
+
+SAME_NAME = (  # in the section `train` and in LocalTrainingConfig
+    *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
+    *("clip_norm", "clip_value"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,25 +88,27 @@ class Experiment:
         return None if limit is None or not row else max(int(limit * 2**30) // row, 1)
 
     @property
+    def drops_uploads(self) -> bool:
+        """Whether uploads of a round may be left out, clipped or sent once more (faults)."""
+        faults = self.settings.faults
+        return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
+
+    @property
     def needs_undo(self) -> bool:
         """Whether the state of those who train is kept twice, as their round may have to be undone.
 
         With a checkpoint a round, the last one is all that an abandoned round needs.
         """
-        faults = self.settings.faults
-        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
-        return drops or self.settings.checkpoint.every > 1
+        return self.drops_uploads or self.settings.checkpoint.every > 1
 
     def can_stream_sums(self, ranks: int) -> bool:
         """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
 
-        It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own, or
-        has their products recorded; and where it trains beside others, for whose turn it would have to wait.
+        It holds rows where the config has a rule of its own, or has their products recorded; and where it trains beside
+        others, for whose turn it would have to wait.
         """
-        faults, server = self.settings.faults, self.settings.server
-        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
         reads_rows = self.rule is not None or self.settings.record.updates == "gram"
-        return not drops and not reads_rows and (ranks == 1 or not server.trains)
+        return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains)
 
 
 def make_method(
@@ -187,12 +194,7 @@ def prepared_module(
 def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
     """Make model, task and method for the data at hand, and check that they fit together."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
-    make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
-    with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
-        task = make_task(data.classes)
-        if data.target_scales:
-            task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
-        contract.check_task(task)
+    task = make_task(settings, data)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     start = None
     if settings.init.source is not None:
@@ -208,20 +210,29 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_method(settings, method, task, net, local_training)
     warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
-    chooses = settings.evaluate.best.metric is not None
-    best = compatibility.best_model_choice(settings, task, data) if chooses else None
+    best = compatibility.best_model_choice(settings, task, data) if settings.evaluate.best.metric else None
     compatibility.check_data(settings, data, task, net)
-    check_batch_norm(settings, data, net, trains_batches=method.batches_a_step == 1)
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)
     compatibility.check_evaluation(settings, method, task, net, data, messages)
-    moved = data.to(device, channels_last=settings.compute.channels_last)
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = 1 if settings.compute.pack == 1 else clients_at_once(settings, method, task, model, local_training, data)
+    built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
+    built = replace(built, pack=1 if settings.compute.pack == 1 else clients_at_once(built))
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
         resources.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
-    return Experiment(settings, moved, method, task, net, model, messages, local_training, rule, start, best, pack)
+    return replace(built, data=data.to(device, channels_last=settings.compute.channels_last))
+
+
+def make_task(settings: Settings, data: Federated) -> Any:
+    """Make the task, for standardised targets where the data have such."""
+    construct = registry.make(tasks.KIND, settings.task, settings.origins("task"))
+    with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
+        task = construct(data.classes)
+        if data.target_scales:
+            task = StandardisedRegression(data.classes, *construct.args, **construct.keywords)
+        contract.check_task(task)
+    return task
 
 
 def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
@@ -244,57 +255,42 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
             "entry by entry: what most of them leave out would be 0 for ever; use bf16, fp16 or int8, or another rule"
         )
     plain: dict[str, Format | None] = {"fp32": None, "int8": Int8(), "bf16": Half("bf16"), "fp16": Half("fp16")}
-    sent, received = (TopK(e.fraction or FRACTION) if e.name == "topk" else plain[e.name] for e in (up, down))
+    sent = TopK(up.fraction or FRACTION) if up.name == "topk" else plain[up.name]
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-    formats, states = Wire(sent, received, up.feedback), state_shapes(make_local_training(settings), model.layout)
+    states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, formats, states)
+        return Messages(method, model, *sizes, Wire(sent, plain[down.name], up.feedback), states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
     """Make what the engine is told of local training (the section `train`)."""
     train = settings.train
-    own: dict[str, Any] = {"betas": tuple(train.betas) if train.betas else None, "eps": train.eps, "alpha": train.alpha}
-    return LocalTrainingConfig(
-        epochs=train.epochs,
-        steps=train.steps,
-        batch_size=None if train.batch_size == "full" else train.batch_size,
-        drop_last=train.drop_last,
-        optim=train.optim,
-        momentum=train.momentum,
-        dampening=train.dampening,
-        nesterov=train.nesterov,
-        weight_decay=train.weight_decay,
-        clip_norm=train.clip_norm,
-        clip_value=train.clip_value,
-        keep=train.keep_optim,
-        **{key: value for key, value in own.items() if value is not None},
-    )
+    options = {name: getattr(train, name) for name in SAME_NAME}
+    options |= {name: getattr(train, name) for name in ("eps", "alpha") if getattr(train, name) is not None}
+    options |= {"betas": tuple(train.betas)} if train.betas else {}
+    batch_size = None if train.batch_size == "full" else train.batch_size
+    return LocalTrainingConfig(batch_size=batch_size, keep=train.keep_optim, **options)
 
 
-def clients_at_once(
-    settings: Settings,
-    method: Method,
-    task: Any,
-    model: FlatModel,
-    local_training: LocalTrainingConfig,
-    data: Federated,
-) -> int:
+def clients_at_once(experiment: Experiment) -> int:
     """Return how many clients a rank trains at once (compute.pack), 1 with a warning where they cannot be."""
-    compute, pack = settings.compute, settings.compute.pack
-    reason = packed_rounds.unsupported_reason(
-        method, model, local_training, bf16=compute.precision == "bf16", compiled=compute.compile
-    )
-    reason = "a sample is several tensors" if isinstance(data.input_shape, dict) else reason
-    weigh, balanced = getattr(type(task), "weigh", Task.weigh), settings.task.options.get("weights") == "balanced"
+    s, data, train = experiment.settings, experiment.data, experiment.local_training
+    pack, bf16 = s.compute.pack, s.compute.precision == "bf16"
+    weigh = getattr(type(experiment.task), "weigh", Task.weigh)
+    balanced = s.task.options.get("weights") == "balanced"
     uses_counts = balanced if weigh is Classification.weigh else weigh is not Task.weigh
-    if not settings.data.share_label_counts and uses_counts:
-        reason = reason or "what the task weighs by are each client's own counts (data.share_label_counts: false)"
+    reason = packed_rounds.unsupported_reason(
+        experiment.method, experiment.model, train, bf16=bf16, compiled=s.compute.compile
+    )
+    if isinstance(data.input_shape, dict):
+        reason = "a sample is several tensors"
+    elif uses_counts and not s.data.share_label_counts and not reason:
+        reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
-        other_gradient = any(overrides(method, hook) for hook in ("loss", "gradient"))
-        full = local_training.momentum or local_training.weight_decay or other_gradient
-        samples = 0 if full else int(local_training.epochs or 0) * int(data.train_sizes.max(initial=0))
-        return packed_rounds.clients_at_once(pack, model, samples)
+        other_gradient = any(overrides(experiment.method, hook) for hook in ("loss", "gradient"))
+        full = train.momentum or train.weight_decay or other_gradient
+        samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
+        return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")
     warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
@@ -322,17 +318,9 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
     """Make what trains clients on this rank; stop() is true once the run was asked to stop."""
     s = experiment.settings
+    e = experiment
     return ClientTrainer(
-        *(
-            experiment.model,
-            experiment.net,
-            experiment.task,
-            experiment.method,
-            experiment.data,
-            experiment.messages,
-            experiment.local_training,
-            s.seed,
-        ),
+        *(e.model, e.net, e.task, e.method, e.data, e.messages, e.local_training, s.seed),
         bf16=s.compute.precision == "bf16",
         drops_bad_updates=s.faults.on_bad_update != "abort",
         drops_failed_clients=s.faults.on_client_error == "drop",
@@ -362,8 +350,7 @@ def federation(
         members=s.cohort.size,
         sampling=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
-        measures_speed=experiment.pack
-        == 1,  # packed with other clients a client gets other bits, so time may not decide
+        measures_speed=experiment.pack == 1,  # packed with others a client gets other bits: time may not decide
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -35,9 +35,7 @@ from fedmpi.engine import scheduler
 from fedmpi.runtime import target_scaling
 from fedmpi.tasks.base import ignored_value, is_counted
 
-# Warned of: the root mean square of targets; that of inputs, and their maximum (pixels in 0..255 have more than both).
-LARGE_TARGET, LARGE_INPUT, PEAK = 100, 20, 200
-GLANCE = 5000  # rows of inputs that are looked at for that
+LARGE, GLANCE = 100, 5000  # root mean square of inputs or targets that is warned of; rows that are looked at for that
 LABELS = ("label counts",)
 HELD = ("validation samples",)
 TARGETS = ("number, sum and sum of squares of targets",)
@@ -98,26 +96,22 @@ def partitioned(settings: Settings) -> Federated:
 def check_settings(settings: Settings) -> None:
     """Raise UserError where sections of the settings contradict each other, before data are read."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
-    label, how = data.options.get("label_column", "label"), data.standardise_target
-    only = cut and cut.options.get("only")
-    if only and data.source in sources.registry and data.options.get("standardise") == "pooled":
+    if data.standardise_target and task != "regression":
         raise UserError(
-            "data.partition.only leaves sites out of training, but with data.standardise: pooled all sites' training "
-            "rows say how numbers are standardised; say data.standardise: site"
+            f"data.standardise_target: {data.standardise_target} goes with task.name: regression, and it is {task}; "
+            "leave it out"
         )
-    if only and how == "pooled":
+    if cut is None or not cut.options.get("only"):
+        return
+    own_source = data.source in sources.registry
+    pooled = {
+        "standardise": own_source and data.options.get("standardise") == "pooled",
+        "standardise_target": data.standardise_target == "pooled",
+    }
+    for key in (key for key, is_pooled in pooled.items() if is_pooled):
         raise UserError(
-            "data.partition.only leaves sites out of training, but with data.standardise_target: pooled all sites' "
-            "training rows say how targets are standardised; say data.standardise_target: site"
-        )
-    if how and task != "regression":
-        raise UserError(
-            f"data.standardise_target: {how} goes with task.name: regression, and it is {task}; leave it out"
-        )
-    if task == "survival" and data.source == "table" and (isinstance(label, str) or len(label) != 2):
-        raise UserError(
-            f"task survival needs two label columns, and data.label_column is {label}: say the event (1: seen, 0: "
-            "censored) and the time, data.label_column: [EVENT, TIME]"
+            f"data.partition.only leaves sites out of training, but with data.{key}: pooled all sites' training rows "
+            f"say how numbers are standardised; say data.{key}: site"
         )
 
 
@@ -137,29 +131,22 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
             "leave it out"
         )
     warn_of_leaks(dataset, settings.task.name == "survival", whose)
-    if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x):
-        some = x[:: max(len(x) // GLANCE, 1)].double()
-        size = some.square().mean([0, *range(2, some.ndim)]).sqrt().max().item()
-        if size > LARGE_INPUT and some.abs().max().item() >= PEAK:
-            span = f"{some.min().item():g}..{some.max().item():g}"
-            kind = "raw pixels" if x.ndim > 2 else "columns that are not standardised"
-            how = "pixel_range, or mean and std" if x.ndim > 2 else "standardise"
-            warnings.warn(
-                f"data{whose}: inputs are in {span}, as {kind} are; training expects numbers about 1, and may diverge: "
-                f"scale them (options of data sources: {how}; 8-bit pixels that are stored as uint8 become 0..1)",
-                stacklevel=2,
-            )
-    scaled = settings.task.name != "regression" or settings.data.standardise_target
-    if not scaled and y.is_floating_point() and len(y):
+    if isinstance(x, Tensor) and x.is_floating_point() and len(x):
+        how = "scale them (options of data sources: standardise; pixel_range, or mean and std)"
+        _warn_of_scale(f"data{whose}: the inputs", x[:: max(len(x) // GLANCE, 1)], how)
+    if settings.task.name == "regression" and not settings.data.standardise_target and y.is_floating_point():
         counted = is_counted(y, ignored_value(settings.task.options.get("ignore")))
-        size = y.double()[counted].square().mean().sqrt().item()
-        if size > LARGE_TARGET:
-            warnings.warn(
-                f"data{whose}: the targets have a root mean square of {size:.3g}, and a model's first outputs are near "
-                "0: training may diverge at any learning rate; say data.standardise_target: pooled (metrics and "
-                "predictions stay in the unit of the targets)",
-                stacklevel=2,
-            )
+        how = "say data.standardise_target: pooled (metrics and predictions stay in the unit of the targets)"
+        _warn_of_scale(f"data{whose}: the targets", y[counted], how)
+
+
+def _warn_of_scale(what: str, values: Tensor, remedy: str) -> None:
+    size = values.double().square().mean().sqrt().item()
+    if size > LARGE:
+        warnings.warn(
+            f"{what} have a root mean square of {size:.3g}; training expects about 1, and may diverge: {remedy}",
+            stacklevel=3,
+        )
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:
@@ -198,59 +185,62 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
 
     Ranks exchange sizes and, where data.share_label_counts is true, label counts.
     """
-    source, names, augment = open_source(settings), settings.data.silos, operations(settings)
-    assert names is not None
     check_settings(settings)
-    owner = site_ranks(settings, comm.size)
+    names, shared, owner = settings.data.silos or (), settings.data.share_label_counts, site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
-    with attribute_errors("data"), _warnings_of_any_rank():
-        with choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
-            root = (settings.working_dir / settings.data.root).absolute()
-            opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
-        datasets = {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
+    with _warnings_of_any_rank():
+        datasets = _open_sites(settings, mine)
         for k, dataset in datasets.items():
             check_dataset(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)
     table = from_owners(comm, table, owner, COLUMNS)
-    own, shared = label_table(datasets, table, names), settings.data.share_label_counts
+    own = label_table(datasets, table, names)
     unsplit = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
 
     def exchange(rows: np.ndarray) -> np.ndarray:
         return from_owners(comm, rows.view(np.int64), owner, TARGETS).view(np.float64)
 
-    if settings.data.standardise_target:
-        unsplit = target_scaling.scaled_silos(settings, unsplit, datasets, exchange)
-    federation = augmented(hold_out(unsplit, settings.data.validation, settings.seed), augment)
-    federation = replace(federation, counts_shared=shared)
+    federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), counts_shared=shared)
     if not settings.data.validation:
         return federation
     # Where groups of rows stay together a site alone knows how many it has put aside.
     sizes = from_owners(comm, federation.validation_sizes[:, None], owner, HELD)[:, 0]
-    federation = replace(federation, validation_sizes=sizes, train_sizes=unsplit.train_sizes - sizes)
-    return (
-        replace(federation, label_counts=from_owners(comm, federation.label_counts, owner, LABELS))
-        if shared
-        else federation
-    )
+    counts = federation.label_counts
+    counts = from_owners(comm, counts, owner, LABELS) if shared else counts
+    train_sizes = unsplit.train_sizes - sizes
+    return replace(federation, validation_sizes=sizes, train_sizes=train_sizes, label_counts=counts)
 
 
 def site_federation(settings: Settings, client: int) -> Federated:
-    """Build the federation of silos from the files of one site: the others are assumed to have its sizes."""
-    source, names = open_source(settings), settings.data.silos
-    assert names is not None
-    with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
-        root = (settings.working_dir / settings.data.root).absolute()
-        opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
-    datasets = {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
+    """Build the federation of silos from the files of one site: the others are assumed to have its sizes, and with
+    data.standardise_target: pooled its targets."""
+    names, datasets = settings.data.silos or (), _open_sites(settings, [client])
     table = describe(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
     unsplit = silo_federation(datasets, table, label_table(datasets, table, names), names)
-    # With `pooled` the sums of the other sites are not at hand: its own stand in for them.
+    return replace(_prepare_sites(settings, unsplit, datasets, lambda rows: rows), counts_shared=False)
+
+
+def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
+    """Open the files of some sites."""
+    source, names = open_source(settings), settings.data.silos or ()
+    root = (settings.working_dir / settings.data.root).absolute()
+    with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
+        opened = open_silos(source.func, root, names, clients, settings.seed, **source.keywords)
+    return {k: require_dataset(dataset, source.func) for k, dataset in opened.items()}
+
+
+def _prepare_sites(
+    settings: Settings,
+    unsplit: Federated,
+    datasets: Mapping[int, Dataset],
+    exchange: Callable[[np.ndarray], np.ndarray],
+) -> Federated:
+    """Standardise the targets of sites, hold validation rows out, and augment, as the settings say."""
     if settings.data.standardise_target:
-        unsplit = target_scaling.scaled_silos(settings, unsplit, datasets, lambda rows: rows)
-    federation = augmented(hold_out(unsplit, settings.data.validation, settings.seed), operations(settings))
-    return replace(federation, counts_shared=False)
+        unsplit = target_scaling.scaled_silos(settings, unsplit, datasets, exchange)
+    return augmented(hold_out(unsplit, settings.data.validation, settings.seed), operations(settings))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better, nearest, shorten
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
@@ -41,7 +41,6 @@ from fedmpi.models.net import Net
 from fedmpi.tasks import contract
 from fedmpi.tasks.survival import Survival
 
-MANY = 1000  # clients, of more of which no rows are read for a warning
 ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # server rules that limit what one client can do
 REMEDIES = {  # what to set where a method needs something else
     "train.optim": "sgd",
@@ -102,7 +101,7 @@ def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrain
 
 
 def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None:
-    """Check the data against task and model, and warn of an empty test set and of sites without an event."""
+    """Check the data against task and model, and warn of an empty test set."""
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.outputs if len(net.output_shape) == 1 else net.output_shape
         raise UserError(
@@ -113,41 +112,17 @@ def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None
     targets = {} if data.global_test is None else {"test data": data.global_test.y}
     for part, shards in (("training data", data.train), ("test data", data.test)):
         for k, _, y in samples_of(shards):
-            targets[part if data.parts is not None else f"{part} of {_client_name(data, k)}"] = y
+            client = data.site_names[k] if data.site_names else f"client {k}"
+            targets[part if data.parts is not None else f"{part} of {client}"] = y
     for part, y in targets.items():
         contract.check_targets(settings.task.name, task, y, net.output_shape, part)
-    if isinstance(task, Survival):
-        _check_risk_sets(settings, data)
-    if data.global_test is not None and not len(data.global_test):
-        split = settings.data.options.get("split_column")
-        remedy = f"; mark rows in column {split} as test, or leave data.split_column out" if split else ""
-        warnings.warn(
-            f"data: the test set is empty; the global model will have no loss and no metrics{remedy}", stacklevel=3
-        )
-
-
-def _client_name(data: Federated, k: int) -> str:
-    return data.site_names[k] if data.site_names else f"client {k}"
-
-
-def _check_risk_sets(settings: Settings, data: Federated) -> None:
-    """A batch without an event, or of one row, has the loss 0, and what trains on no other one learns nothing."""
-    if settings.train.batch_size == 1:
+    if isinstance(task, Survival) and settings.train.batch_size == 1:
         raise UserError(
             "train.batch_size: 1: task survival compares the rows of a batch with each other, and a row alone has the "
             "loss 0, so that nothing is learned; use 32, say, or full"
         )
-    names = [
-        _client_name(data, k)
-        for k, shard in (data.train.items() if data.clients <= MANY else ())
-        if len(shard) and not bool((shard.y[shard.index, 0] == 1).any())
-    ]
-    if names:
-        text = (
-            f"data: no event in the training rows of {shorten(', '.join(names))}: the loss is 0 there and nothing is "
-            "learned, but updates of 0 count in the mean"
-        )
-        warnings.warn(RankWarning(text), stacklevel=4)
+    if data.global_test is not None and not len(data.global_test):
+        warnings.warn("data: the test set is empty; the global model will have no loss and no metrics", stacklevel=3)
 
 
 def check_cohort(settings: Settings, data: Federated) -> None:

@@ -63,7 +63,7 @@ class Description:
 
 
 def entries(kind: str) -> list[Entry]:
-    """The entries of one of `KINDS`, in the order of its registry."""
+    """Return the entries of one of `KINDS`, in the order of its registry."""
     listed = []
     for name, target in registry(kind).items():
         module, _, attribute = target.partition(":")
@@ -106,21 +106,14 @@ def description(kind: str, name: str) -> Description:
     supplied = (*module.KIND.supplied, *(("download",) if kind == "datasets" else ()))  # a key that the section has
     hints, required, _ = options.declared_options(target, inspect.signature(target).parameters, supplied)
     if dataclasses.is_dataclass(target):
-        fields = {field.name: field for field in dataclasses.fields(target)}
-        documented = {key: (field.default, field.metadata.get("doc", "")) for key, field in fields.items()}
+        documented = {each.name: (each.default, each.metadata.get("doc", "")) for each in dataclasses.fields(target)}
     else:
-        signature = inspect.signature(target)
-        about = inspect.cleandoc(target.__doc__ or "")
-        documented = {key: (each.default, _meaning(about, key)) for key, each in signature.parameters.items()}
-    described_options = [
-        Option(
-            key,
-            describe_type(hint),
-            "required" if key in required else describe_value(documented[key][0]),
-            documented[key][1],
-        )
-        for key, hint in hints.items()
-    ]
+        about, parameters = inspect.cleandoc(target.__doc__ or ""), inspect.signature(target).parameters
+        documented = {key: (each.default, _meaning(about, key)) for key, each in parameters.items()}
+    described_options = []
+    for key, hint in hints.items():
+        default = "required" if key in required else describe_value(documented[key][0])
+        described_options.append(Option(key, describe_type(hint), default, documented[key][1]))
     return Description(kind, name, text, tuple(described_options))
 
 
@@ -136,42 +129,31 @@ def _meaning(text: str, name: str) -> str:
 
 
 def _facts(node: ast.ClassDef) -> dict[str, str]:
-    """What a method's class body declares: paper, the hooks it changes, the slots it keeps and sends."""
+    """Return what a method's class body declares: paper, the hooks it changes, the slots it keeps and sends."""
     assigned = [(t, s.value) for s in node.body if isinstance(s, ast.Assign) for t in s.targets]
     values = {target.id: value for target, value in assigned if isinstance(target, ast.Name)}
     functions = {s.name: s for s in node.body if isinstance(s, ast.FunctionDef)}
-    hooks = [name for name in functions if name in _hooks() and name != "travels"]
-    paper = ast.literal_eval(values["paper"]) if "paper" in values else ""
     keeps = [
         f"{name} ({where})"
         for where, key in (("client", "client_state"), ("server", "server_state"))
         for name in _slots(values.get(key) or functions.get(key))
     ]
-    sends = _slots(values.get("sends")) or ["dw"]
-    if "travels" in functions:
-        sends = [f"{slot} ({_groups(functions['travels'])})" if slot == "dw" else slot for slot in sends]
-    return {"paper": paper, "changes": ", ".join(hooks), "keeps": ", ".join(keeps), "sends": ", ".join(sends)}
+    return {
+        "paper": ast.literal_eval(values["paper"]) if "paper" in values else "",
+        "changes": ", ".join(name for name in functions if name in _hooks()),
+        "keeps": ", ".join(keeps),
+        "sends": ", ".join(_slots(values.get("sends")) or ["dw"]),
+    }
 
 
 def _hooks() -> set[str]:
-    """The public functions of Method, in whose class body the hooks are listed."""
+    """Return the public functions of Method, in whose class body the hooks are listed."""
     base = next(n for n in tree("fedmpi.method.base").body if isinstance(n, ast.ClassDef) and n.name == "Method")
     return {n.name for n in base.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")}
 
 
-def _groups(travels: ast.FunctionDef) -> str:
-    """Which layout groups clients upload: those of the hook's first Travel(groups=..., but=...) that names some."""
-    for call in ast.walk(travels):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Travel" and call.keywords:
-            word = call.keywords[0]
-            named = [n.id.lower() for n in ast.walk(word.value) if isinstance(n, ast.Name) and n.id.isupper()]
-            names = ", ".join(dict.fromkeys(named)) or "nothing"
-            return {"but": f"all but {names}", "groups": names}.get(str(word.arg), "all")
-    return "all"
-
-
 def _slots(value: ast.AST | None) -> list[str]:
-    """Names in all Slots(name=...) of an expression, or of a function that declares them by hyperparameters."""
+    """Return the names in all Slots(name=...) of an expression, or of a function that declares them by options."""
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Slots"] if value else []
     return [k.arg for call in calls for k in call.keywords if k.arg]
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from fedmpi.common.text import shorten
-from fedmpi.common.user_code_errors import ONE_SAMPLE, attribute_errors, located_error
-from fedmpi.config.schema import Settings
-from fedmpi.data.federated import Federated
-from fedmpi.flat.model import NORM_LAYERS
-from fedmpi.models.net import Net
+from fedmpi.common.user_code_errors import located_error
 
 
 def check_module(where: str, module: Any, made_by: Any) -> None:
@@ -67,31 +62,4 @@ def warn_of_untracked(name: str, module: nn.Module) -> None:
             f"model {name}: {shorten(', '.join(tensors))}: plain tensors, which are neither trained nor sent nor "
             "saved: use register_buffer, with persistent=False for a constant, or nn.ParameterList",
             stacklevel=2,
-        )
-
-
-def check_batch_norm(settings: Settings, data: Federated, net: Net, *, trains_batches: bool) -> None:
-    """Check that no client has a last batch of one sample where batch normalisation cannot take it: that may show in a
-    late round.
-
-    Args:
-        settings: of the run.
-        data: the clients, whose sizes may leave a batch of one sample.
-        net: the model.
-        trains_batches: whether each step of the method takes one batch, of the size in the config.
-    """
-    train, sizes = settings.train, data.train_sizes
-    full = train.batch_size == "full"
-    last = sizes if full else sizes % train.batch_size
-    single = np.flatnonzero((last == 1) & (full or not train.drop_last))
-    has_batch_norm = any(isinstance(part, NORM_LAYERS[0]) for part in net.module.modules())
-    if not trains_batches or not has_batch_norm or not len(single):
-        return
-    with attribute_errors(f"model {settings.model.name}"):
-        takes_one = net.takes_one()  # as behind a convolution, which has several values a channel
-    if not takes_one:
-        k, more = single[0], f" (and {len(single) - 1} more)" if len(single) > 1 else ""
-        raise located_error(
-            f"train.batch_size: {train.batch_size} leaves client {k}{more} with {sizes[k]} samples a batch of one "
-            f"sample, which gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ class Published:
         """The part of summary.json (one of OF), and the name of the metric."""
         first, _, rest = self.metric.partition(" ")
         return (first, rest) if first in OF and rest else ("last", self.metric)
+
+    def value(self, labels: Mapping[str, str]) -> tuple[float, float] | None:
+        """Return the mean and the standard deviation of a cell, by a label of each axis."""
+        return self.values.get(tuple(labels.get(name, "") for name in self.axes))
 
 
 def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:

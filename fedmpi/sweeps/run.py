@@ -136,26 +136,19 @@ def validate(sweep: Sweep, say: Say) -> None:
     for axis in sweep.axes:
         used = [label for label in axis.choices if any(each[axis.name] == label for each in sweep.labels)]
         say(f"  {axis.name}: {', '.join(used)}")
-    if sweep.published:
-        figures = sum(len(each.values) for each in sweep.published)
-        say(f"  published: {count(figures, 'figure')} of {sweep.published[0].source}")
-    missing: dict[str, list[str]] = {}
-    for labels in sweep.covering():
-        settings = sweep.settings(labels)
+    missing: UserError | None = None
+    for settings in map(sweep.settings, sweep.covering()):
         try:
             validate_settings(settings)
         except UserError as error:
             if not _is_missing(error):
                 raise UserError(f"{error}\n  in the run {settings.name}") from error
-            missing.setdefault(str(error), []).append(settings.name)
+            missing = missing or error
             build.make_method(settings)  # what can be checked without data: names and options
             for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
                 registry.make(kind, chosen, settings.origins(key))
     if missing:
-        details = "".join(
-            f"\n  {text} (for {count(len(runs), 'run')} such as {runs[0]})" for text, runs in missing.items()
-        )
-        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{details}")
+        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing: {missing}") from missing
     say("ok")
 
 

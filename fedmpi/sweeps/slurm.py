@@ -146,16 +146,15 @@ def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path,
 
 def find_run(sweep: Sweep, name: str) -> Settings:
     """Return the run of a name; with `best`, also by the name without the part for the candidate. Raises UserError."""
-    if sweep.best is not None:
-        for labels, settings in sweep.final_runs():
-            if settings is None and sweep.name(labels) == name:
-                choice = sweep.choices()[sweep.best.cell(labels)]
-                raise UserError(f"--run: {name} waits for a choice: best: {choice}")
-            if settings is not None and name in (sweep.name(labels), settings.name):
-                return settings
-    for labels in sweep.first():
-        if sweep.name(labels) == name:
-            return sweep.settings(labels)
+    for labels, settings in sweep.final_runs():
+        if sweep.name(labels) == name and settings is None:
+            assert sweep.best is not None
+            raise UserError(f"--run: {name} waits: best: {sweep.choices()[sweep.best.cell(labels)]}")
+        if settings is not None and name in (sweep.name(labels), settings.name):
+            return settings
+    for settings in sweep.known_runs():
+        if settings.name == name:
+            return settings
     raise UserError(f"--run: no run of {sweep.path} is named {name}; fedmpi sweep {sweep.path} --status names them")
 
 

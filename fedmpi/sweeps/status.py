@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedmpi.common.errors import UserError
@@ -13,22 +12,12 @@ from fedmpi.common.formatting import duration
 from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count, shorten
 from fedmpi.runtime.reading import files
+from fedmpi.runtime.reading import status as run_status
 from fedmpi.runtime.reading.files import SWEEP_LIST
-from fedmpi.runtime.reading.status import (
-    BAD,
-    DIED,
-    FAILED,
-    FINE,
-    FINISHED,
-    GOES_ON,
-    NEVER,
-    RUNNING,
-    STOPPED,
-)
-from fedmpi.runtime.reading.status import brief as run_facts
+from fedmpi.runtime.reading.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
 from fedmpi.runtime.record.plugins import moved_with
 from fedmpi.sweeps import progress, slurm
-from fedmpi.sweeps.expand import Sweep
+from fedmpi.sweeps.expand import Sweep, is_sweep, load
 
 WAITING = "waiting"
 MOST_LETTERS = 200  # of a reason
@@ -59,6 +48,22 @@ def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
 def listed_runs(place: Path) -> list[str]:
     names = (files.json_of(place / SWEEP_LIST) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def look(where: Path) -> tuple[Facts, list[str], int, bool]:
+    """Return facts, lines, exit code and whether something runs, of a run, of a sweep's directory, or of its file."""
+    if where.is_file() and where.suffix in (".yaml", ".yml"):
+        if not is_sweep(where):
+            raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
+        facts = status_of_file(load(where))
+    elif files.is_run(files.folder(where)) or not (listed_runs(where) or files.runs_in(where)):
+        if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
+            raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
+        facts = run_status.status(where)
+        return facts, run_status.lines(facts), run_status.code(facts), facts["state"] == RUNNING
+    else:
+        facts = status_of_directory(where)
+    return facts, lines(facts), code(facts), facts["counts"][RUNNING] > 0
 
 
 def status_of_directory(place: Path) -> Facts:
@@ -105,16 +110,16 @@ def show(sweep: Sweep, say: Callable[[str], None]) -> int:
 def code(facts: Facts) -> int:
     """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none runs, else 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
-        return BAD
+        return run_status.BAD
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
-    return GOES_ON if rest and not facts["counts"][RUNNING] else FINE
+    return run_status.GOES_ON if rest and not facts["counts"][RUNNING] else run_status.FINE
 
 
 def _one(place: Path, name: str) -> Facts:
     """Return the status of one run; its console log is used if the run failed before it had a directory."""
     run, log = place / name, place / f"{name}.log"
     if run.is_dir():
-        facts = run_facts(run)
+        facts = run_status.brief(run)
     else:
         facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
         facts |= {"rounds_done": 0, "rounds": None, "round_s": None, "eta_s": None, "checkpoint": None}
@@ -130,18 +135,7 @@ def _facts(place: Path, states: Iterable[Facts]) -> Facts:
     runs = list(states)
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     counts[DIED] += sum(run["state"] == NEVER for run in runs)
-    return {"directory": str(place), "runs": runs, "counts": counts, "eta_s": _eta_s(runs)}
-
-
-def _eta_s(runs: list[Facts]) -> float | None:
-    """Estimate the seconds until all are done, as many at once as now; None where nothing runs."""
-    running = [run for run in runs if run["state"] == RUNNING]
-    run_seconds = [run["rounds"] * run["round_s"] for run in runs if run["rounds"] and run["round_s"]]
-    if not running or not run_seconds:
-        return None
-    left = [fmean(run_seconds) if run["eta_s"] is None else run["eta_s"] for run in running]
-    waiting = sum(run["state"] == WAITING for run in runs)
-    return max(max(left), (sum(left) + waiting * fmean(run_seconds)) / len(running))
+    return {"directory": str(place), "runs": runs, "counts": counts}
 
 
 def lines(facts: Facts) -> list[str]:
@@ -150,8 +144,6 @@ def lines(facts: Facts) -> list[str]:
     shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
     shown.append(f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}")
-    if facts["eta_s"] is not None:
-        shown.append(f"about {duration(facts['eta_s'])} left")
     return shown
 
 

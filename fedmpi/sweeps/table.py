@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any
 
 from scipy.special import stdtrit
 
@@ -29,24 +29,39 @@ from fedmpi.sweeps.expand import Sweep
 from fedmpi.sweeps.reference_results import OF, Published
 
 Key = tuple[str, ...]  # a label of each axis but seed
+Done = tuple[dict[str, str], Settings, progress.State]  # a run that is done, by its labels
 
 
-class Statistics(NamedTuple):
-    """Statistics over the seeds of a cell; nan where there are too few seeds."""
+@dataclass
+class Cell:
+    """The results of the runs that differ by seed alone.
 
-    mean: float
-    std: float  # sample standard deviation
-    seeds: int  # that have a value
-    asked: int  # that the cell is to have
+    Attributes:
+        asked: the seeds that the sweep asks for; "" of a sweep without the axis seed.
+        values: seed -> metric, of runs that are done and whose metric is a number.
+        bad: seeds whose metric is not a number.
+        published: mean and standard deviation that others report.
+    """
 
+    asked: list[str]
+    values: dict[str, float] = field(default_factory=dict)
+    bad: list[str] = field(default_factory=list)
+    published: tuple[float, float] | None = None
 
-class DoneRun(NamedTuple):
-    """A run that is done, with its place in the table."""
+    @property
+    def mean(self) -> float:
+        return fmean(self.values.values()) if self.values else math.nan
 
-    cell: Key
-    seed: str
-    settings: Settings
-    state: progress.State
+    @property
+    def std(self) -> float:
+        """The sample standard deviation."""
+        return stdev(self.values.values()) if len(self.values) > 1 else math.nan
+
+    @property
+    def missing(self) -> list[str]:
+        """Seeds whose run is not done."""
+        done = {*self.values, *self.bad}
+        return [seed for seed in self.asked if (seed not in done if seed else not done)]
 
 
 @dataclass(frozen=True)
@@ -55,10 +70,8 @@ class Cells:
 
     Attributes:
         axes: all but seed, the rows' first.
-        values: cell -> seed -> metric, of runs that are done and whose metric is a number.
-        bad: cell -> seeds whose metric is not a number.
         options: of the command that makes the table.
-        published: what others report of this metric.
+        source: of the published values.
         falling: whether less of the metric is better.
         notes: remarks on the metric, and on what the runs do not have in common.
     """
@@ -67,47 +80,29 @@ class Cells:
     metric: str
     of: str
     axes: tuple[Axis, ...]
-    values: dict[Key, dict[str, float]]
-    bad: dict[Key, list[str]]
+    cells: dict[Key, Cell]
     options: tuple[str, ...] = ()
-    published: Published | None = None
+    source: str | None = None
     falling: bool = False
     notes: tuple[str, ...] = ()
 
     @property
-    def keys(self) -> list[Key]:
-        return list(dict.fromkeys(self.key(labels) for labels in self.sweep.labels))
-
-    @property
     def rows(self) -> list[Key]:
-        return list(dict.fromkeys(key[:1] for key in self.keys))
+        return list(dict.fromkeys(key[:1] for key in self.cells))
 
     @property
     def columns(self) -> list[Key]:
-        return list(dict.fromkeys(key[1:] for key in self.keys))
+        return list(dict.fromkeys(key[1:] for key in self.cells))
 
     @property
     def seeds(self) -> int:
-        return len({labels.get(SEED, "") for labels in self.sweep.labels})
+        return len({seed for cell in self.cells.values() for seed in cell.asked})
 
-    def key(self, labels: Mapping[str, str]) -> Key:
-        return tuple(labels[axis.name] for axis in self.axes)
-
-    def seeds_of(self, key: Key) -> list[str]:
-        """Return the seeds that the sweep asks for in a cell."""
-        return [labels.get(SEED, "") for labels in self.sweep.labels if self.key(labels) == key]
-
-    def statistics(self, key: Key) -> Statistics:
-        values = list(self.values.get(key, {}).values())
-        mean, std = fmean(values) if values else math.nan, stdev(values) if len(values) > 1 else math.nan
-        return Statistics(mean, std, len(values), len(self.seeds_of(key)))
-
-    def published_value(self, key: Key) -> tuple[float, float] | None:
-        """Return the published mean and standard deviation of a cell."""
-        if self.published is None:
-            return None
-        labels = dict(zip((axis.name for axis in self.axes), key, strict=True))
-        return self.published.values.get(tuple(labels.get(name, "") for name in self.published.axes))
+    @property
+    def decimals(self) -> int:
+        """How many decimals are shown: enough for three digits of the largest value if that is small."""
+        most = max((abs(v) for cell in self.cells.values() for v in cell.values.values()), default=0.0)
+        return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
 
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
@@ -129,27 +124,51 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         if rows not in names:
             raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
         axes.sort(key=lambda axis: axis.name != rows)
-    runs = _done_runs(sweep, axes)
-    falling = {name for run in runs for name in run.state.summary.get("falling", ())}
+    done = _done_runs(sweep)
+    falling = {name for *_, state in done for name in state.summary.get("falling", ())}
     if metric is not None and progress.is_diagnostic(metric):
-        runs = [run._replace(state=replace(run.state, summary=progress.diagnostics(run.settings))) for run in runs]
-    name = _name_in_most(runs, metric, of)
-    values: dict[Key, dict[str, float]] = {}
-    bad: dict[Key, list[str]] = {}
-    for run in runs:
-        value = run.state.figure(of, name)
-        if math.isfinite(value):
-            values.setdefault(run.cell, {})[run.seed] = value
-        else:
-            bad.setdefault(run.cell, []).append(run.seed)
-    if not values:
-        known = {each for run in runs for each in run.state.summary.get(of, {})}
-        raise UserError(f"--metric: no run has a figure '{name}'; {nearest(name, known)}")
-    notes = _comparability_notes(sweep, [run.settings for run in runs])
+        done = [(labels, run, replace(state, summary=progress.diagnostics(run))) for labels, run, state in done]
+    known = [state.summary.get(of, {}) for *_, state in done]
+    protocols = dict.fromkeys(name for _, run, _ in done for name in run.evaluate.protocol if name != "global")
+    name = _name_in_most(known, metric, list(protocols))
+    cells = _cells(sweep, axes, done, of, name)
+    if not any(cell.values for cell in cells.values()):
+        raise UserError(f"--metric: no run has a figure '{name}'; {nearest(name, {n for each in known for n in each})}")
+    if published:
+        for key, cell in cells.items():
+            cell.published = published.value(dict(zip((axis.name for axis in axes), key, strict=True)))
+    notes = _comparability_notes(sweep, [run for _, run, _ in done])
     if metric is not None and name != metric:
-        notes.insert(0, f"{name} is compared, as no model of most runs has {metric}")
+        notes.insert(0, f"{name} is compared, as most runs have no {metric}")
+    source = published.source or "published" if published else None
     less = lower_is_better(name, falling)
-    return Cells(sweep, name, of, tuple(axes), values, bad, tuple(options), published, less, tuple(notes))
+    return Cells(sweep, name, of, tuple(axes), cells, tuple(options), source, less, tuple(notes))
+
+
+def _done_runs(sweep: Sweep) -> list[Done]:
+    runs = []
+    for labels, settings in sweep.final_runs():
+        if settings is not None and (state := progress.read_state(settings)).what == progress.DONE:
+            runs.append((labels, settings, state))
+    if not runs:
+        raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; {sweep.command}")
+    return runs
+
+
+def _cells(sweep: Sweep, axes: Sequence[Axis], done: Sequence[Done], of: str, name: str) -> dict[Key, Cell]:
+    """Return all cells that the sweep asks for, with the metric `name` of the runs that are done."""
+    cells: dict[Key, Cell] = {}
+    for labels in sweep.labels:
+        key = tuple(labels[axis.name] for axis in axes)
+        cells.setdefault(key, Cell([])).asked.append(labels.get(SEED, ""))
+    for labels, run, state in done:
+        cell = cells[tuple(labels[axis.name] for axis in axes)]
+        seed, value = labels.get(SEED, str(run.seed)), state.figure(of, name)
+        if math.isfinite(value):
+            cell.values[seed] = value
+        else:
+            cell.bad.append(seed)
+    return cells
 
 
 def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
@@ -167,25 +186,17 @@ def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[st
     return metric, of, published
 
 
-def _done_runs(sweep: Sweep, axes: Sequence[Axis]) -> list[DoneRun]:
-    runs = []
-    for labels, settings in sweep.final_runs():
-        if settings is not None and (state := progress.read_state(settings)).what == progress.DONE:
-            cell = tuple(labels[axis.name] for axis in axes)
-            runs.append(DoneRun(cell, labels.get(SEED, str(settings.seed)), settings, state))
-    if not runs:
-        raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; {sweep.command}")
-    return runs
+def _name_in_most(known: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]) -> str:
+    """Return the metric, or its name in another protocol of evaluation (personal_accuracy) that more runs have.
 
-
-def _name_in_most(runs: Sequence[DoneRun], metric: str | None, of: str) -> str:
-    """Return the metric, or its name in another protocol of evaluation (personal_accuracy) that more runs have."""
-    prefixes = {f"{name}_": None for run in runs for name in run.settings.evaluate.protocol if name != "global"}
+    known: the metrics of each run.
+    """
     if metric is None:
-        metric = main_metric(runs[0].state.summary.get(of, {})) or ""
-        metric = next((metric.removeprefix(prefix) for prefix in prefixes if metric.startswith(prefix)), metric)
-    names = [metric, *(f"{prefix}{metric}" for prefix in prefixes)]
-    return max(names, key=lambda name: sum(name in run.state.summary.get(of, {}) for run in runs))
+        metric = main_metric(known[0]) or ""
+        prefix = next((f"{name}_" for name in protocols if metric.startswith(f"{name}_")), "")
+        metric = metric.removeprefix(prefix)
+    names = [metric, *(f"{protocol}_{metric}" for protocol in protocols)]
+    return max(names, key=lambda name: sum(name in each for each in known))
 
 
 def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
@@ -212,36 +223,35 @@ def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
     return notes
 
 
-def decimals(cells: Cells) -> int:
-    """Return how many decimals are shown: enough for three digits of the largest value if that is small."""
-    most = max((abs(v) for each in cells.values.values() for v in each.values()), default=0.0)
-    return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
+def verdict(cell: Cell, decimals: int) -> str:
+    """Judge the distance from the published value in published standard deviations, or in ours where there is none.
 
-
-def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
-    """Judge the distance from the published value in published standard deviations, or in ours where there is none."""
-    mean, std, seeds, _ = cells.statistics(key)
-    if not seeds:
+    decimals: with which both are shown; values that read the same are equal.
+    """
+    if cell.published is None or not cell.values:
         return ""
-    if not theirs[1] > 0 and abs(mean - theirs[0]) < 0.5 * 10 ** -decimals(cells):  # they read the same
+    mean, std = cell.published
+    distance = abs(cell.mean - mean)
+    if not std > 0 and distance < 0.5 * 10**-decimals:
         return "="
-    spread = theirs[1] if theirs[1] > 0 else std
+    spread = std if std > 0 else cell.std
     if math.isnan(spread) or not spread:
-        return "?" if math.isnan(theirs[1]) else "!"
-    distance = abs(mean - theirs[0]) / spread
-    return "=" if distance <= 1 else "~" if distance <= 2 else "!"
+        return "?" if math.isnan(std) else "!"
+    return "=" if distance <= spread else "~" if distance <= 2 * spread else "!"
 
 
-def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] | None:
+def difference(cells: Cells, key: Key) -> tuple[float, float, str] | None:
     """Compare a cell with that of the first row, seed by seed.
 
     Returns:
         The mean difference over the seeds that both cells have, its standard error, and a verdict: "better" or "worse"
-        ("higher" or "lower" for diagnostics of `analysis`) if 0 lies outside the 95 % interval, else "". None if the
-        cells have fewer than two seeds in common.
+        ("higher" or "lower" for diagnostics of `analysis`) if 0 lies outside the 95 % interval, else "". None in the
+        first row, and if the cells have fewer than two seeds in common.
     """
-    first, other = (cells.values.get((*each, *column), {}) for each in (cells.rows[0], row))
-    paired = [other[seed] - first[seed] for seed in other if seed in first]
+    first, other = (cells.cells.get(each) for each in ((*cells.rows[0], *key[1:]), key))
+    if first is None or other is None or first is other:
+        return None
+    paired = [value - first.values[seed] for seed, value in other.values.items() if seed in first.values]
     if len(paired) < 2:
         return None
     mean, error = fmean(paired), stdev(paired) / math.sqrt(len(paired))

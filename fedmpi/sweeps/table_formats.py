@@ -18,7 +18,7 @@ from fedmpi.common.text import count, metric_title
 from fedmpi.config.loading import shown
 from fedmpi.sweeps.axes import SEED
 from fedmpi.sweeps.expand import Sweep
-from fedmpi.sweeps.table import Cells, Key, collect, decimals, difference, verdict
+from fedmpi.sweeps.table import Cell, Cells, Key, collect, difference, verdict
 
 WHAT = {
     "last": "after the last round",
@@ -69,17 +69,18 @@ def tables(cells: Cells) -> list[tuple[Rows, str]]:
     heading = [heading_of(cells, column) for column in cells.columns]
     means = [[cells.axes[0].name if cells.axes else "", *heading]]
     means += [[" ".join(row), *(_mean_cell(cells, (*row, *column)) for column in cells.columns)] for row in cells.rows]
-    first, *others = cells.rows
+    first, *others = (" ".join(row) for row in cells.rows)
     differences = [
-        [" ".join(row), *(_difference_cell(cells, row, column) for column in cells.columns)] for row in others
+        [name, *(_difference_cell(cells, (*row, *column)) for column in cells.columns)]
+        for name, row in zip(others, cells.rows[1:], strict=True)
     ]
     result = [(means, caption(cells))]
     if any(cell != "-" for row in differences for cell in row[1:]):
         about = (
-            f"paired differences to {' '.join(first)} over seeds that both have, ± standard error; * where 0 is "
-            "outside the 95 % interval (Student's t), cell by cell"
+            f"paired differences to {first} over seeds that both have, ± standard error; * where 0 is outside the 95 % "
+            "interval (Student's t), cell by cell"
         )
-        result.append(([[" ".join(first), *heading], *differences], about))
+        result.append(([[first, *heading], *differences], about))
     return result
 
 
@@ -92,18 +93,21 @@ def heading_of(cells: Cells, column: Key) -> str:
 
 def _mean_cell(cells: Cells, key: Key) -> str:
     """Return `52.00 ± 2.00 (2 of 3) [51.00 ± 1.00 =]`: ours, how many seeds it lacks, and the published value."""
-    mean, std, seeds, asked = cells.statistics(key)
-    if not seeds:
-        ours = "nan" if key in cells.bad else "-" if key in cells.keys else ""
-    else:
+    cell = cells.cells.get(key)
+    if cell is None:
+        return ""
+    seeds, asked = len(cell.values), len(cell.asked)
+    text = "nan" if cell.bad else "-"
+    if seeds:
         few = f" ({seeds} of {asked})" if seeds < asked else f" ({count(asked, 'seed')})"
-        ours = _pair(cells, mean, std) + ("" if seeds == cells.seeds else few)
-    theirs = cells.published_value(key)
-    return ours if theirs is None else f"{ours} [{_pair(cells, *theirs)} {verdict(cells, key, theirs)}]"
+        text = _pair(cells, cell.mean, cell.std) + ("" if seeds == cells.seeds else few)
+    if cell.published:
+        text += f" [{_pair(cells, *cell.published)} {verdict(cell, cells.decimals)}]"
+    return text
 
 
-def _difference_cell(cells: Cells, row: Key, column: Key) -> str:
-    compared = difference(cells, row, column)
+def _difference_cell(cells: Cells, key: Key) -> str:
+    compared = difference(cells, key)
     if compared is None:
         return "-"
     mean, error, word = compared
@@ -111,16 +115,15 @@ def _difference_cell(cells: Cells, row: Key, column: Key) -> str:
 
 
 def _pair(cells: Cells, mean: float, spread: float) -> str:
-    digits = decimals(cells)
-    return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
+    return f"{mean:.{cells.decimals}f}" + ("" if math.isnan(spread) else f" ± {spread:.{cells.decimals}f}")
 
 
 def caption(cells: Cells) -> str:
     """Return a caption: the metric, and the command that makes the table."""
     what = f"{cells.metric.replace('_', ' ')}, {WHAT[cells.of]}"
     text = f"{what}, mean and sample standard deviation (n - 1) over {count(cells.seeds, 'seed')}"
-    if cells.published:
-        text += f"; in brackets: {cells.published.source or 'published'}: {SIGNS}"
+    if cells.source:
+        text += f"; in brackets: {cells.source}: {SIGNS}"
     if best := cells.sweep.best:
         over = f", seed {', '.join(best.using[SEED])}" if SEED in best.using else ""
         chosen = "; ".join(map(str, cells.sweep.choices().values()))
@@ -131,23 +134,17 @@ def caption(cells: Cells) -> str:
 
 def gaps(cells: Cells) -> list[str]:
     """Return the notes, and which cells and seeds are missing or not a number."""
-    missing = {}
-    for key in cells.keys:
-        done = {*cells.values.get(key, {}), *cells.bad.get(key, [])}
-        # A sweep without the axis seed asks for one run a cell, whatever its seed.
-        missing[key] = [seed for seed in cells.seeds_of(key) if (seed not in done if seed else not done)]
+    missing = {key: cell.missing for key, cell in cells.cells.items() if cell.missing}
+    bad = {key: cell.bad for key, cell in cells.cells.items() if cell.bad}
     lines = list(cells.notes)
-    for what, seeds_of in (("missing", missing), ("not a number", cells.bad)):
-        parts = []
-        for key, seeds in seeds_of.items():
-            if seeds:
-                parts.append(" ".join(key) + (f" (seed {', '.join(seeds)})" if any(seeds) else ""))
+    for what, seeds_of in (("missing", missing), ("not a number", bad)):
+        parts = [
+            " ".join(key) + (f" (seed {', '.join(seeds)})" if any(seeds) else "") for key, seeds in seeds_of.items()
+        ]
         if parts:
             more = f"; and {len(parts) - MOST_CELLS} more cells" if len(parts) > MOST_CELLS else ""
             lines.append(f"{what}: {'; '.join(parts[:MOST_CELLS])}{more}")
-    if any(missing.values()):
-        lines.append(f"to train what is missing: {cells.sweep.command}")
-    return lines
+    return [*lines, f"to train what is missing: {cells.sweep.command}"] if missing else lines
 
 
 def text(cells: Cells) -> list[str]:
@@ -203,20 +200,18 @@ def escaped(cell: str) -> str:
 def records(cells: Cells) -> list[dict[str, Any]]:
     """Return an object for each cell: labels, mean, deviation, paired difference, published value; null: not known."""
     rows = []
-    for key in cells.keys:
-        mean, std, seeds, asked = cells.statistics(key)
-        theirs = cells.published_value(key)
-        paired = difference(cells, key[:1], key[1:]) if key[:1] != cells.rows[0] else None
-        numbers: dict[str, Any] = {"mean": mean, "std": std, "seeds": seeds, "seeds_asked": asked}
-        numbers["difference"], numbers["standard_error"], numbers["stands_out"] = paired or (None, None, None)
-        numbers["published"], numbers["published_std"] = theirs or (None, None)
+    for key, cell in cells.cells.items():
+        numbers: dict[str, Any] = {"mean": cell.mean, "std": cell.std}
+        numbers |= {"seeds": len(cell.values), "seeds_asked": len(cell.asked)}
+        numbers["difference"], numbers["standard_error"], numbers["stands_out"] = difference(cells, key) or [None] * 3
+        numbers["published"], numbers["published_std"] = cell.published or (None, None)
         rows.append(
             {
                 "labels": {axis.name: label for axis, label in zip(cells.axes, key, strict=True)},
                 "metric": cells.metric,
                 "of": cells.of,
                 **{name: None if value != value else value for name, value in numbers.items()},
-                "verdict": None if theirs is None else verdict(cells, key, theirs),
+                "verdict": verdict(cell, cells.decimals) if cell.published else None,
             }
         )
     return rows
@@ -232,26 +227,28 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def draw(cells: Cells, to: Path) -> Path:
-    """Draw a line for each column over the labels of the rows: means over seeds with standard deviations as bars.
+def draw(cells: Cells, to: Path) -> None:
+    """Draw a line for each column over the labels of the rows: means, with bands of a standard deviation.
 
     A cell that lacks seeds is left out with a warning, as its mean would be over other seeds.
     """
-    from fedmpi.analysis import figures
+    from fedmpi.analysis import charts
 
-    if not cells.axes:
-        raise UserError(f"--to: {to}: a picture needs an axis other than seed to be over, and this sweep has none")
-    lines, incomplete = {}, list[str]()
+    labels = [" ".join(row) for row in cells.rows]
+    numeric = all(re.fullmatch(r"\d+\.?\d*(e[+-]?\d+)?", label) for label in labels)
+    x = [float(label) for label in labels] if numeric else [float(i) for i in range(len(labels))]
+    series, incomplete = [], list[str]()
     for column in cells.columns:
-        points = []
-        for row in cells.rows:
-            mean, std, seeds, asked = cells.statistics((*row, *column))
-            if 0 < seeds < asked:
+        every = [cells.cells.get((*row, *column), Cell([])) for row in cells.rows]
+        for row, cell in zip(cells.rows, every, strict=True):
+            if cell.missing or cell.bad:
                 incomplete.append(" ".join((*row, *column)))
-            points.append((row[0], mean, std) if seeds == asked else (row[0], math.nan, math.nan))
-        if any(not math.isnan(mean) for _, mean, _ in points):
-            lines[heading_of(cells, column) if column else ""] = points
+        means = [math.nan if cell.missing or cell.bad else cell.mean for cell in every]
+        low, high = ([m + sign * cell.std for m, cell in zip(means, every, strict=True)] for sign in (-1, 1))
+        series.append(charts.Series(heading_of(cells, column), x, means, low, high))
     if incomplete:
         warnings.warn(f"left out of the picture, as seeds are missing: {', '.join(incomplete)}", stacklevel=2)
-    x_label = cells.axes[0].name.rpartition(".")[2]
-    return figures.save(figures.sweep(lines, x_label, metric_title(cells.metric)), to)
+    x_label = cells.axes[0].name.rpartition(".")[2] if cells.axes else ""
+    log_x = numeric and min(x) > 0 and max(x) >= 30 * min(x)
+    chart = charts.Lines(series, x_label, metric_title(cells.metric), log_x=log_x, ticks=labels)
+    charts.write(chart, to, f"{metric_title(cells.metric)}, {WHAT[cells.of]}")

@@ -103,6 +103,6 @@ def _scalar(task: Any, function: str, loss: Any) -> Tensor:
 
 def _return_error(task: Any, function: str, value: Any, needed: str) -> UserError:
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    returned = value if isinstance(value, str) else f"{type(value).__name__}{shape}"
-    text = f"task {type(task).__name__}: {function} returned {returned or 'nothing'}; it must return {needed}"
+    result = value if isinstance(value, str) else f"{type(value).__name__}{shape}"
+    text = f"task {type(task).__name__}: {function} returned {result or 'nothing'}; it must return {needed}"
     return located_error(text, getattr(task, function))

@@ -1,17 +1,10 @@
 """What is wrong with a config file itself: (what stands behind CONFIG in the file, beside it, what is said)."""
 
-import os
-
 
 def _bomb(levels: int = 8) -> str:
     """Ten aliases of ten aliases of ...: 10^8 values."""
     lines = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, levels)]
     return "\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x, x]", *lines, ""])
-
-
-def _merge_bomb(levels: int = 8) -> str:
-    lines = [f"m{i}: &m{i} {{<<: [{', '.join([f'*m{i - 1}'] * 10)}]}}" for i in range(1, levels)]
-    return "\n".join(["m0: &m0 {a: 1, b: 2}", *lines, ""])
 
 
 def _put(name, text):
@@ -20,22 +13,16 @@ def _put(name, text):
 
 FILES = {
     "anchor bomb": (_bomb(), None, r"more than 50000 values, with the aliases \(\*\)"),
-    "merge bomb": (_merge_bomb(), None, r"more than 50000 values, with the aliases \(\*\)"),
+    "alias in itself": ("x: &a [*a]\n", None, r"nested too deep, or an alias \(\*\) within its own"),
     "no such anchor": ("x: *a\n", None, r"not valid YAML: found undefined alias 'a'"),
-    "deep": (f"x: {'[' * 5000}\n", None, r"run\.yaml: nested deeper than 100 levels"),
-    "large": ("#" * 1_000_001, None, r"run\.yaml: is larger than 1 MB"),
     "merge of a scalar": ("x: {<<: 3}\n", None, r"x\.<<: takes a mapping, or a list of mappings"),
     "duplicate key": ("rounds: 2\n", None, r"run\.yaml:11: rounds: duplicate key; it already stands at .*run\.yaml:1"),
-    "not YAML": ("x: [1\n", None, r"run\.yaml:\d+:\d+: not valid YAML"),
     "tag": ("seed: !!python/name:os.system\n", None, r"the YAML tag !!python/name:os\.system is not read here"),
-    "odd key": ("yes: 1\n", None, r"the key 'yes' is not text; put it in quotes"),
-    "NUL": ("x: a\0b\n", None, r"not valid YAML: unacceptable character"),
+    "odd key": ("yes: 1\n", None, r"the key 'yes' is not plain text; put it in quotes"),
+    "half a pair": ('name: "\\ud800"\n', None, r"holds the control character"),
     "dots in a file": ("train.epochs: 3\n", None, "in a file write the section, then the key within it"),
-    "two documents": ("---\nx: 1\n", None, r"not valid YAML: expected a single document"),
     "base is a text": ("base: a.yaml\n", None, r"base: 'a\.yaml' is not allowed; must be a list of files"),
     "base is not there": ("base: [none.yaml]\n", None, r"none\.yaml: there is no such config file"),
-    "base is a pipe": ("base: [p]\n", lambda folder: os.mkfifo(folder / "p"), r"p: is a device, pipe or socket"),
-    "base is a directory": ("base: [.]\n", None, r"is a directory; name a YAML file in it"),
     "base is a link to itself": (
         "base: [l]\n",
         lambda folder: (folder / "l").symlink_to("l"),
@@ -45,12 +32,11 @@ FILES = {
     "base is Latin-1": (
         "base: [l.yaml]\n",
         _put("l.yaml", b"name: \xe9\n"),
-        r"l\.yaml:1: cannot be read as text: .*UTF-8",
+        r"l\.yaml: cannot be read as text: .*UTF-8",
     ),
     "a mistake in a base": (
         "base: [b.yaml]\n",
         _put("b.yaml", "train: {epochs: x}\n"),
         r"b\.yaml:1: train\.epochs: 'x'",
     ),
-    "the bases' mistakes": ("base: [b.yaml]\n", _put("b.yaml", "sede: 1\n"), r"b\.yaml:1: sede: unknown .*'seed'\?"),
 }

@@ -118,10 +118,10 @@ def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(command, to):
 
 def test_no_global_state_is_left():
     program = (
-        "import sys, matplotlib\nfrom fedmpi.analysis import figures\n"
+        "import sys, matplotlib\nfrom fedmpi.analysis import charts\n"
         "def state(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
         "before = state()\n"  # not the backend: to ask for it is to choose it
-        "figures.communication([{'run': 'a', 'points': [{'up': 1, 'down': 1, 'value': 1.0}]}], 'loss')\n"
+        "charts.svg(charts.Lines([charts.Series('a', [0, 1], [1.0, 2.0])], 'x', 'y'), 'a', 'b')\n"
         "print('matplotlib.pyplot' in sys.modules, state() == before)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)

@@ -10,8 +10,8 @@ from error_cases import CASES, check, write
 from helpers import BIN, ROOT, clean_env, fedmpi, gone
 
 # Found before torch is imported, and after: what files of data hold, what the parts say about each other.
-EARLY = ["colour=red", "model.name=none.py:f", "compute.threads=100000", "base is a pipe"]
-LATE = ["method.mu=1", "data.partition.clients=5000", "csv: inf"]
+EARLY = ["colour=red", "model.name=none.py:f", "compute.threads=100000", "base is the file"]
+LATE = ["method.learning_rate=1", "data.partition.clients=5000", "csv: inf"]
 COLD = ["colour=red", "data.partition.clients=5000"]  # one of each as the ranks start, imports and all
 
 

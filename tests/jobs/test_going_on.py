@@ -91,11 +91,8 @@ def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
     ("words", "said"),
     [
         (["train.lr=0.5"], r"cannot go on as this experiment: train.lr is 0.5, was 0.01"),
-        (["comm.wire=bf16"], "cannot go on with another comm.wire: comm.wire.up.name is 'bf16', was 'fp32'. What"),
-        (
-            ["comm.wire.down=int8", "checkpoint.changes=accept"],
-            "comm.wire.down.name is 'int8', was 'fp32'. What clients",
-        ),
+        (["comm.wire=bf16"], "cannot go on as this experiment: comm.wire.up.name is 'bf16', was 'fp32'"),
+        (["comm.wire.down=fp16", "checkpoint.changes=accept"], "comm.wire.down.name is 'fp16', was 'fp32'"),
         (["seed=3"], "seed is 3, was 0"),
         (["data.partition.alpha=5"], "data.partition.alpha is 5, was 0.3; partition changed"),
     ],
@@ -150,7 +147,7 @@ def test_plug_ins_and_data_that_changed_are_named(tmp_path):
     done = fedmpi("resume", run, "rounds=2")
     assert done.returncode == 2
     assert done.stderr.count("error:") == 1
-    for said in ("plug-in mine-2.py changed (as", f"training data changed (npz a.npz, below {tmp_path})", "=accept"):
+    for said in ("plug-in mine-2.py changed (as", f"training data changed (npz, below {tmp_path})", "=accept"):
         assert said in done.stderr
     assert "mine.py" not in done.stderr
     done = succeed("resume", run, "rounds=2", "checkpoint.changes=accept")

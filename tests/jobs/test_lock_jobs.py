@@ -41,7 +41,7 @@ def test_the_status_of_a_real_run_watched_stopped_gone_on_with_and_killed(start)
     job.wait_for_rounds(1)
     done = succeed("status", job.run)
     assert f"running (process {job.process.pid} on " in done.stdout
-    assert "1 of 1 alive" in done.stdout
+    assert "1 on 1 host" in done.stdout
     command = [BIN / "fedmpi", "status", job.run, "--watch", "--json"]
     with subprocess.Popen(command, env=clean_env(), stdout=subprocess.PIPE, text=True) as watching:
         assert json.loads(watching.stdout.readline())["state"] == "running"

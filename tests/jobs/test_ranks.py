@@ -256,7 +256,7 @@ def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
     """With a format downwards they train what came by it; figures, and the choice of the best, are of w."""
     write_silos(tmp_path)
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "rounds=6", "train.lr=0.3"]
-    words += ["comm.wire.down=topk", "data.validation=0.2", "evaluate.best=loss"]
+    words += ["comm.wire.down=bf16", "data.validation=0.2", "evaluate.best=loss"]
     together = ["data.silos=null", "data.path=all.npz", "data.partition={scheme: site}"]
     runs = []
     for name, kind, size, more in (("a", "alone", 1, []), ("b", "mpirun", 3, []), ("c", "alone", 1, together)):

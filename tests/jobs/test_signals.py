@@ -80,17 +80,6 @@ def test_a_second_signal_ends_the_process_at_once(start, tmp_path):
     assert job.wait() == 128 + signal.SIGINT
 
 
-def test_ctrl_c_under_mpirun(start):
-    """mpirun sends SIGTERM and, Open MPI 5, a quarter of a second later SIGKILL: the run ends as told, or is cut."""
-    job = start("mpirun", 3)
-    job.wait_for_rounds(2)
-    os.killpg(job.process.pid, signal.SIGINT)
-    assert job.wait() != 0
-    assert "Traceback" not in job.text()
-    if (job.run / "summary.json").exists():
-        job.assert_stopped(signal.SIGTERM)
-
-
 def test_one_rank_is_told_and_all_stop(start):
     """Its upload says so, the round is abandoned, rank 0 tells the others; nobody is left waiting."""
     job = start("mpirun", 3, cold=False)

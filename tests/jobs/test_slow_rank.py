@@ -71,11 +71,6 @@ def test_a_slow_rank_gets_less(place):
     assert max(share[t] for t in range(4, ROUNDS)) <= 4
 
 
-def test_the_bits_are_those_of_one_process(place):
-    start(place, "run", place / "run.yaml", "name=alone", slow="none", size=1)
-    assert hashes(place / "alone") == hashes(place / "one")
-
-
 def test_a_packed_run_has_the_same_bits_again(place):
     """Whose clients are trained together is a matter of placement, which is therefore none of time."""
     (told,) = rows(place / "packed", "placement.jsonl")

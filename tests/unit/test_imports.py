@@ -28,7 +28,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "pyarrow": {"data.sources.tables.arrow"},
     "scipy": {"methods._prototypes", "data.sources.pictures.public_arrays", "sweeps.table", "analysis.curvature"},
     "safetensors": {"runtime.record", "runtime.resuming"},
-    "matplotlib": {"analysis.figures", "reports.charts"},
+    "matplotlib": {"analysis.charts"},
     "jinja2": {"reports.page"},
     "PIL": {"data.sources.pictures.decode", "data.sources.pictures.image_mask"},
 }
@@ -175,20 +175,6 @@ def test_scripts_import_what_there_is():
                     assert there, f"{path} imports {name.name} from {node.module}"
 
 
-def test_libraries_that_one_source_needs_are_extras():
-    text = (ROOT / "pyproject.toml").read_text()
-    for extra, library in (("hdf5", "h5py"), ("nifti", "nibabel"), ("parquet", "pyarrow")):
-        assert re.search(rf'^{extra} = \["{library}>=[\d.]+"\]', text, re.MULTILINE)
-        assert library not in text[text.index("dependencies") : text.index("[project.optional-dependencies]")]
-
-
 def test_the_version_has_one_place():
     assert version("fedmpi") == fedmpi.__version__
     assert f"\n## {fedmpi.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_make_help_shows_every_target():
-    """`help` prints the lines that have a text after `##`."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.search(r"^\.PHONY: (.*)", makefile, flags=re.MULTILINE)[1].split()
-    assert re.findall(r"^([a-z-]*):.*  ## .", makefile, re.MULTILINE) == [name for name in targets if name != "help"]

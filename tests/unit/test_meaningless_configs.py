@@ -62,17 +62,14 @@ def test_clients_that_will_not_train_are_counted():
         prepare(settings(train={"drop_last": True, "batch_size": 20}))
 
 
-def test_a_gap_in_the_labels_is_told():
-    whole = images()
-    y = torch.where(whole.train_y == 1, 0, whole.train_y)
-    with pytest.warns(UserWarning, match="no training sample is of class 1, though there are 4 classes"):
-        split(Dataset(whole.train_x, y, whole.test_x, whole.test_y, 4), "iid", 3, 0)
-    made = of_arrays(np.zeros((1, 1, 8, 8), np.uint8), (0.5,), (0.5,), 1)
-    named = replace(made, class_names=("ant", "bee", "cat", "dog"))
-    with pytest.warns(
-        UserWarning, match="no training sample is of class bee, though .*; the model learns nothing of it"
-    ):
-        split(Dataset(whole.train_x, y, whole.test_x, whole.test_y, 4, preparation=named), "iid", 3, 0)
+def test_a_gap_in_the_labels_is_named():
+    data = images()
+    y = torch.where(data.train_y == 1, 0, data.train_y)
+    prepared = of_arrays(np.zeros((1, 1, 8, 8), np.uint8), (0.5,), (0.5,), 1)
+    named = replace(prepared, class_names=("ant", "bee", "cat", "dog"))
+    for preparation, label in ((None, 1), (named, "bee")):
+        with pytest.warns(UserWarning, match=f"no training sample is of class {label}, though there are 4 classes"):
+            split(Dataset(data.train_x, y, data.test_x, data.test_y, 4, preparation=preparation), "iid", 3, 0)
 
 
 def test_an_empty_test_set_is_told():
@@ -83,39 +80,23 @@ def test_an_empty_test_set_is_told():
         prepare(settings(evaluate={"protocol": ["global"]}), data)
 
 
-OWN = {
-    "apfl",
-    "ditto",
-    "fedala",
-    "fedatom_personal",
-    "fedfomo",
-    "fedpac",
-    "fedper",
-    "fedproto",
-    "fedrep",
-    "knnper",
-    "lg_fedavg",
-}
-OWN |= {"local", "pfedme", "pfedpara"}  # fedbn keeps what the test's model has none of
+OWN = "apfl ditto fedala fedatom_personal fedfomo fedpac fedper fedproto fedrep knnper lg_fedavg"
+OWN = {*OWN.split(), "local", "pfedme", "pfedpara"}  # fedbn keeps what the test's model has none of
 
 
 @pytest.mark.filterwarnings("ignore:method fedbn keeps parts")
 @pytest.mark.parametrize("name", sorted(registry))
-def test_own_models_that_nobody_looks_at_are_told(name):
+def test_own_models_that_nobody_looks_at_are_warned_of(name):
     """A warning under `global` alone for methods whose clients have models of their own, for no other, and no more."""
-
-    def told(*protocol):
-        with warnings.catch_warnings(record=True) as seen:
+    for protocol, expected in ((["global"], name in OWN), (["global", "personal"], False)):
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             prepare(small_settings(name, evaluate={"protocol": protocol}))
-        return [str(each.message) for each in seen if "never looks at them" in str(each.message)]
-
-    assert len(told("global")) == (name in OWN)
-    assert not told("global", "personal")
+        assert sum("never looks at them" in str(each.message) for each in caught) == expected
 
 
-class Softened:
-    """A task of a user's own that is a classification, and says so."""
+class Weighing:
+    """A task of a user's own that is a classification, and weighs by the counts that it is told."""
 
     names = ("accuracy",)
     classification = True
@@ -123,21 +104,14 @@ class Softened:
     def __init__(self, classes):
         pass
 
-    def loss(self, model, x, y):
-        return nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)
-
-    def metrics(self, outputs, y):
-        return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
-
-
-class Weighing(Softened):
-    """Weighs by the counts that it is told."""
-
     def weigh(self, counts):
         self.w = 1.0 / counts.clamp(min=1).double()
 
     def loss(self, model, x, y):
         return nn.functional.cross_entropy(model(x), y, weight=self.w.to(torch.float32))
+
+    def metrics(self, outputs, y):
+        return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
 
 
 def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():

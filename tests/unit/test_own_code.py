@@ -1,4 +1,4 @@
-"""Code of the user's own draws from global generators, imports what lies beside it, and changes the directory."""
+"""Code of the user's own draws from global generators, and imports what lies beside it."""
 
 import json
 from pathlib import Path
@@ -13,20 +13,17 @@ from fedmpi import config
 from fedmpi.common import plugin_imports
 
 OWN = """
-import os, random
+import random
 from dataclasses import dataclass
 import numpy as np, torch
 import fedmpi
-import {helper}
 
 
 def drawn():
     return float(np.random.rand() + random.random() + torch.rand(()))
 
 
-def source(root, moves: str = ""):
-    if moves:
-        os.chdir(moves)
+def source(root):
     x, y = torch.randn(60, 3) + random.random(), torch.from_numpy(np.random.randint(2, size=60))
     return fedmpi.Dataset(x[:40], y[:40], x[40:], y[40:], classes=2)
 
@@ -48,7 +45,7 @@ class Task(fedmpi.Task):
         return torch.nn.functional.cross_entropy(model(x), y)
 
     def metrics(self, outputs, y):
-        return {{"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item(), "drawn": self.drawn + drawn()}}
+        return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item(), "drawn": self.drawn + drawn()}
 
 
 def net(input_shape, classes):
@@ -64,12 +61,8 @@ def rule(up, s):
 
 @dataclass(frozen=True)
 class Mine(fedmpi.Method):
-    moves: str = ""
-
     def gradient(self, k, g):
-        if self.moves:
-            os.chdir(self.moves)
-        return g * drawn() * {helper}.FACTOR
+        return g * drawn()
 
     def aggregate(self, s, up):
         return up.mean("dw") * drawn(), s.state
@@ -83,53 +76,36 @@ class Alike(Mine):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """made(changes) -> settings of two rounds, all of whose code is the user's own, in files beside the config. The
-    process is elsewhere."""
-    helper = f"helper_{abs(hash(tmp_path))}"  # a process keeps what it has imported
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "own.py").write_text(OWN.format(helper=helper))
-    (tmp_path / "code" / f"{helper}.py").write_text("FACTOR = 1.0\n")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+def made(tmp_path):
+    """made(changes) -> settings of two rounds, all of whose code is the user's own, in a file beside the config."""
+    (tmp_path / "own.py").write_text(OWN)
+    tree = {"rounds": 2, "report": False, "output": str(tmp_path), "train": {"batch_size": 5, "lr": 0.1}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"data": {"source": "x"}}))
     names = {"data.source": "source", "data.partition.scheme": "cut", "task.name": "Task", "model.name": "net"}
-    (tmp_path / "code" / "run.yaml").write_text(
-        yaml.safe_dump({"rounds": 2, "report": False, "train": {"batch_size": 5, "lr": 0.1}, "data": {"source": "x"}})
-    )
-
-    def make(*more):
-        words = [f"{key}={tmp_path}/code/own.py:{name}" for key, name in names.items()]
-        method = f"method.name={tmp_path}/code/own.py:Mine"
-        return config.load(tmp_path / "code" / "run.yaml", [*words, method, "data.partition.clients=3", *more])
-
-    make.helper, make.file = helper, tmp_path / "code" / f"{helper}.py"
-    return make
+    words = [f"{key}={tmp_path}/own.py:{name}" for key, name in {**names, "method.name": "Mine"}.items()]
+    return lambda *more: config.load(tmp_path / "run.yaml", [*words, "data.partition.clients=3", *more])
 
 
-def identity(directory):
-    return json.loads((Path(directory) / "identity.json").read_text())
-
-
-def told(directory):
+def facts(directory):
     """What equal runs have in common: rounds without times, and who holds what."""
     rows = [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
     parts = np.load(f"{directory}/partition.npz")["indices"]
-    data = {key: value for key, value in identity(directory).items() if key.endswith(" data)")}
+    identity = json.loads((Path(directory) / "identity.json").read_text())
+    data = {key: value for key, value in identity.items() if key.endswith(" data)")}
     return [[row[key] for key in ("sha256", "loss", "drawn")] for row in rows], parts.tolist(), data
 
 
 @pytest.mark.parametrize("more", [("server.rule={own}:rule",), ("compute.pack=3", "method.name={own}:Alike")])
 def test_what_own_code_draws_is_of_the_seed_alone(made, tmp_path, more):
     """Twice in one process, whatever was drawn before; another seed, other numbers."""
-    words = [word.format(own=tmp_path / "code" / "own.py") for word in more]
-    first = told(fedmpi.run(made(*words))["directory"])
+    words = [word.format(own=tmp_path / "own.py") for word in more]
+    first = facts(fedmpi.run(made(*words))["directory"])
     torch.rand(3), np.random.rand(3)
     before = np.random.get_state()[1].copy()
-    again = told(fedmpi.run(made(*words))["directory"])
+    again = facts(fedmpi.run(made(*words))["directory"])
     assert again == first
     assert np.array_equal(np.random.get_state()[1], before)
-    other = told(fedmpi.run(made(*words, "seed=1"))["directory"])
+    other = facts(fedmpi.run(made(*words, "seed=1"))["directory"])
     assert all(theirs != own for theirs, own in zip(other, first, strict=True))
 
 

@@ -26,6 +26,7 @@ from fedmpi.comm.rendezvous import auth, store_server
 from fedmpi.comm.rendezvous.store import RankStore
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import shorten
 
 LOOPBACK = "127.0.0.1"
 BROADCAST_BYTES, MAX_NAMES = 1024, 8  # of the MPI broadcast: key, port, names
@@ -167,7 +168,7 @@ def connect_store(addresses: list[tuple[str, int]], key: bytes, deadline: float,
             except (OSError, UnicodeError):  # no service there, or another one; or no name that could be looked up
                 continue
         if clock.now() > deadline:
-            shown = " or ".join(f"{host}:{port}" for host, port in addresses)
+            shown = shorten(" or ".join(f"{host}:{port}" for host, port in addresses))
             raise Lost(f"rank 0 is silent: no store of this job answers at {shown}; {why}")
         clock.sleep(RETRY_S)
         patience_s = min(2 * patience_s, most_s)

@@ -75,19 +75,19 @@ def samples(
             raise UserError(f"{at}: {name}: {error}; fill or drop it") from error
     elif not spatial or array.dtype != np.uint8:
         divisor = np.float32(255 if array.dtype == np.uint8 else 1)
-        with np.errstate(over="ignore"):  # what float32 has no room for is told by its row
+        with np.errstate(over="ignore"):  # what float32 has no room for is reported with its row
             array = array.astype(np.float32) / divisor
     pixels = array.dtype == np.uint8 or options.pixel_range is not None
     x = channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
-    found = _normalised(x, options, pixels)
-    return found if isinstance(found, Pictures) else finite(found, name, at)
+    normalised = _normalised(x, options, pixels)
+    return normalised if isinstance(normalised, Pictures) else finite(normalised, name, at)
 
 
 def _normalised(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
     """(x - mean) / std by channel; pixels: x is uint8, or floats in 0..1, and becomes Pictures."""
-    for name, given in (("mean", options.mean), ("std", options.std)):
-        if given is not None and len(given) != x.shape[1]:
-            raise UserError(f"data.{name} has {len(given)} numbers; x has {x.shape[1]} channels: give one for each")
+    for name, numbers in (("mean", options.mean), ("std", options.std)):
+        if numbers is not None and len(numbers) != x.shape[1]:
+            raise UserError(f"data.{name} has {len(numbers)} numbers; x has {x.shape[1]} channels: give one for each")
     if isinstance(x, Stream) or pixels:
         return of_bytes(x, options.mean, options.std, x.shape[1])
     each = (-1, *[1] * (x.ndim - 2))
@@ -107,8 +107,8 @@ def with_axes(options: ArrayOptions, shape: Sequence[int], name: str, at: Path) 
     axes, certain = _guess(tuple(shape[1:]))
     if certain:
         return options
-    said = f"{at}: {name} has the shape {tuple(shape)}, which is read as {axes}, {describe_axes(shape, axes)}"
-    warnings.warn(f"{said}; data.axes: {axes} confirms it, another order corrects it", stacklevel=2)
+    guess = f"{at}: {name} has the shape {tuple(shape)}, which is read as {axes}, {describe_axes(shape, axes)}"
+    warnings.warn(f"{guess}; data.axes: {axes} confirms it, another order corrects it", stacklevel=2)
     return replace(options, axes=axes)
 
 
@@ -116,13 +116,13 @@ def _axes_of(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str
     """The axes of an array of this shape: `axes`, or what `with_axes` says. Raises UserError if they do not fit it."""
     if axes is None:
         return _guess(tuple(shape[1:]))[0]
-    found = f"N{axes.removeprefix('N')}"
-    if not {*"NHW"} <= {*found} <= {*"NCDHW"} or len({*found}) < len(found):
+    order = f"N{axes.removeprefix('N')}"
+    if not {*"NHW"} <= {*order} <= {*"NCDHW"} or len({*order}) < len(order):
         allowed = "the letters N, C, D, H and W in the order of the array's axes, such as NHWC or NDHW, are needed"
         raise UserError(f"data.axes: {axes!r}; {allowed}")
-    if len(found) != len(shape):
+    if len(order) != len(shape):
         raise UserError(f"{at}: {name} has the shape {tuple(shape)}, which does not have the axes {axes} (data.axes)")
-    return found
+    return order
 
 
 def _guess(row: tuple[int, ...]) -> tuple[str, bool]:

@@ -80,12 +80,12 @@ def file_name(source: str, site: str | None, path: str | None, key: str = "path"
 
 def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
     """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
-    good = ~torch.isinf(x) if nan else torch.isfinite(x)
-    if not bool(good.all()):
-        row = int((~good.flatten(1).all(1) if x.ndim > 1 else ~good).nonzero()[0, 0])
-        odd = x[row][~good[row]].flatten()[0].item()
+    is_good = ~torch.isinf(x) if nan else torch.isfinite(x)
+    if not bool(is_good.all()):
+        row = int((~is_good.flatten(1).all(1) if x.ndim > 1 else ~is_good).nonzero()[0, 0])
+        value = x[row][~is_good[row]].flatten()[0].item()
         raise UserError(
-            f"{at}: {name} holds {odd} in row {row} (of float32, which ends at 3.4e38); finite numbers are needed: "
+            f"{at}: {name} holds {value} in row {row} (of float32, which ends at 3.4e38); finite numbers are needed: "
             "fill or drop it"
         )
     return x
@@ -118,8 +118,8 @@ def holdout(
     for one in np.unique(classes):
         rows = rng.permutation(np.flatnonzero(classes == one))
         test.append(rows[: min(round(fraction * len(rows)), len(rows) - 1)])
-    held = np.sort(np.concatenate(test))
-    return np.setdiff1d(np.arange(len(labels)), held), held
+    test_rows = np.sort(np.concatenate(test))
+    return np.setdiff1d(np.arange(len(labels)), test_rows), test_rows
 
 
 def check_groups(

@@ -37,5 +37,5 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
     x = torch.from_numpy(table[:, :-1] / 16).float().view(-1, 1, 8, 8)  # (1797, 1, 8, 8)
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
-    made = ArrayPreparation((8, 8), False, ArrayOptions(axes="NHW", pixel_range=(0, 16)))
-    return Dataset(x[train], y[train], x[test], y[test], classes=10, preparation=made)
+    preparation = ArrayPreparation((8, 8), False, ArrayOptions(axes="NHW", pixel_range=(0, 16)))
+    return Dataset(x[train], y[train], x[test], y[test], classes=10, preparation=preparation)

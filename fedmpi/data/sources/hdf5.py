@@ -81,22 +81,24 @@ def hdf5(
     """
     names = {"x": inputs, "y": labels, "site": sites}
     at = find(root, (file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
-    found = find_arrays(open_file(at), at, names)
+    data_sets = find_arrays(open_file(at), at, names)
     if test_path is not None:
         test_at = find(root, (file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path")
-        found = found.joined(find_arrays(open_file(test_at), test_at, names, "test_"))
-    if TEXTS in found.unread:
+        data_sets = data_sets.joined(find_arrays(open_file(test_at), test_at, names, "test_"))
+    if TEXTS in data_sets.unread:
         raise UserError(f"{at} holds texts by author, which data.source: text reads")
     for key, name in names.items():
-        if not any(each.endswith(key) for each in found.arrays) and (name or key != "site"):
+        if not any(each.endswith(key) for each in data_sets.arrays) and (name or key != "site"):
             known = f"{name!r} (data.{OPTION[key]})" if name else f"for {key}: {', '.join(USUAL[key])}"
-            raise UserError(f"{at} has no data set {known}; others are {shorten(', '.join(found.unread)) or 'none'}")
+            raise UserError(
+                f"{at} has no data set {known}; others are {shorten(', '.join(data_sets.unread)) or 'none'}"
+            )
     options = ArrayOptions(axes, pixel_range, mean, std)
-    return _dataset(found, options, classes, test_fraction, val, silo=site is not None)
+    return _dataset(data_sets, options, classes, test_fraction, val, silo=site is not None)
 
 
 @dataclass
-class Found:
+class DataSets:
     """The data sets of one file.
 
     Attributes:
@@ -111,14 +113,14 @@ class Found:
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
 
-    def joined(self, test: Found) -> Found:
+    def joined(self, test: DataSets) -> DataSets:
         """The data sets of both files."""
         twice = {*self.arrays} & {*test.arrays}
         if twice or bool(self.clients) != bool(test.clients):
             problem = f"both hold {min(twice)}" if twice else "do not both have a group for each client"
-            raise UserError(f"{self.at} and {test.at} {problem}; leave data.test_path out, or mend the files")
+            raise UserError(f"{self.at} and {test.at} {problem}; leave data.test_path out, or correct the files")
         clients = natural_order([*self.clients, *test.clients])
-        return Found(self.at, clients, self.arrays | test.arrays, [*self.unread, *test.unread])
+        return DataSets(self.at, clients, self.arrays | test.arrays, [*self.unread, *test.unread])
 
 
 def open_file(path: Path) -> Any:
@@ -133,7 +135,7 @@ def open_file(path: Path) -> Any:
         raise UserError(f"{path} cannot be opened as HDF5: {error}; write it anew with h5py") from error
 
 
-def find_arrays(file: Any, at: Path, names: Mapping[str, str | None], part: str | None = None) -> Found:
+def find_arrays(file: Any, at: Path, names: Mapping[str, str | None], part: str | None = None) -> DataSets:
     """Return the data sets of samples, labels and sites, for each part and each client.
 
     Args:
@@ -149,26 +151,26 @@ def find_arrays(file: Any, at: Path, names: Mapping[str, str | None], part: str 
     entries = {name: top.get(name) for name in top}  # None: a link that leads nowhere
     named_as_parts = any(word in PARTS for name in entries for word in _words(name))
     by_client = all(isinstance(entry, h5py.Group) for entry in entries.values())
-    found = Found(at)
+    data_sets = DataSets(at)
     if entries and by_client and (top is not file or not named_as_parts):
-        found.clients = natural_order(entries)
+        data_sets.clients = natural_order(entries)
     unread: dict[str, None] = {}
-    for client in found.clients or [""]:
+    for client in data_sets.clients or [""]:
         for name, array in _data_sets(top[client] if client else top):
             key = _key(name, names, part)
             if key is None:
                 unread[name] = None
                 continue
-            other = found.arrays.setdefault(key, {}).setdefault(client, array)
+            other = data_sets.arrays.setdefault(key, {}).setdefault(client, array)
             if other is not array:
                 both = f"{other.name} and {array.name} could both be {key}"
                 raise UserError(f"{at}: {both}; say which in data.{OPTION[key.rpartition('_')[2]]}")
-    found.unread = list(unread)
-    told = [name for name in unread if name not in (SHARED_TEST, TEXTS)]
-    if told:
+    data_sets.unread = list(unread)
+    to_report = [name for name in unread if name not in (SHARED_TEST, TEXTS)]
+    if to_report:
         remedy = "data.inputs, data.labels and data.sites name what is read"
-        warnings.warn(f"data: {at}: not read: {shorten(', '.join(told))}; {remedy}", stacklevel=3)
-    return found
+        warnings.warn(f"data: {at}: not read: {shorten(', '.join(to_report))}; {remedy}", stacklevel=3)
+    return data_sets
 
 
 def _data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -200,40 +202,40 @@ def _key(name: str, names: Mapping[str, str | None], part: str | None) -> str | 
     own_part, rest = _without_part(name)
     if part is not None and own_part not in (None, part):
         return None
-    for key, given in names.items():
-        if rest in (USUAL[key] if given is None else (_without_part(given)[1],)):
+    for key, option in names.items():
+        if rest in (USUAL[key] if option is None else (_without_part(option)[1],)):
             return f"{own_part or part or ''}{key}"
     return None
 
 
 def _dataset(
-    found: Found,
+    data_sets: DataSets,
     options: ArrayOptions,
     classes: int | None,
     test_fraction: float | None,
     val: Literal["join", "leave"],
     silo: bool,
 ) -> Dataset:
-    clients, stored = found.clients, {key: list(parts.values()) for key, parts in found.arrays.items()}
+    clients, stored = data_sets.clients, {key: list(parts.values()) for key, parts in data_sets.arrays.items()}
     for parts in stored.values():
         other = next((part for part in parts if part.ndim == 0 or part.shape[1:] != parts[0].shape[1:]), None)
         if other is not None:
             shapes = f"{other.name} has the shape {other.shape} and {parts[0].name} {parts[0].shape}"
-            raise UserError(f"{found.at}: {shapes}; rows of one shape are needed")
+            raise UserError(f"{data_sets.at}: {shapes}; rows of one shape are needed")
     inputs = {key: parts for key, parts in stored.items() if key.endswith("x")}
     arrays = _samples(inputs, bool(clients), may_stay_on_disk=options.pixel_range is None)
     arrays |= {key: _rows(parts) for key, parts in stored.items() if key not in inputs}
     site_names = clients or _number_words(arrays)
     for key in inputs if clients else ():
-        rows = [len(found.arrays[key].get(name, ())) for name in clients]
+        rows = [len(data_sets.arrays[key].get(name, ())) for name in clients]
         arrays[f"{key[:-1]}site"] = np.repeat(np.arange(len(clients)), rows)
-    data = from_arrays(arrays, found.at, options, classes, test_fraction, val, by_site=True)
+    data = from_arrays(arrays, data_sets.at, options, classes, test_fraction, val, by_site=True)
     if isinstance(data.preparation, ArrayPreparation):  # of floats in the file that are kept as bytes
         is_uint8 = all(part.dtype == np.uint8 for part in inputs["x"])
         data = replace(data, preparation=replace(data.preparation, uint8=is_uint8))
     if silo or data.site is None or not site_names:
         return data
-    shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in found.unread)
+    shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in data_sets.unread)
     test_owner = np.zeros(len(data.test_y), np.int64) if data.test_site is None else data.test_site.numpy()
     return with_sites(data, site_names, data.site.numpy(), test_owner, shared)
 

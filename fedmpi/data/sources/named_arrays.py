@@ -152,9 +152,9 @@ def join_parts(
     if "test_" in parts:
         test_x, test_y, test_site = parts["test_"]
     else:
-        kept, held_out = map(torch.from_numpy, holdout(_strata(y, site if by_site else None), fraction))
-        test_x, test_y, test_site = x[held_out], y[held_out], None if site is None else site[held_out]
-        x, y, site = x[kept], y[kept], None if site is None else site[kept]
+        train_rows, test_rows = map(torch.from_numpy, holdout(_strata(y, site if by_site else None), fraction))
+        test_x, test_y, test_site = x[test_rows], y[test_rows], None if site is None else site[test_rows]
+        x, y, site = x[train_rows], y[train_rows], None if site is None else site[train_rows]
     outputs = classes or _count_classes(y, test_y, at)
     if y.is_floating_point() and y.ndim == 1 and outputs > 1:
         raise UserError(f"{at}: y holds real numbers; with data.classes={classes} whole ones are needed")

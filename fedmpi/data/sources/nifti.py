@@ -75,20 +75,20 @@ def nifti(
     naming = Naming(image_pattern, mask_pattern)
     columns = Columns(image_column, mask_column, site_column, split_column, group_column)
     pairs = Pairs("nifti", root, path, naming, columns, delimiter, sites, site)
-    made = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
+    preparation = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
 
     def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in its:
-            volume = _load(pair, made.canonical)
-            volumes.append(made.prepared(volume))
-            masks.append(made.prepared_mask(numbers.numbers(volume.mask, pair), volume.spacing))
+            volume, mask = _load(pair, preparation.canonical)
+            volumes.append(preparation.prepared(volume))
+            masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), volume.spacing))
             _check_size(volumes, its, len(volumes) - 1)
         x, y = torch.stack(volumes), torch.stack(masks)
-        return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=made)
+        return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
 
-    return dataset(pairs, pairs.found(), read, val, test_fraction)
+    return dataset(pairs, pairs.by_site(), read, val, test_fraction)
 
 
 def _check_nibabel() -> None:
@@ -163,16 +163,18 @@ class VolumePreparation(Preparation):
 
 
 class Volume(NamedTuple):
-    """image: (C, X, Y, Z) float32; mask: (X, Y, Z); spacing: millimetres of a voxel along X, Y and Z."""
+    """image: (C, X, Y, Z) float32; spacing: millimetres of a voxel along X, Y and Z; stored: the file of nibabel."""
 
     image: Tensor
-    mask: np.ndarray
     spacing: tuple[float, ...]
+    stored: Any
 
 
-def _load(pair: Pair, canonical: bool) -> Volume:
-    """Load a pair of files. Raises UserError where one cannot be read, or the two do not lie on one grid."""
-    image, mask = _opened(pair, pair.image), _opened(pair, pair.mask)
+def _load(pair: Pair, canonical: bool) -> tuple[Volume, np.ndarray]:
+    """Load an image and its mask (X, Y, Z). Raises UserError where one cannot be read, or they lie on two grids."""
+    volume = _load_image(pair, canonical)
+    mask, _, numbers = _opened(pair, pair.mask, canonical)
+    image = volume.stored
     if len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
         raise pair.error(f"{pair.mask} has the shape {tuple(mask.shape)}; (X, Y, Z) is needed")
     check_shapes(pair, image.shape[:3], mask.shape[:3])
@@ -183,42 +185,30 @@ def _load(pair: Pair, canonical: bool) -> Volume:
             f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} "
             "mm apart; resample one of them to the other, or correct its header"
         )
-    volume = _load_image(pair, canonical)
-    return volume._replace(mask=_numbers(mask, pair, pair.mask, canonical).reshape(volume.image.shape[1:]))
+    return volume, numbers.reshape(volume.image.shape[1:])
 
 
 def _load_image(pair: Pair, canonical: bool) -> Volume:
-    """Load the image of a pair, with an empty mask."""
+    stored, turned, numbers = _opened(pair, pair.image, canonical)
+    x = numbers.astype(np.float32)
+    if x.ndim not in (3, 4) or not np.isfinite(x).all():
+        problem = f"has the shape {numbers.shape}, or holds a value that is not finite"
+        raise pair.error(f"{pair.image} {problem}; finite (X, Y, Z), or with channels behind, are needed")
+    x = x[None] if x.ndim == 3 else np.moveaxis(x, 3, 0)
+    spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
+    return Volume(torch.from_numpy(np.ascontiguousarray(x)), spacing, stored)
+
+
+def _opened(pair: Pair, file: Path, canonical: bool) -> tuple[Any, Any, np.ndarray]:
+    """A NIfTI file as it is stored, then with its axes turned, and the numbers of the latter."""
     import nibabel  # takes a third of a second
 
-    image = _opened(pair, pair.image)
-    if len(image.shape) not in (3, 4):
-        shape = f"{pair.image} has the shape {tuple(image.shape)}"
-        raise pair.error(f"{shape}; (X, Y, Z), or with channels behind, is needed")
-    x = torch.from_numpy(_numbers(image, pair, pair.image, canonical).astype(np.float32))
-    if not bool(x.isfinite().all()):
-        raise pair.error(f"{pair.image} holds a value that is not finite; correct or remove it")
-    turned = nibabel.as_closest_canonical(image) if canonical else image
-    spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
-    return Volume(x[None] if x.ndim == 3 else x.movedim(3, 0), np.empty(0), spacing)
-
-
-def _opened(pair: Pair, file: Path) -> Any:
-    import nibabel
-
     try:
-        return nibabel.load(file)
+        stored: Any = nibabel.load(file)
+        turned = nibabel.as_closest_canonical(stored) if canonical else stored
+        return stored, turned, np.asarray(turned.dataobj)
     except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
-        raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
-
-
-def _numbers(of: Any, pair: Pair, file: Path, canonical: bool) -> np.ndarray:
-    import nibabel
-
-    try:
-        return np.asarray((nibabel.as_closest_canonical(of) if canonical else of).dataobj)
-    except Exception as error:  # a file that is cut off shows itself when its numbers are read
-        raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
+        raise pair.error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
 
 
 def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Pair], k: int) -> None:

@@ -105,7 +105,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of files of a source; `found` lists them by site.
+    """The pairs of files of a source; `by_site` lists them.
 
     path: a folder, or a CSV file; sites: whether the folder holds one for each site; site: the silo that is asked for.
     """
@@ -119,13 +119,13 @@ class Pairs:
     sites: bool
     site: str | None
 
-    def found(self) -> dict[str, list[Pair]]:
+    def by_site(self) -> dict[str, list[Pair]]:
         """site -> its pairs; the site is "" where all are of one."""
         if Path(self.path).suffix.lower() in (".csv", ".tsv", ".txt"):
             return self._in_table()
-        given = next((key for key in self.columns.options() if key not in ("image_column", "mask_column")), None)
-        if given:
-            raise UserError(f"{self.source}: data.{given} is a column of a CSV file, and data.path names a folder")
+        extra = next((key for key in self.columns.options() if key not in ("image_column", "mask_column")), None)
+        if extra:
+            raise UserError(f"{self.source}: data.{extra} is a column of a CSV file, and data.path names a folder")
         home = self.root / self.path
         if not os.path.isdir(home / (self.site or ".")):
             missing = f"there is no folder {home / (self.site or '.')} (data.root = {self.root})"
@@ -134,8 +134,8 @@ class Pairs:
             return {self.site or "": self._in_folder(home / (self.site or "."))}
         names = class_folders(home)
         if not names or any(name.lower() in PARTS for name in names):
-            held = f"{home} holds {'no folder' if not names else 'parts'}, and each folder is a site"
-            raise UserError(f"{self.source}: {held}; say data.sites: false, or correct data.path")
+            problem = f"{home} holds {'no folder' if not names else 'parts'}, and each folder is a site"
+            raise UserError(f"{self.source}: {problem}; say data.sites: false, or correct data.path")
         return {name: self._in_folder(home / name) for name in names}
 
     def _in_folder(self, home: Path) -> list[Pair]:
@@ -178,18 +178,18 @@ class Pairs:
 
 def dataset(
     pairs: Pairs,
-    found: Mapping[str, Sequence[Pair]],
+    by_site: Mapping[str, Sequence[Pair]],
     read: Callable[[Sequence[Pair], Sequence[int], Sequence[int]], Dataset],
     val: str,
     test_fraction: float | None,
 ) -> Dataset:
     """The data set of all pairs, or of those of one silo.
 
-    found: what `pairs.found` gives. read: (pairs of a site, places of the training part, of the test part) -> its data.
+    by_site: as `Pairs.by_site`. read: (pairs of a site, places of the training part, of the test part) -> its data.
     val: whether the validation part joins the training part or is left out. test_fraction: of each site's pairs, where
     nothing says the test part.
     """
-    grouped = [(pair, site) for site, own in found.items() for pair in own if pair.group]
+    grouped = [(pair, site) for site, own in by_site.items() for pair in own if pair.group]
     groups = [pair.group for pair, _ in grouped]
     if pairs.columns.split:  # of all sites at once: a patient of two of them is one patient
         trained = [pair.part != "test" for pair, _ in grouped]
@@ -197,11 +197,11 @@ def dataset(
     else:
         warn_of_divided_groups(groups, [site for _, site in grouped])
     sites = {}
-    for site, own in found.items():
-        kept = [pair for pair in own if val == "join" or pair.part != "val"]
-        train, test = _split(kept, f" of {site}" if site else "", pairs, test_fraction)
-        own_groups = [kept[k].group for k in train if kept[k].group]
-        sites[site] = replace(read(kept, train, test), group=number_groups(own_groups))
+    for site, own in by_site.items():
+        own_pairs = [pair for pair in own if val == "join" or pair.part != "val"]
+        train, test = _split(own_pairs, f" of {site}" if site else "", pairs, test_fraction)
+        own_groups = [own_pairs[k].group for k in train if own_pairs[k].group]
+        sites[site] = replace(read(own_pairs, train, test), group=number_groups(own_groups))
     first = next(iter(sites))
     for site, part in sites.items():
         if part.input_shape != sites[first].input_shape:
@@ -257,12 +257,12 @@ class MaskValues:
         if not np.array_equal(numbers, mask):
             raise pair.error(f"{pair.mask} holds numbers that are not whole; a mask holds the number of a class")
         allowed = list(range(self.many)) if self.values is None else list(self.values)
-        odd = [value for value in np.unique(numbers).tolist() if value not in allowed and value != ignored_target()]
-        if odd:
-            held = f"{pair.mask} holds {shorten(', '.join(map(str, odd)))}"
+        unknown = [value for value in np.unique(numbers).tolist() if value not in allowed and value != ignored_target()]
+        if unknown:
+            holds = f"{pair.mask} holds {shorten(', '.join(map(str, unknown)))}"
             only = f"{shorten(', '.join(map(str, allowed)) or 'none')} are allowed"
             keys = "data.classes says how many classes there are, or data.mask_values the number of each in the masks"
-            raise pair.error(f"{self.source}: {held}; {only}: {keys}; task.ignore names a number that does not count")
+            raise pair.error(f"{self.source}: {holds}; {only}: {keys}; task.ignore names a number that does not count")
         if self.values is None:
             return torch.from_numpy(numbers)
         out = numbers.copy()

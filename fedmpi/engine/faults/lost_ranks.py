@@ -13,46 +13,20 @@ These rows, which faults.jsonl holds, define the bits of a run with faults: a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
 START = -1  # in place of a round: the state before any
+EMPTY: Row = {"clients": [], "gone": [], "back": [], "reverted": {}, "reported": False, "why": ""}
 
 
-def row(
-    t: int,
-    ranks: dict[int, str],
-    clients: Iterable[int] = (),
-    gone: Iterable[int] = (),
-    back: Iterable[int] = (),
-    reverted: dict[int, int] | None = None,
-    reported: bool = False,
-    why: str = "",
-) -> Row:
-    """Return a row of faults.jsonl.
-
-    Args:
-        t: the round.
-        ranks: number -> host.
-        clients: not in round t.
-        gone: in no later round either.
-        back: again from round t on.
-        reverted: client -> the round whose state it has.
-        reported: whether the round before was evaluated first.
-        why: the failure.
-    """
-    return {
-        "round": t,
-        "ranks": {str(rank): host for rank, host in sorted(ranks.items())},
-        "clients": sorted(clients),
-        "gone": sorted(gone),
-        "back": sorted(back),
-        "reverted": {str(k): r for k, r in sorted((reverted or {}).items())},
-        "reported": reported,
-        "why": why,
-    }
+def row(t: int, ranks: dict[int, str], **facts: Any) -> Row:
+    """Return a row of faults.jsonl. ranks: number -> host; facts: its other keys, if they are not empty."""
+    facts = {key: sorted(value) if key in ("clients", "gone", "back") else value for key, value in facts.items()}
+    facts["reverted"] = {str(k): r for k, r in sorted(facts.get("reverted", {}).items())}
+    return {"round": t, "ranks": {str(rank): host for rank, host in sorted(ranks.items())}, **EMPTY, **facts}
 
 
 def check(row: Row) -> None:

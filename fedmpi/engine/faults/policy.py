@@ -78,7 +78,6 @@ class FailurePolicy:
             except Lost as error:  # one more rank has failed
                 why = str(error)
                 continue
-            self.control.transport.resync = True
             return t
 
     def _record_duration(self, seconds: float) -> None:
@@ -92,22 +91,17 @@ class FailurePolicy:
         Raises:
             Lost: on all ranks alike, where they have waited for comm.round_timeout_s already.
         """
-        waited, before, most = (
-            max(each["waited"] for each in answers.values()),
-            self.comm.patience_s,
-            self.config.timeout_s,
-        )
+        waited, most = max(each["waited"] for each in answers.values()), self.config.timeout_s
+        t = answers[0]["t"]
         if waited >= most and all(each["spent"] for each in answers.values()):
-            raise Lost(
-                f"round {answers[0]['t']}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)"
-            )
-        if min(PATIENCE_ROUNDS * waited, most) <= before:
+            raise Lost(f"round {t}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)")
+        if min(PATIENCE_ROUNDS * waited, most) <= self.comm.patience_s:
             return
         self._record_duration(waited)
         if self.comm.rank == 0:
-            took = f"round {answers[0]['t']}: no rank is lost, but one took {waited:.0f} s to its next message"
-            now = f"from now on ranks are asked after {self.comm.patience_s:.0f} s of silence, not {before:.0f}"
-            warnings.warn(f"{took}, and the round begins again; {now}", stacklevel=2)
+            text = f"round {t}: no rank is lost, but one took {waited:.0f} s to its next message, and the round begins "
+            text += f"again; from now on ranks are asked after {self.comm.patience_s:.0f} s of silence"
+            warnings.warn(text, stacklevel=2)
 
     def _restore(self, answers: Mapping[int, Mapping[str, Any]]) -> int:
         """Go back to the start of rank 0's round, and return it."""
@@ -144,9 +138,7 @@ class FailurePolicy:
                     gone=() if self.movable else set(orphans) - states.unavailable,
                     reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
                     reported=self.reporter.reported_in == t,
-                    why=next(
-                        (text for text in why if any(f"rank {rank} " in text for rank in lost)), next(iter(why), "")
-                    ),
+                    why=next((text for text in why if any(f"rank {rank} " in text for rank in lost)), "".join(why[:1])),
                 )
                 scheduler.lost_ranks.replace(t, [*scheduler.lost_ranks.of(t), row])
                 self.reporter.callbacks.record_lost_ranks(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from fedmpi.common.user_code_errors import attribute_errors, one_line
 from fedmpi.engine.checks import are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Selection
 
 ClientContext = Any  # that of context.py, which imports this
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
+Result = tuple[dict[str, Tensor], Tensor | float | None]  # a client's new state, and its mean loss; None without steps
 
 
 def run_round(client: ClientContext, row: Tensor) -> bool:
@@ -31,45 +34,49 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
     Returns:
         Whether the client came to no error.
     """
-    began, trainer, model = time.perf_counter(), client.trainer, client.trainer.model
-    method, here = trainer.method, row if row.device == client.w.device else client.w.new_empty(len(row))
-    try:
-        model.load(client.received, client.b0)
-        model.module.train()
-        inputs = client.read_only_check()
-        if trainer.draws:
-            seeds.reseed(trainer.seed, "torch", client.round, client.id)
-        with attribute_errors(client.where):
-            client.start()
-            inputs.check_hooks(method, client.where, "receive")
-            new = method.train(client)
-            inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
-            sent, more = check_pair(method, "upload", method.upload(client), client.where)
-            inputs.check_hooks(method, client.where, "upload")
-        state = write_upload(
-            client, here, (new, sent, more), lambda part, w0, out: torch.sub(part.take(model.w), part.take(w0), out=out)
-        )
-    except Exception as error:
-        if not trainer.drops_failed_clients:
-            raise
-        leave_out(client, row, error, began)
-        fine = False
-    else:
-        store_result(client, here, row, state, mean_loss(client.losses), began)
-        fine = True
-    trainer.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are those of all
+    fine = finish_round(client, row, partial(_train, client), time.perf_counter())
+    client.trainer.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are all clients'
     return fine
 
 
-def leave_out(client: ClientContext, row: Tensor, error: Exception, began: float) -> None:
-    """Mark the row of a client that came to an error; its state row is undone by the server's command.
+def _train(client: ClientContext, here: Tensor) -> Result:
+    """Train a client, and write its upload to `here`."""
+    trainer, model, method = client.trainer, client.trainer.model, client.trainer.method
+    model.load(client.received, client.b0)
+    model.module.train()
+    inputs = client.read_only_check()
+    if trainer.draws:
+        seeds.reseed(trainer.seed, "torch", client.round, client.id)
+    with attribute_errors(client.where):
+        client.start()
+        inputs.check_hooks(method, client.where, "receive")
+        new = method.train(client)
+        inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
+    return write_upload(client, here, inputs, new), mean_loss(client.losses)
 
-    began: `time.perf_counter` when its round began.
+
+def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], Result], began: float) -> bool:
+    """Write a client's upload into `row` and store its state, or mark it as one that came to an error.
+
+    Args:
+        write: writes the upload to memory on the client's device; returns its new state and its mean loss over steps.
+        began: `time.perf_counter` when the client's round began.
+
+    Returns:
+        Whether the client came to no error; if it did, its state row is undone by the server's command.
     """
-    trainer = client.trainer
-    warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
-    flag = STOP if trainer.stop() else FAILED
-    trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
+    trainer, here = client.trainer, row if row.device == client.w.device else client.w.new_empty(len(row))
+    try:
+        state, loss = write(here)
+    except Exception as error:
+        if not trainer.drops_failed_clients:
+            raise
+        warnings.warn(RankWarning(f"{one_line(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
+        flag = STOP if trainer.stop() else FAILED
+        trainer.messages.upload(client.round).write_header(row.zero_(), 0.0, time.perf_counter() - began, flag)
+        return False
+    store_result(client, here, row, state, loss, began)
+    return True
 
 
 def store_result(
@@ -86,7 +93,7 @@ def store_result(
     that has taken, and the copy, which was asked for before, is complete.
 
     Args:
-        here: the upload, but for the engine's own numbers; it is given the formats of comm.wire, and copied to `row`.
+        here: the upload without the engine's own numbers; it is given the formats of comm.wire, and copied to `row`.
         loss: mean over the steps, None without any.
         began: `time.perf_counter` when the client's round began.
 
@@ -95,58 +102,62 @@ def store_result(
     """
     trainer, messages = client.trainer, client.trainer.messages
     upload = messages.upload(client.round)
-    packing = upload.packing
     if len(client.state_row):
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):
-        packing.write(here, {"_loss": loss})
+        upload.packing.write(here, {"_loss": loss})
     # The slots that the method declares: a server hook may not look at them, and go on with what is not finite. Of dw
-    # the server sees the norm.
-    names = (
-        []
-        if trainer.drops_bad_updates
-        else [n for n, (a, b) in packing.spans.items() if n != "dw" and n[0] != "_" and a < b]
-    )
-    slots = {name: packing.view(here, name).flatten() for name in names}
-    sums = [x.sum() for x in slots.values()]
-    halves = messages.apply_quantization(upload, here, client.state_row) if upload.coding else {}
+    # the server sees the norm. Of nan and inf a client's state would be read for the rest of the run.
+    spans = {} if trainer.drops_bad_updates else {n: span for n, span in upload.packing.spans.items() if n[0] != "_"}
+    rows = {f"slot {n!r}": here[a:b] for n, (a, b) in spans.items() if n != "dw" and a < b}
+    sums = [x.sum() for x in rows.values()]
+    if upload.coding:
+        messages.apply_quantization(upload, here, client.state_row)
+    if len(client.state_row):
+        rows["the client's state"] = client.state_row
+        sums.append(client.state_row.sum())
     if here is not row:
         row.copy_(here, non_blocking=True)
-    rows = [*halves.values(), *([client.state_row] if len(client.state_row) else ())]
-    finite = iter(are_finite([*slots.values(), *rows], [*sums, *(x.sum() for x in rows)]))
-    if not slots and not rows:
+    if not rows:
         trainer.wait()
-    for name in slots:
-        if not next(finite):
-            text = f"gave values that are not finite (nan or inf) in slot {name!r}; the usual cause is divergence"
-            raise wrong(trainer.method, "upload", client.where, f"{text}: lower train.lr")
-    for name in halves:
-        if not next(finite):
-            beyond = f"{client.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"
-            warnings.warn(RankWarning(f"{beyond}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
-    if not next(finite, True):
-        if not trainer.drops_bad_updates:
+    bad = [name for name, finite in zip(rows, are_finite([*rows.values()], sums), strict=True) if not finite]
+    if bad and not trainer.drops_bad_updates:
+        if bad[0] == "the client's state":
             check_finite(trainer.method, "train, upload", messages.client_state, client.state_row, client.where)
-        loss = torch.nan  # the server refuses the upload, which undoes the round
+        text = (
+            f"gave values that are not finite (nan or inf) in {bad[0]}; the usual cause is divergence: lower train.lr"
+        )
+        raise wrong(trainer.method, "upload", client.where, text)
+    loss = torch.nan if bad else loss  # the server refuses the upload, which undoes the round
     upload.write_header(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
 
 
 def write_upload(
     client: ClientContext,
     row: Tensor,
-    given: tuple[Any, Any, Any],
-    subtract: Callable[[Selection, Tensor, Tensor], object],
+    inputs: ReadOnlyCheck,
+    trained: Any,
+    subtract: Callable[[Selection, Tensor, Tensor], object] | None = None,
 ) -> dict[str, Tensor]:
-    """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
+    """Call the hook `upload`, check what the hooks returned, and write the upload; return the client's new state.
 
-    subtract: (selection of w, w0, out) writes that part of w - w0.
+    Args:
+        inputs: the check of what hooks only read.
+        trained: what `train` returned.
+        subtract: (selection of w, w0, out) writes that part of w - w0; None: w is the live model's.
     """
-    model, messages = client.trainer.model, client.trainer.messages
-    upload, (trained, sent, more) = messages.upload(client.round), given
-    states = {"receive": client.new, "train": trained, "upload": more}
-    check_hook_returns(client, states, sent)
+    method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages
+    with attribute_errors(client.where):
+        sent, more = check_pair(method, "upload", method.upload(client), client.where)
+    inputs.check_hooks(method, client.where, "upload")
+    upload = messages.upload(client.round)
+    check_hook_returns(client, {"receive": client.new, "train": trained, "upload": more}, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:
-        subtract(upload.w, client.w0, upload.packing.view(row, "dw"))
+        out = upload.packing.view(row, "dw")
+        if subtract is not None:
+            subtract(upload.w, client.w0, out)
+        else:
+            torch.sub(upload.w.take(model.w), upload.w.take(client.w0), out=out)
     values = {name: sent[name] for name in sent if name in upload.packing.shapes}
     if upload.b.size:
         values["_b"] = upload.b.take(model.b)

@@ -6,7 +6,7 @@ Its round is client_round.py, its batch loop training_loop.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from fedmpi.models.net import Net
 from fedmpi.models.recurrent import differentiable
 from fedmpi.tasks import contract
 
-NOTHING = Views({})
+NOTHING, NO_CONTEXT = Views({}), nullcontext()
 Watch = Callable[[Any, Tensor], object]  # called with each step's batch when its gradient is there, before w moves
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
@@ -108,17 +108,14 @@ class ClientContext(Client):
     # ---- the round ----
     def read_only_check(self) -> ReadOnlyCheck:
         """Return a check of the tensors that the client's hooks only read."""
-        return ReadOnlyCheck(
-            {
-                "client.w0 (client.received) or client.down": self.announcement,
-                "client.down": self.download,
-                "client.state": self.state_row,
-                "client.w0 (client.received)": self.received,  # its own vector where parts stay with the client
-                "client.w": self.w,
-                "client.b": self.b,
-                "client.label_counts": self.trainer.label_counts,
-            },
-        )
+        tensors = {
+            "client.w0 (client.received) or client.down": self.announcement,
+            "client.down": self.download,
+            "client.state": self.state_row,
+            "client.w0 (client.received)": self.received,  # its own vector where parts stay with the client
+            "client.label_counts": self.trainer.label_counts,
+        }
+        return ReadOnlyCheck({**tensors, "client.w": self.w, "client.b": self.b})
 
     def start(self) -> None:
         """Set what training starts from: the weights of the hook `receive`, and the optimiser that the client keeps.
@@ -151,11 +148,8 @@ class ClientContext(Client):
         trainer, module = self.trainer, self.trainer.model.module
         positional, named = arguments(module, x)
         try:
-            if trainer.bf16:
-                with trainer.precision():
-                    f: Tensor = module(*positional, **named)
-            else:
-                f = module(*positional, **named)
+            with trainer.precision() if trainer.bf16 else NO_CONTEXT:
+                f: Tensor = module(*positional, **named)
             return f if f.dtype is self.w.dtype else f.to(self.w.dtype)
         except Exception as error:
             raise not_passed(module, x, error) from error
@@ -223,16 +217,12 @@ class ClientContext(Client):
         return add_regularizer(self, regularizer, w, torch.zeros_like(w))
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        members = [(s, p) for s, p in self.trainer.model.members if p.requires_grad]
-        weights: list[Tensor] = [p for _, p in members]
-        vs = [s.view(v) for s, _ in members]
-        with (
-            self._one_pass(None, None),
-            differentiable(self.trainer.model.module),
-            weights_as_leaf(self, self.w) as leaf,
-        ):
+        model = self.trainer.model
+        members = [(s, p) for s, p in model.members if p.requires_grad]
+        with self._one_pass(None, None), differentiable(model.module), weights_as_leaf(self, self.w) as leaf:
             loss = checked(self, self.trainer.method.loss(self, x, y), "loss")
-        weights, vs = [*weights, leaf], [*vs, v]
+        weights: list[Tensor] = [*(p for _, p in members), leaf]
+        vs = [*(s.view(v) for s, _ in members), v]
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
         g = grad(loss, weights, create_graph=True)
         along = torch.stack([(piece * each).sum() for piece, each in zip(g, vs, strict=True)]).sum()

@@ -16,7 +16,6 @@ class LocalTrainingConfig:
     drop_last: bool = False
     optim: str = "sgd"
     momentum: float = 0.0
-    dampening: float = 0.0
     nesterov: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

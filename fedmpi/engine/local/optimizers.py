@@ -1,7 +1,7 @@
 """Optimisers of the clients: the kernels and functions of torch.optim without its classes, whose first step imports
 torch's compiler, which takes more than a second on every rank. t counts the steps of a parameter; moments begin at 0.
 
-    sgd       g += weight_decay w;  v = momentum v + (1 - dampening) g, at first v = g;  w -= lr v
+    sgd       g += weight_decay w;  v = momentum v + g;  w -= lr v
               with nesterov  w -= lr (g + momentum v)
     adam      g += weight_decay w;  m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2
               w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)                  Kingma, Ba 2015
@@ -33,98 +33,81 @@ from fedmpi.flat.layout import Layout, Segment
 from fedmpi.flat.packing import Views
 
 ROWS, STEPS = "_optim", "_optim_steps"
-Moments = tuple[
-    Sequence[list[Tensor]], Sequence[Tensor]
-]  # slot by slot the parameters' tensors; their steps, () float32
+# Slot by slot the parameters' tensors; their steps, () float32.
+Moments = tuple[Sequence[list[Tensor]], Sequence[Tensor]]
 
 
-class SGD:
-    """g <- g + weight_decay w,  v <- momentum v + (1 - dampening) g,  w <- w - lr v,  where v begins as the first g.
-
-    nesterov: w <- w - lr (g + momentum v).
-    parameters: of one device and type. One without a gradient stays as it is, and so does its v.
-    """
-
-    def __init__(
-        self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
-    ) -> None:
-        """kept: velocities and steps () of earlier rounds, which go on in place."""
-        self.parameters, self.kept = parameters, kept
-        self.rates: dict[str, Any] = {"lr": lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
-        self.rates |= {"dampening": config.dampening, "nesterov": config.nesterov, "maximize": False}
-        self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
-        # torch 2.13's fused kernel leaves most weights in half precision as they are on a CPU.
-        self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
-        self.v: Sequence[Tensor] = kept[0][0] if kept and config.momentum else []
-        if config.momentum and kept is None:
-            self.v = [torch.zeros_like(w) for w in self.w]
-        # The first gradient is not dampened; without dampening a velocity of 0 becomes it by the rule for all.
-        self.begun = [not config.dampening] * len(self.w)
-        if kept is not None and config.dampening:
-            self.begun = torch.stack([*kept[1]]).bool().tolist()  # one question to the device
-        for steps in () if kept is None or config.dampening else kept[1]:
-            steps.fill_(1)
-
-    def step(self) -> None:
-        gradients: list[Any] = [p.grad for p in self.parameters]
-        for begins in (False, True):
-            at = [i for i, g in enumerate(gradients) if g is not None and self.begun[i] != begins]
-            if not at:
-                continue
-            w, v, g = ([each[i] for i in at] if each else [] for each in (self.w, self.v, gradients))
-            if self.fused:
-                torch._fused_sgd_(w, g, v, **self.rates, is_first_step=begins)
-            else:
-                velocities: list[Any] = [None] * len(at) if begins or not v else v
-                sgd(w, g, velocities, foreach=True, **self.rates)
-                if v and begins:
-                    torch._foreach_copy_(v, velocities)
-            for i in at if begins else ():
-                self.begun[i] = True
-                if self.kept is not None:
-                    self.kept[1][i].fill_(1)
+# What the functions of torch.optim take beside lr and weight_decay: options of the config, and what is always the same.
+TAKES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
+    "sgd": (("momentum", "nesterov"), {"dampening": 0.0, "maximize": False}),
+    "adam": (("eps",), {"amsgrad": False, "maximize": False}),
+    "adamw": (("eps",), {"amsgrad": False, "maximize": False}),
+    "rmsprop": (("eps", "alpha", "momentum"), {"centered": False}),
+    "adagrad": (("eps",), {"lr_decay": 0.0, "maximize": False}),
+}
 
 
-class Adaptive:
-    """parameters: of one device and type. One without a gradient stays as it is, and so does what is known of it."""
+def slots_of(config: LocalTrainingConfig) -> int:
+    """Return how many tensors of a parameter's shape an optimiser keeps for it: velocities or moments."""
+    if config.optim in ("sgd", "rmsprop"):
+        return int(config.optim == "rmsprop") + bool(config.momentum)
+    return 1 if config.optim == "adagrad" else 2
+
+
+class LocalOptimizer:
+    """Steps of train.optim. A parameter without a gradient stays as it is, and so does what is known of it."""
 
     def __init__(
         self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
     ) -> None:
-        """kept: moments and steps of earlier rounds, which go on in place."""
+        """parameters: of one device and type; kept: moments and steps of earlier rounds, which go on in place."""
         self.config, self.parameters = config, parameters
-        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, "eps": config.eps}
-        self.w = [p.detach() for p in parameters]
-        slots = 2 if config.optim in ("adam", "adamw") or (config.optim == "rmsprop" and config.momentum) else 1
-        fresh = [[torch.zeros_like(w) for w in self.w] for _ in range(slots if kept is None else 0)]
-        steps = torch.zeros(len(self.w), device=self.w[0].device).unbind() if kept is None else ()
-        self.moments, self.steps = (fresh, steps) if kept is None else kept
+        self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
+        options, fixed = TAKES[config.optim]
+        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, **fixed}
+        self.rates |= {name: getattr(config, name) for name in options}
+        self.steps: Sequence[Tensor] = ()
+        if kept is not None:
+            self.moments, self.steps = kept
+        else:
+            self.moments = [[torch.zeros_like(w) for w in self.w] for _ in range(slots_of(config))]
+            if config.optim != "sgd":
+                self.steps = torch.zeros(len(self.w), device=self.w[0].device).unbind()
+        # torch 2.13's fused kernel of SGD leaves most weights in half precision as they are on a CPU.
+        self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
 
     def step(self) -> None:
+        """Move the parameters that have a gradient."""
         gradients: list[Any] = [p.grad for p in self.parameters]
         at, config = [i for i, g in enumerate(gradients) if g is not None], self.config
         if not at:
             return
-        w, steps, *moments = ([each[i] for i in at] for each in (self.w, self.steps, *self.moments))
-        g = [gradients[i] for i in at]
+        w, g, *moments = ([each[i] for i in at] for each in (self.w, gradients, *self.moments))
+        if config.optim == "sgd":
+            v = moments[0] if moments else []
+            if self.fused:
+                torch._fused_sgd_(w, g, v, **self.rates, is_first_step=False)
+            else:
+                velocities: list[Any] = v or [None] * len(at)
+                sgd(w, g, velocities, foreach=True, **self.rates)
+            return
+        steps = [self.steps[i] for i in at]
         if config.optim in ("adam", "adamw"):
             adam_ = adamw if config.optim == "adamw" else adam
-            rates = {**self.rates, "beta1": config.betas[0], "beta2": config.betas[1]}
-            adam_(w, g, moments[0], moments[1], [], steps, fused=True, **rates, amsgrad=False, maximize=False)
+            beta1, beta2 = config.betas
+            adam_(w, g, moments[0], moments[1], [], steps, fused=True, beta1=beta1, beta2=beta2, **self.rates)
         elif config.optim == "rmsprop":
             velocities = moments[1] if config.momentum else []
-            rates = {**self.rates, "alpha": config.alpha, "momentum": config.momentum}
-            rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **rates, centered=False)
+            rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **self.rates)
         else:
-            adagrad(w, g, moments[0], steps, foreach=True, **self.rates, lr_decay=0.0, maximize=False)
+            adagrad(w, g, moments[0], steps, foreach=True, **self.rates)
 
 
 def state_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Of the slots in a client's row; none where nothing is kept."""
     if not config.keep:
         return {}
-    slots = {"sgd": 1, "rmsprop": 2 if config.momentum else 1, "adagrad": 1}.get(config.optim, 2)
-    return {ROWS: (slots, layout.size), STEPS: (len(layout.segments),)}
+    return {ROWS: (slots_of(config), layout.size), STEPS: (len(layout.segments),)}
 
 
 class OptimizerState:

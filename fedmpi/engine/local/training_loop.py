@@ -1,14 +1,14 @@
 """The training loop: how a client steps through its batches, whatever the method.
 
 The hot path is flat. While no hook reads gradients, autograd allocates its own and torch's fused SGD walks the views; a
-hook that reads them gets one flat g that autograd accumulates into; small chains do without autograd (by_hand.py). None
-of this changes the bits.
+hook that reads them gets one flat g that autograd accumulates into; small chains do without autograd
+(mlp_backward.py). None of this changes the bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import batches, grouped
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.losses import add_regularizer, run_pass
-from fedmpi.engine.local.optimizers import SGD, Adaptive
+from fedmpi.engine.local.optimizers import LocalOptimizer
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
@@ -30,6 +30,10 @@ from fedmpi.method.values import Fitted
 
 ClientContext = Any  # that of context.py, which imports this
 PLAIN = Method()  # FedAvg's client
+REMEDY = (
+    "other passes would see it; make a copy (operations that end in _, assignments to [...] and ReLU(inplace=True) "
+    "as the first layer write)"
+)
 
 
 class StepRule(NamedTuple):
@@ -68,15 +72,17 @@ def fit(
         client, epochs, method.batches_a_step, trainer.generators(client.round, client.id, client.fits)
     )
     client.fits += 1
-    momentum, later, nesterov, carry = config.momentum, 1 - config.dampening, config.nesterov, 0.0
-    elsewhere = nullcontext() if start is None else _train_elsewhere(client, start, buffers)
+    momentum, nesterov, carry = config.momentum, config.nesterov, 0.0
+    before = client.steps, client.a, client.losses  # restored where another model is trained
+    client.losses = client.losses if start is None else []
+    since = len(client.losses)
+    elsewhere = nullcontext() if start is None else client.elsewhere(start, buffers)
     with elsewhere, model.only(method.trains if groups is None else groups) as parameters:
-        losses, before = client.losses, len(client.losses)
+        losses = client.losses
         if parameters:  # else the model has nothing in these groups
             trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain and start is None else None
-            kind = SGD if config.optim == "sgd" else Adaptive
-            optimiser = kind(config, parameters, client.lr if lr is None else lr, kept)
+            optimiser = LocalOptimizer(config, parameters, client.lr if lr is None else lr, kept)
             clipped = model.layout.entries(trained) if (config.clip_norm, config.clip_value) != (None, None) else None
             rule = _choose_rule(client, method, loss, regularizer, parameters, clipped)
             for x, y in batches:
@@ -89,17 +95,21 @@ def fit(
                     if rule.flat:
                         _correct_gradient(client, rule, None)
                 if batch.written():
-                    raise _batch_modified_error(client)
+                    text = f"{client.where}: the model ({type(model.module).__name__}) or a hook of method "
+                    text += f"{type(trainer.method).__name__} wrote to its batch, x or y: {REMEDY}"
+                    raise located_error(text, model.module, type(trainer.method))
                 if client.watch and start is None:
                     client.watch(x, y)
                 optimiser.step()
                 client.passed, client.version_at_w0 = True, None
-                carry = momentum * carry + later if carry else 1.0  # times a constant gradient: the velocity
+                carry = momentum * carry + 1.0  # times a constant gradient: the velocity
                 client.steps, client.a = client.steps + 1, client.a + (1 + momentum * carry if nesterov else carry)
                 if client.step_loss is not None:
                     losses.append(client.step_loss)
         w, b = (model.w, model.b) if start is None else (model.w.clone(), model.b.clone())
-    return Fitted(w, b, partial(_mean_tensor, losses, before, len(losses), client.w.device))
+    if start is not None:
+        client.steps, client.a, client.losses = before
+    return Fitted(w, b, partial(_mean_tensor, losses, since, len(losses), client.w.device))
 
 
 def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
@@ -152,15 +162,6 @@ def _choose_rule(
     return StepRule(run, step, regularizer, correct, clipped, flat)
 
 
-@contextmanager
-def _train_elsewhere(client: ClientContext, start: Tensor, buffers: Tensor | None) -> Iterator[None]:
-    """Train from other weights, then restore the live model and the record of its steps."""
-    before, client.losses = (client.steps, client.a, client.losses), []
-    with client.elsewhere(start, buffers):
-        yield
-    client.steps, client.a, client.losses = before
-
-
 def batches_of(
     client: ClientContext, epochs: float | None, many: int, drawn: tuple[Any, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -184,16 +185,6 @@ def batches_of(
             steps -= 1
             if not steps:
                 return
-
-
-def _batch_modified_error(client: ClientContext) -> UserError:
-    """The error of a step that wrote to its batch."""
-    text = (
-        f"{client.where}: the model ({type(client.trainer.model.module).__name__}) or a hook of method "
-        f"{type(client.trainer.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
-        "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
-    )
-    return located_error(text, client.trainer.model.module, type(client.trainer.method))
 
 
 def _correct_gradient(client: ClientContext, rule: StepRule, stepped: Tensor | None) -> None:

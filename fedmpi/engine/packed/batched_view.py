@@ -17,6 +17,7 @@ from fedmpi.method.values import State
 from fedmpi.models.net import Net
 
 EACH = ("id", "n", "steps", "a")  # numbers that a client has for itself
+GIVEN = ("w0", "received", "label_counts")  # tensors that `given` holds
 
 
 class CannotPackError(Exception):
@@ -55,10 +56,12 @@ class BatchedClientView:
         self._calls: dict[int, _Call] = {}
 
     def __getattr__(self, name: str) -> Any:
+        if name in GIVEN:
+            return self.given[name]
         if name in EACH:
-            found = {getattr(self.views[i], name) for i in self.members}
-            if len(found) == 1:
-                return found.pop()
+            values = {getattr(self.views[i], name) for i in self.members}
+            if len(values) == 1:
+                return values.pop()
             raise CannotPackError(f"a hook asks for client.{name}, which differs from client to client")
         raise CannotPackError(f"a hook asks for client.{name}, which there is for one client at a time")
 
@@ -69,18 +72,6 @@ class BatchedClientView:
             self.uses_leaves = True
             self.given["w"] = torch.cat([_flat(s, p) for s, p in zip(self._segments, self.leaves, strict=True)])
         return self.given["w"]
-
-    @property
-    def w0(self) -> Tensor:
-        return self.given["w0"]
-
-    @property
-    def received(self) -> Tensor:
-        return self.given["received"]
-
-    @property
-    def label_counts(self) -> Tensor:
-        return self.given["label_counts"]
 
     @property
     def state(self) -> State:
@@ -105,21 +96,19 @@ class BatchedClientView:
         if "f" in self.given and x is self.given["x"]:  # made already
             return self.given["z"], self.given["f"]
         self.uses_leaves = True
-        z, f = self._call(self.trainer.net, self.leaves, x)
-        return (f if z is None else z), f
+        return self._call(self.trainer.net, self.leaves, x)
 
-    def _call(self, net: Net, tensors: Sequence[Tensor], x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """net.forward(x) at these weights."""
+    def _call(self, net: Net, tensors: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return net.forward(x) at these weights; without features the outputs stand for them."""
         call = self._calls.setdefault(id(net), _Call(net))
         names = [f"module.{s.name}" for s in self._segments]
         z, f = functional_call(call, dict(zip(names, tensors, strict=True)), (x,))
-        return z, f
+        return (f if z is None else z), f
 
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         w = self.w0 if at is None else at
         with torch.no_grad():
-            z, f = self._call(self.trainer.twin(0)[1], [s.view(w) for s in self._segments], x)
-        return (f if z is None else z), f
+            return self._call(self.trainer.twin(0)[1], [s.view(w) for s in self._segments], x)
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
         loss: Tensor = self.trainer.task.loss(lambda _: f, x, y)

@@ -32,11 +32,8 @@ class LinearChain:
         places = {id(p): names.index(name) for name, p in module.named_parameters() if name in names}
         self.steps: list[tuple[nn.Module, int, int]] = []  # layer, places of its weight and bias (-1: there is none)
         for layer in layers:
-            if isinstance(layer, nn.Linear):
-                bias = -1 if layer.bias is None else places[id(layer.bias)]
-                self.steps.append((layer, places[id(layer.weight)], bias))
-            else:
-                self.steps.append((layer, -1, -1))
+            weight, bias = (places.get(id(getattr(layer, name, None)), -1) for name in ("weight", "bias"))
+            self.steps.append((layer, weight, bias) if isinstance(layer, nn.Linear) else (layer, -1, -1))
 
     @staticmethod
     def of(module: nn.Module, names: Sequence[str]) -> LinearChain | None:

@@ -22,9 +22,8 @@ from fedmpi.engine.local.losses import backward
 from fedmpi.engine.packed.batched_view import BatchedClientView, CannotPackError
 from fedmpi.engine.packed.linear_chain import LinearChain
 from fedmpi.engine.packed.low_rank import LowRankWeights, is_worthwhile
-from fedmpi.engine.packed.stacked_weights import SGDStep, StackedWeights
+from fedmpi.engine.packed.stacked_weights import StackedWeights
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
 from fedmpi.method.values import Quadratic
 from fedmpi.tasks.classification import Classification
@@ -39,24 +38,20 @@ class PackedFit:
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         """clients: those with the most batches first (`by_batches`)."""
-        method, model, config, groups = trainer.method, trainer.model, trainer.local_training, trainer.method.trains
-        self.trainer, self.method, self.clients, self.view = (
-            trainer,
-            method,
-            clients,
-            BatchedClientView(trainer, clients),
-        )
-        self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members]
+        method, model, config = trainer.method, trainer.model, trainer.local_training
+        self.trainer, self.method, self.clients = trainer, method, clients
+        self.view = BatchedClientView(trainer, clients)
+        with model.only(method.trains):
+            self.trained = [p.requires_grad for p in model.parameters]
         self.regularized, self.corrected = overrides(method, "regularizer"), overrides(method, "gradient")
         self.flat = self.regularized or self.corrected  # whether hooks are given weights and gradients as vectors
         if overrides(method, "loss"):
             trainer.twin(0)  # for k.frozen; under vmap none can be made
-        sgd_step = SGDStep(clients[0].lr, config.momentum, config.weight_decay)
         self.chain = LinearChain.of(model.module, [s.name for s in model.layout.segments])
         self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(trainer.task)
         self.cuts = [cut(trainer, k) for k in clients]
-        thin = self._thin(sgd_step)
-        self.stack = StackedWeights(model.layout, [k.w0 for k in clients], sgd_step, self.flat, thin)
+        rows, lr = [k.w0 for k in clients], clients[0].lr
+        self.stack = StackedWeights(model.layout, rows, lr, config, self.flat, self._thin())
         self.alike, self.each = ({}, {}) if self.plain and not self.flat else self._seen()
         self.scratch = self.each.get("scratch", trainer.nothing)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
@@ -67,31 +62,24 @@ class PackedFit:
     def _seen(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What hooks see of the clients: tensors that they have in common, and those of which each has its own."""
         clients, device = self.clients, self.trainer.model.w.device
-        rows = {
-            "w0": [k.w0 for k in clients],
-            "received": [k.received for k in clients],
-            "state": [k.state_row for k in clients],
-            "download": [k.download.to(device) for k in clients],
-        }
-        alike = {name: found[0] for name, found in rows.items() if all(row is found[0] for row in found)}
-        each = {name: torch.stack(found) for name, found in rows.items() if name not in alike}
+        names = {"w0": "w0", "received": "received", "state": "state_row", "download": "download"}
+        rows = {name: [getattr(k, attribute).to(device) for k in clients] for name, attribute in names.items()}
+        alike = {name: tensors[0] for name, tensors in rows.items() if all(row is tensors[0] for row in tensors)}
+        each = {name: torch.stack(tensors) for name, tensors in rows.items() if name not in alike}
         each["label_counts"] = self.trainer.label_counts[[k.id for k in clients]]
         each["scratch"] = torch.stack([k.scratch_row for k in clients])
         return alike, each
 
-    def _thin(self, sgd_step: SGDStep) -> dict[int, LowRankWeights]:
+    def _thin(self) -> dict[int, LowRankWeights]:
         """The layers whose weights are kept as factors."""
-        w0, config = self.clients[0].w0, self.trainer.local_training
-        if not self.plain or self.flat or sgd_step.momentum or sgd_step.weight_decay:
+        w0, config, n = self.clients[0].w0, self.trainer.local_training, len(self.clients)
+        plain = self.plain and not (self.flat or config.momentum or config.weight_decay)
+        if not plain or not all(k.w0 is w0 for k in self.clients):
             return {}
         a_pass = self.cuts[0][0] * (config.batch_size or 0) + sum({rest for _, rest in self.cuts})
         samples = int(config.epochs or 0) * a_pass
-        if not all(k.w0 is w0 for k in self.clients):
-            return {}
         weights = {i: s.view(w0) for i, s in enumerate(self.trainer.model.layout.segments) if self.trained[i]}
-        return {
-            i: LowRankWeights.of(w, len(self.clients), samples) for i, w in weights.items() if is_worthwhile(w, samples)
-        }
+        return {i: LowRankWeights.of(w, n, samples) for i, w in weights.items() if is_worthwhile(w, samples)}
 
     def __call__(self) -> None:
         epochs, view = int(self.trainer.local_training.epochs or 0), self.view
@@ -127,10 +115,8 @@ class PackedFit:
             places = [i for i, (_, each) in enumerate(cuts) if each == rest]
             first = [cuts[i][0] * (size or 0) for i in places]
             parts = [(i, slice(at, at + rest)) for i, at in zip(places, first, strict=True)]
-            rows, v = torch.stack([padded[part] for part in parts]), None
-            if u is not None:
-                v = torch.stack([u[part] for part in parts])
-            yield places, rows, v
+            rows = torch.stack([padded[part] for part in parts])
+            yield places, rows, None if u is None else torch.stack([u[part] for part in parts])
 
     def _read(self, rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
         """x (clients, B, ...), y (clients, B). u: (clients, B, columns) that augmentation draws."""
@@ -138,12 +124,12 @@ class PackedFit:
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
             flat = rows.reshape(-1)
-            found = gather(x, flat, None if u is None else u.flatten(0, 1)), y.index_select(0, flat)
+            x, y = gather(x, flat, None if u is None else u.flatten(0, 1)), y.index_select(0, flat)
         else:
-            alone = zip(shards, rows, [None] * len(rows) if u is None else u, strict=True)
-            pairs = [(gather(k.x, each, v), k.y.index_select(0, each)) for k, each, v in alone]
-            found = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-        return found[0].unflatten(0, rows.shape), found[1].unflatten(0, rows.shape)
+            alone = list(zip(shards, rows, [None] * len(rows) if u is None else u, strict=True))
+            x = torch.cat([gather(k.x, each, v) for k, each, v in alone])
+            y = torch.cat([k.y.index_select(0, each) for k, each, _ in alone])
+        return x.unflatten(0, rows.shape), y.unflatten(0, rows.shape)
 
     # ---- a step ----
     def _step(self, places: Sequence[int], rows: Tensor, u: Tensor | None) -> None:
@@ -164,9 +150,7 @@ class PackedFit:
         if check.written() is not None:
             raise CannotPackError("a hook or the model wrote to what it may only read")
         if each and each["scratch"].requires_grad:
-            raise CannotPackError(
-                "hook loss added client.w to client.scratch, which outlives its graph; write client.w.detach()"
-            )
+            raise CannotPackError("hook loss added client.w to client.scratch; write client.w.detach()")
         self.direct = not self.flat and not (self.chain and view.uses_leaves)
         if not self.direct:
             self._collect()

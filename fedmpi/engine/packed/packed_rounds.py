@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.user_code_errors import attribute_errors
-from fedmpi.engine.checks import check_pair
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
+from fedmpi.engine.local.client_round import Result, finish_round, write_upload
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import NO_STEPS, STOP
@@ -25,7 +24,7 @@ from fedmpi.engine.packed.packed_fit import PackedFit, cut
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.values import Row, State
+from fedmpi.method.values import State
 
 # Of pack: auto. Weights trained at once, of models that are chains and of others, which gain less (measured: a network
 # of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.
@@ -48,7 +47,6 @@ def unsupported_reason(
         "the model draws random numbers (dropout)": any(dropout),
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
         "train.nesterov is true": config.nesterov,
-        f"train.dampening is {config.dampening:g}": bool(config.dampening),
         f"train.steps is {config.steps}": config.steps is not None,  # a round may end within a pass over the data
         f"train.epochs is {config.epochs}": config.steps is None and config.epochs != int(config.epochs or 0),
         "compute.precision is bf16": bf16,
@@ -169,28 +167,21 @@ def _finish(
     client: ClientContext, fit: PackedFit, i: int, seconds: float, inputs: ReadOnlyCheck, drawn: Drawn, row: Tensor
 ) -> None:
     """Finish a client's round with the weights number i of the stack, and write its upload."""
-    trainer, method, began = client.trainer, client.trainer.method, time.perf_counter() - seconds
-    here = row if row.device == client.w.device else client.w.new_empty(len(row))
-    sent, more, asked = Row(), State(), overrides(method, "upload")
-    if len(fit.scratch):
-        client.scratch = trainer.messages.scratch.views(fit.scratch[i])
-    try:
+
+    def write(here: Tensor) -> Result:
+        trainer, asked = client.trainer, overrides(client.trainer.method, "upload")
+        if len(fit.scratch):
+            client.scratch = trainer.messages.scratch.views(fit.scratch[i])
         if asked or len(client.state_row):  # else nobody looks at client.w
             trainer.model.load(fit.stack.row(i), client.b0)
         if asked:
             seeds.reseed(trainer.seed, "torch", client.round, client.id)
-            with attribute_errors(client.where):
-                if drawn is not None:
-                    seeds.set_state(drawn)
-                sent, more = check_pair(method, "upload", method.upload(client), client.where)
-            inputs.check_hooks(method, client.where, "upload")
-        state = write_upload(client, here, (State(), sent, more), partial(fit.stack.subtract, i))
-    except Exception as error:
-        if not trainer.drops_failed_clients:
-            raise
-        leave_out(client, row, error, began)
-    else:
-        store_result(client, here, row, state, fit.loss[i] if client.steps else None, began)
+        if asked and drawn is not None:
+            seeds.set_state(drawn)
+        state = write_upload(client, here, inputs, State(), partial(fit.stack.subtract, i))
+        return state, fit.loss[i] if client.steps else None
+
+    finish_round(client, row, write, time.perf_counter() - seconds)
 
 
 def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:

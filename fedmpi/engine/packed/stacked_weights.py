@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
 
 import torch
 from torch import Tensor
 
+from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.packed.low_rank import LowRankWeights
-from fedmpi.flat.layout import Layout, Segment, Selection
-
-
-@dataclass(frozen=True)
-class SGDStep:
-    """Plain SGD, as in engine/local/optimizers.py:  g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v."""
-
-    lr: float
-    momentum: float
-    weight_decay: float
+from fedmpi.flat.layout import Layout, Selection
 
 
 class StackedWeights:
@@ -29,17 +21,20 @@ class StackedWeights:
     """
 
     def __init__(
-        self, layout: Layout, rows: Sequence[Tensor], sgd_step: SGDStep, flat: bool, thin: Mapping[int, LowRankWeights]
+        self,
+        layout: Layout,
+        rows: Sequence[Tensor],
+        lr: float,
+        config: LocalTrainingConfig,
+        flat: bool,
+        thin: Mapping[int, LowRankWeights],
     ) -> None:
         """rows: (d,) each client's weights at the start."""
         n, like = len(rows), rows[0]
-        self.layout, self.sgd_step, self.thin = layout, sgd_step, thin
+        self.layout, self.lr, self.config, self.thin = layout, lr, config, thin
         self.flat = like.new_empty(n, layout.size) if flat else None
         sizes = [0 if i in thin else s.stop - s.start for i, s in enumerate(layout.segments)]
-        self.raw = [
-            self._cut(self.flat, s) if flat else like.new_empty(n, size)
-            for s, size in zip(layout.segments, sizes, strict=True)
-        ]
+        self.raw = [like.new_empty(n, size) for size in sizes] if self.flat is None else _cut(self.flat, layout)
         alike = all(row is like for row in rows)
         for i, (s, raw) in enumerate(zip(layout.segments, self.raw, strict=True)):
             if i in thin:
@@ -48,23 +43,14 @@ class StackedWeights:
                 raw.copy_(like[s.start : s.stop])
             else:
                 torch.stack([row[s.start : s.stop] for row in rows], out=raw)
-        self.v = [torch.zeros_like(raw) for raw in self.raw] if sgd_step.momentum else []
-
-    @staticmethod
-    def _cut(flat: Tensor | None, s: Segment) -> Tensor:
-        assert flat is not None
-        return flat[:, s.start : s.stop]
+        self.v = [torch.zeros_like(raw) for raw in self.raw] if config.momentum else []
 
     def part(self, members: slice | Tensor) -> StackedWeights:
         """Some of the clients: the same memory for a slice, a copy (see `put`) for indices."""
-        part = object.__new__(StackedWeights)
-        part.layout, part.sgd_step = self.layout, self.sgd_step
+        part = copy(self)
         part.thin = {i: thin.part(members) for i, thin in self.thin.items()}
         part.flat = None if self.flat is None else self.flat[members]
-        if part.flat is None:
-            part.raw = [raw[members] for raw in self.raw]
-        else:
-            part.raw = [self._cut(part.flat, s) for s in self.layout.segments]
+        part.raw = [raw[members] for raw in self.raw] if part.flat is None else _cut(part.flat, self.layout)
         part.v = [v[members] for v in self.v]
         return part
 
@@ -137,24 +123,29 @@ class StackedWeights:
     # ---- steps ----
     def move(self, i: int, g: Tensor) -> None:
         """One step of tensor i along its gradients (n, *shape)."""
-        how, w = self.sgd_step, self.shaped(i, self.raw[i])
+        how, w = self.config, self.shaped(i, self.raw[i])
         if how.weight_decay:
             g = g.add(w, alpha=how.weight_decay)
         if how.momentum:
             g = self.shaped(i, self.v[i]).mul_(how.momentum).add_(g)
-        w.add_(g, alpha=-how.lr)
+        w.add_(g, alpha=-self.lr)
 
     def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None:
         """The same along a @ b, (n, rows, k) and (n, k, columns), which is not written down anywhere."""
-        how = self.sgd_step
+        how = self.config
         if i in self.thin:
-            self.thin[i].add(a.mT, b, how.lr)
+            self.thin[i].add(a.mT, b, self.lr)
             return
         w = self.shaped(i, self.raw[i])
         if not how.momentum:
-            w.baddbmm_(a, b, beta=1 - how.lr * how.weight_decay, alpha=-how.lr)
+            w.baddbmm_(a, b, beta=1 - self.lr * how.weight_decay, alpha=-self.lr)
             return
         v = self.shaped(i, self.v[i]).baddbmm_(a, b, beta=how.momentum)
         if how.weight_decay:
             v.add_(w, alpha=how.weight_decay)
-        w.add_(v, alpha=-how.lr)
+        w.add_(v, alpha=-self.lr)
+
+
+def _cut(flat: Tensor, layout: Layout) -> list[Tensor]:
+    """Return the columns of each tensor of flat (n, d)."""
+    return [flat[:, s.start : s.stop] for s in layout.segments]

@@ -8,9 +8,9 @@ global model after the round, and as the mean over the local models (..._local).
                  (Wang and Isola 2020 take its logarithm)
     uniformity   FedUV's U: the same of z itself, in units of the median distance
     classifier   singular values of the head's weights, at which FedUV's analysis looks
-    deviations   FedUV's s_c, standard deviation of P_c; deviation: their mean, about sqrt(C - 1) / C where each sample
-                 is given its class for certain, and classes are even
-Beside them `predicted`, mean P by local model, and `by_class`, the global model's mean P by true class.
+    deviation    mean over c of FedUV's s_c, standard deviation of P_c: about sqrt(C - 1) / C where each sample is given
+                 its class for certain, and classes are even
+Beside them `predicted`, mean P by local model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedmpi.engine.probes.cohort import Cohort, Model
 
 SAMPLES, VALUES, CLASSES = 512, 32, 30  # rows that are used; singular values and classes that are recorded
 ONE = ("rank", "energy", "uniformity", "deviation")  # numbers; the others are lists
-LOCAL = (*ONE, "spectrum", "classifier", "deviations")
+LOCAL = (*ONE, "spectrum", "classifier")
 ROWS = 32  # of the kernels K (n, n) that are gathered at once: rank 0 holds m of them
 
 
@@ -40,18 +40,18 @@ def rows(c: Cohort) -> Shard:
     return Shard(test.x, test.y, test.index[torch.arange(n) * len(test) // max(n, 1)])
 
 
-def outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor, Tensor]:
-    """z (n, z), outputs f (n, C), float64, and targets y (n,) of `rows`, evaluation mode."""
-    trainer, found = c.trainer, []
+def outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor]:
+    """z (n, z) and outputs f (n, C) of `rows`, float64, in evaluation mode."""
+    trainer, parts = c.trainer, []
     trainer.model.load(model.w, model.b)
     trainer.model.module.eval()
     with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
-        for x, y in batches(rows(c), c.batch, None):
+        for x, _ in batches(rows(c), c.batch, None):
             z, f = trainer.net.forward(x)
             assert z is not None  # runtime/compatibility.py
-            found.append((z.double().cpu(), f.double().cpu(), y.cpu()))
-    z, f, y = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return z, f, y
+            parts.append((z.double().cpu(), f.double().cpu()))
+    z, f = (torch.cat(side) for side in zip(*parts, strict=True))
+    return z, f
 
 
 def spectrum(z: Tensor) -> Tensor:
@@ -80,59 +80,53 @@ def uniformity(z: Tensor) -> Tensor:
     return (-d / distances.median()).exp().mean() if len(distances) else d.new_ones(())
 
 
-def output_statistics(z: Tensor, f: Tensor, y: Tensor, head: Tensor | None, classes: int) -> dict[str, Tensor]:
-    """Everything, (1,) or longer, of features (n, z), outputs (n, C), targets (n,) and the head's weights (C, z).
+def output_statistics(z: Tensor, f: Tensor, head: Tensor | None, classes: int) -> dict[str, Tensor]:
+    """Everything, (1,) or longer, of features (n, z), outputs (n, C) and the head's weights (C, z).
 
-    classes: C, and 0 where outputs are no logits of classes; statistics by class are recorded for at most CLASSES.
+    classes: C, and 0 where outputs are no logits of classes; `predicted` is recorded of at most CLASSES.
     """
     values = spectrum(z)
-    found = {"rank": rank(values), "energy": energy(z), "uniformity": uniformity(z), "spectrum": values[:VALUES]}
+    result = {"rank": rank(values), "energy": energy(z), "uniformity": uniformity(z), "spectrum": values[:VALUES]}
     if head is not None:
-        found["classifier"] = torch.linalg.svdvals(head.double().cpu())[:VALUES]
+        result["classifier"] = torch.linalg.svdvals(head.double().cpu())[:VALUES]
     if classes:
         P = f.softmax(1)
-        found["deviation"] = P.std(0).mean()
-    if 0 < classes <= CLASSES:
-        of = functional.one_hot(y, classes).double()
-        found["deviations"], found["predicted"] = P.std(0), P.mean(0)
-        found["by_class"] = (of.T @ P / of.sum(0)[:, None]).flatten()
-    return {name: value.reshape(-1) for name, value in found.items()}
+        result["deviation"] = P.std(0).mean()
+        result |= {"predicted": P.mean(0)} if classes <= CLASSES else {}
+    return {name: value.reshape(-1) for name, value in result.items()}
 
 
 def measure_features(c: Cohort) -> dict[str, Any]:
     """The global model is the task of the rank with the first client."""
     trainer, first = c.trainer, c.members[0]
-    head = trainer.net.head
-    found = getattr(head, "weight", None)
-    weights = found.detach() if isinstance(found, Tensor) and found.ndim == 2 else None
+    weight = getattr(trainer.net.head, "weight", None)
+    weights = weight.detach() if isinstance(weight, Tensor) and weight.ndim == 2 else None
     classes = _classes(trainer)
     sizes = _sizes(len(rows(c)), trainer.net.feature_dim or 0, weights, classes)
-
     width = sum(sizes.values())
     nothing = torch.full((width,), torch.nan, dtype=torch.float64)
 
     def row(model: Model) -> Tensor:
-        z, f, y = outputs(c, model)
+        z, f = outputs(c, model)
         if not bool(z.isfinite().all() & f.isfinite().all()):
             return nothing  # a client has diverged: decompositions would raise
-        found = output_statistics(z, f, y, weights, classes)  # weights: views of the model that outputs() has loaded
-        return torch.cat([found[name] for name in sizes])
+        values = output_statistics(z, f, weights, classes)  # weights: views of the model that outputs() has loaded
+        return torch.cat([values[name] for name in sizes])
 
     own = {k: row(model) for k, model in c.mine.items()}
     after = row(c.after) if first in own else nothing
-    found = c.gather({k: torch.cat([mine, after if k == first else nothing]) for k, mine in own.items()}, 2 * width)
+    both = c.gather({k: torch.cat([mine, after if k == first else nothing]) for k, mine in own.items()}, 2 * width)
     if c.comm.rank:
         return {}
     lengths = tuple(sizes.values())
-    local = dict(zip(sizes, found[:, :width].split(lengths, 1), strict=True))
-    of_global = dict(zip(sizes, found[0, width:].split(lengths), strict=True))
+    local = dict(zip(sizes, both[:, :width].split(lengths, 1), strict=True))
+    of_global = dict(zip(sizes, both[0, width:].split(lengths), strict=True))
     result: dict[str, Any] = {"samples": len(rows(c))}
     for name in (name for name in sizes if name in LOCAL):
         for key, value in ((name, of_global[name]), (f"{name}_local", local[name].mean(0))):
             result[key] = value.item() if name in ONE else value.tolist()
     if "predicted" in sizes:
         result["predicted"] = local["predicted"].tolist()
-        result["by_class"] = of_global["by_class"].view(classes, classes).tolist()
     return result
 
 
@@ -151,7 +145,7 @@ def _sizes(n: int, dim: int, weights: Tensor | None, classes: int) -> dict[str, 
     if classes:
         sizes["deviation"] = 1
     if 0 < classes <= CLASSES:
-        sizes |= {"deviations": classes, "predicted": classes, "by_class": classes**2}
+        sizes["predicted"] = classes
     return sizes
 
 

@@ -93,16 +93,9 @@ class BufferPool:
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
             tensor = None
             self.tensors.pop(name, None)  # before the new one is made
-            pin = self.pins and uploads and n * dtype.itemsize <= UNSENT
-            entries = pinned(n * dtype.itemsize) // dtype.itemsize if pin else n
-            tensor = self.tensors[name] = torch.empty(entries, dtype=dtype, device=self.like.device, pin_memory=pin)
+            pin = self.pins and uploads and n * dtype.itemsize <= UNSENT  # the system cannot move pinned memory
+            tensor = self.tensors[name] = torch.empty(n, dtype=dtype, device=self.like.device, pin_memory=pin)
         return tensor[:n].view(count, size)
-
-
-def pinned(nbytes: int) -> int:
-    """Return the bytes that rows take in pinned memory, which torch allocates in powers of two. More than UNSENT are
-    not pinned, or the system would lack memory that it can move."""
-    return 1 << (nbytes - 1).bit_length() if 0 < nbytes <= UNSENT else nbytes
 
 
 @dataclass

@@ -3,10 +3,7 @@
 Every rank keeps the full broadcast. If only some layout groups of the model have changed, the message holds these
 alone, and each rank writes them into the broadcast that it keeps.
 
-With comm.wire.down the model is sent in a format, and the kept broadcast holds it as it arrives, at rank 0, too. With a
-format for changes (int8, topk) the message is the difference between the model and what the ranks have, so that what
-is left out of one message comes with a later one. The first message of a job, and the first after a rank failure, is
-the kept broadcast itself, number by number.
+With comm.wire.down the model is sent in a format, and the kept broadcast holds it as it arrives, at rank 0, too.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ from fedmpi.engine.transport.gather_reduce import ReducingGather
 from fedmpi.engine.transport.gather_rows import RowGather
 from fedmpi.engine.transport.gather_sharded import ShardedGather
 from fedmpi.engine.transport.gather_streaming import StreamingGather
+from fedmpi.flat.coding import Coding
 from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
@@ -71,15 +69,8 @@ class RoundTransport:
         first = -(before + place.data_ptr() // model.dtype.itemsize) % most
         self.message = place[first:][: self.full.packing.size]
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
-        form = messages.wire.down
-        # The model as the other ranks have it, where the next message is a difference to it; else None.
-        self.last_sent = self.message if form is not None and form.changes_only else None
         self.no_download = self.message.new_zeros(messages.per_client.size)  # the row of a client that is sent nothing
         self.changed = messages.shared_groups
-        self.resync = (
-            True  # whether other ranks may lack `last_sent`: then the next broadcast is that, number by number
-        )
-        self.broadcast_round: int | None = None  # rank 0's: the latest round for which `last_sent` was updated
         self.traffic = TrafficCounter(messages)
         self.buffers = BufferPool(self.message, pins)
 
@@ -92,14 +83,10 @@ class RoundTransport:
         return w, b
 
     # ---- down ----
-    def broadcast(self, command: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
+    def broadcast(self, command: float, server: FederationServer | None) -> float:
         """Broadcast rank 0's command, and the parts of model and state that have changed; return the command.
 
-        Args:
-            command: any number at the other ranks.
-            server: rank 0's, None elsewhere.
-            t: the round that begins.
-            moves: whether the model is sent; else the ranks keep the one that they have.
+        command: any number at the other ranks; server: rank 0's, None elsewhere.
         """
         messages, news = self.messages, self.messages.announcement(self.changed)
         if server is not None:  # all but the model, if `model_storage` is in the message
@@ -111,12 +98,7 @@ class RoundTransport:
                 values["_b"] = messages.shared_b.take(server.b)
             self.full.packing.write(self.message, {**values, COMMAND: command})
         if self.full.coding is not None:
-            begins, moves, self.broadcast_round = (
-                self.broadcast_round is None,
-                moves and t != self.broadcast_round,
-                t,
-            )  # before a loss can cut it
-            self._broadcast_coded(news, server, begins, moves)
+            self._broadcast_coded(news, news.coding, server)
         elif news is self.full:
             self.comm.broadcast(self.message)
         elif server is not None:
@@ -139,43 +121,24 @@ class RoundTransport:
         w, b = both.split(sizes)
         return w, b
 
-    def _broadcast_coded(self, news: Announcement, server: FederationServer | None, begins: bool, moves: bool) -> None:
-        """Broadcast in a format.
-
-        moves: whether rank 0 updates `last_sent` towards the model; begins: whether it starts as the model itself.
-        """
-        coding, form = news.coding, self.messages.wire.down
+    def _broadcast_coded(self, news: Announcement, coding: Coding | None, server: FederationServer | None) -> None:
+        """Broadcast in a format; rank 0 keeps what the others receive."""
         assert coding is not None
-        assert form is not None
+        row = self.message if news is self.full else self._pack(news)
         packed = torch.empty(coding.nbytes, dtype=torch.uint8, device=self.message.device)
         if server is not None:
-            kept_row = self.message if news is self.full else self._pack(news)
-            now = kept_row.clone()
-            if moves or not form.changes_only:
-                news.packing.write(now, self._current(news, server))
-            if form.changes_only and begins:
-                kept_row.copy_(now)
-            coding.pack_news(now, kept_row, packed)
-            if form.name == "fp16" and not bool(kept_row.isfinite().all()):
+            w = news.w.take(self.messages.shared.take(server.w))
+            values = {name: w if name == "_w" else getattr(server.state, name) for name in coding.formats}
+            now = row.clone()
+            news.packing.write(now, values)
+            coding.unpack(coding.pack(now, packed), row)
+            if not bool(row.isfinite().all()) and bool(now.isfinite().all()):
                 raise UserError("comm.wire.down: fp16 ends at 65,504, and the model does not; use bf16")
-            if kept_row is not self.message:
-                self._unpack(news, kept_row)
-        if form.changes_only and self.resync:
-            self.comm.broadcast(self.message)
-        else:
-            self.comm.broadcast(packed)
-            if server is None:
-                kept_row = self.message if news is self.full else self._pack(news)
-                coding.unpack_news(packed, kept_row)
-                if kept_row is not self.message:
-                    self._unpack(news, kept_row)
-        self.resync = False
-
-    def _current(self, news: Announcement, server: FederationServer) -> dict[str, Tensor]:
-        """Return the server's values of the slots that are sent in a format."""
-        assert news.coding is not None
-        w = news.w.take(self.messages.shared.take(server.w))
-        return {name: w if name == "_w" else getattr(server.state, name) for name in news.coding.formats}
+        self.comm.broadcast(packed)
+        if server is None:
+            coding.unpack(packed, row)
+        if row is not self.message:
+            self._unpack(news, row)
 
     def _pack(self, news: Announcement) -> Tensor:
         """Return the part of the full broadcast that has changed."""
@@ -237,8 +200,8 @@ class TrafficCounter:
     """Counts the numbers that clients send and are sent, from the version of the model that each client has.
 
     The count is by client, as in papers, whichever rank trains it: a client is not sent again what it has. The engine's
-    own numbers do not count. With comm.wire the count is bytes, in numbers of the model's type; a difference is of use
-    only to clients that have the version before. A group's version is the number of rounds that have changed it.
+    own numbers do not count. With comm.wire the count is bytes, in numbers of the model's type. A group's version is
+    the number of rounds that have changed it.
     """
 
     def __init__(self, messages: Messages) -> None:
@@ -259,7 +222,9 @@ class TrafficCounter:
         for k in members:
             known = self.known.get(k)
             if id(known) not in sizes:
-                sizes[id(known)] = self._broadcast_size(known or {})
+                versions = known or {}
+                missing = frozenset(group for group, version in self.current.items() if versions.get(group) != version)
+                sizes[id(known)] = messages.announcement(missing).size
             down += sizes[id(known)]
         now = dict(self.current)
         self.known |= dict.fromkeys(members, now)
@@ -267,10 +232,3 @@ class TrafficCounter:
         up = len(members) * (messages.upload(t).size - ENGINE_UP)
         self.latest = t, {"up_parameters": up, "down_parameters": down}
         return self.latest[1]
-
-    def _broadcast_size(self, known: Mapping[str, int]) -> int:
-        """Return the entries of the broadcast to a client that has these versions."""
-        missing = frozenset(group for group, version in self.current.items() if known.get(group) != version)
-        news, form = self.messages.announcement(missing), self.messages.wire.down
-        outdated = any(known.get(group) != self.current[group] - 1 for group in missing)
-        return news.packing.size if form is not None and form.changes_only and outdated else news.size

@@ -26,10 +26,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
 from fedmpi.runtime import build_data, trust
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuild_model
+from fedmpi.runtime.finished.models import ClientPredictor, RunModel, client_model, rebuild_model
 from fedmpi.runtime.finished.predict import site_of, write_output
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
-from fedmpi.runtime.record.run_dir import BEST, MODEL, serialize_model
+from fedmpi.runtime.record.run_dir import serialize_model
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 
 FORMATS = ("safetensors", "onnx")
@@ -38,34 +38,24 @@ SAMPLES, FEW = 64, 3  # of the test set: together, and as another size of batch
 TOLERANCE = 1e-4  # of the largest output
 
 
-def export(
-    run: Path,
-    to: str,
-    say: Callable[[str], None],
-    *,
-    best: bool = False,
-    client: str | None = None,
-    out: Path | None = None,
-    trusted: bool = False,
-    overrides: Sequence[str] = (),
-) -> Path:
-    """Write the global model of a run directory, or that of a client, to a file; return the file.
+def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | None = None) -> Path:
+    """Write a model of a run directory to a file; return the file.
 
     Raises UserError: an unknown format, packages or data that are missing, a model that is no client's, or that cannot
     be exported, outputs that differ.
     """
-    name = BEST if best else MODEL
-    path = out or run / "export" / f"{Path(name).stem}{'' if client is None else f'-client-{client}'}.{to}"
+    run, client = which.run, None if which.client is None else str(which.client)
+    path = out or run / "export" / f"{Path(which.file).stem}{'' if client is None else f'-client-{client}'}.{to}"
     _check_format(to, path)
-    settings = trust.run_settings(run, trusted, [*overrides, "compute.compile=false", "compute.device=cpu"])
-    with trust.guard(trusted):
+    settings = which.settings("compute.compile=false", "compute.device=cpu")
+    with trust.guard(which.trusted):
         set_numerics(settings)
-        facts = facts_of(run / name)
+        facts = facts_of(run / which.file)
         if client is not None:
-            module = client_model(run, client, trusted, best, overrides)
+            module = client_model(which)
             facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
         else:
-            module = rebuild_model(run, settings, name)
+            module = rebuild_model(run, settings, which.file)
             if facts.get("kept"):
                 raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
             if notice := personal_notice(facts):

@@ -100,8 +100,8 @@ def read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
 
 def check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
     """Check that rows, settings, summary, models and checkpoints agree. reason: why the run ended; "": it has not."""
-    numbers, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
-    if numbers != list(range(first, first + len(rows))):
+    rounds, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
+    if rounds != list(range(first, first + len(rows))):
         findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
     elif reason == "finished" and len(rows) != max(settings.rounds, 1):
         findings.add_altered(f"metrics.jsonl: {count(len(rows), 'round')} of a finished run of {settings.rounds}")
@@ -116,14 +116,10 @@ def check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings
     for path in sorted([*run.glob("checkpoints/*.safetensors"), *run.glob("state/**/*.safetensors")]):
         try:
             tensors, facts = read_tensors(path)
+            if serialize_tensors(tensors, facts) != path.read_bytes():
+                raise CorruptFileError(f"{path}: its header is not as fedmpi writes it")
         except CorruptFileError as error:
             findings.add_altered(str(error))
-            continue
-        if serialize_tensors(tensors, facts) != path.read_bytes():
-            findings.add_altered(f"{path}: its header is not as fedmpi writes it")
-        numbers = [facts["round"]] if path.parent.name == "checkpoints" else [facts.get("client"), facts.get("round")]
-        if path.stem != ".".join(f"{n:06}" for n in numbers if isinstance(n, int)):
-            findings.add_altered(f"{path}: it is of {facts.get('client', 'the server')} after round {facts['round']}")
 
 
 def _check_config(run: Path, findings: Findings) -> None:
@@ -141,8 +137,9 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
     classes = str(facts_of(run / MODEL).get("classes", ""))
     task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
     lost = read_rows(run / "faults.jsonl", findings)
+    falling = tuple(getattr(task, "falling", ()))
     try:
-        made = summary(rows, metric_names(rows), "", lost, best_model(run), tuple(getattr(task, "falling", ())))
+        made = summary(rows, metric_names(rows), "", lost, best_model(run), falling)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
     written = json_of(run / "summary.json") or {}

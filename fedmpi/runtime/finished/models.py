@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
+from fedmpi.data.reading_options import ALL as READING
 from fedmpi.engine.evaluate import load_own_model
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
@@ -89,35 +91,52 @@ def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Mo
     return module.eval()
 
 
-def client_model(
-    run_dir: str | Path, client: int | str, trusted: bool = False, best: bool = False, overrides: Sequence[str] = ()
-) -> nn.Module:
-    """Return the model with which a client was evaluated after the last round, in evaluation mode.
+@dataclass(frozen=True)
+class RunModel:
+    """Which model of a run directory: the global one or a client's, the final one or the best (evaluate.best).
 
-    Args:
-        client: its number, or where clients are sites the name of its site.
+    Attributes:
         trusted: whether code of others that the config names may run.
-        best: the client's model after the round of the best model (evaluate.best), not after the last one.
         overrides: of the run's settings, such as `data.root=DIR`.
-
-    Raises:
-        UserError: there is no such client, its run has not ended, or the run directory does not have what it kept.
+        client: its number, or where clients are sites the name of its site; None: the global model.
     """
-    run_dir, name = Path(run_dir), BEST if best else MODEL
-    start = run_dir / initial.COPY
+
+    run: Path
+    trusted: bool = False
+    overrides: Sequence[str] = ()
+    best: bool = False
+    client: int | str | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of the file of the global model."""
+        return BEST if self.best else MODEL
+
+    def settings(self, *overrides: str) -> Settings:
+        return trust.run_settings(self.run, self.trusted, [*self.overrides, *overrides])
+
+
+def client_model(which: RunModel) -> nn.Module:
+    """Return the model with which a client was evaluated after the last round, or that of the best model.
+
+    Raises UserError: there is no such client, its run has not ended, or the run directory does not have what it kept.
+    """
+    run_dir, name, start = which.run, which.file, which.run / initial.COPY
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
-    settings = trust.run_settings(run_dir, trusted, [*overrides, *start_from, *RESTORED])
+    # The training's files are read as the run did: not as overrides say for a new file.
+    own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING]
+    settings = replace(which, overrides=own).settings(*start_from, *RESTORED)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
     settings = settings.model_copy(update={"evaluate": evaluate})
-    with trust.guard(trusted), warnings.catch_warnings():
+    with trust.guard(which.trusted), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run has shown them
         set_numerics(settings)
         module, facts = rebuild_model(run_dir, settings, name), facts_of(run_dir / name)
         sizes = _sizes(run_dir)
-        number = _number(client, _site_names(run_dir, settings), len(sizes))
+        number = _number(which.client, _site_names(run_dir, settings), len(sizes))
         experiment = _experiment(run_dir, settings, facts, number, sizes)
         fed = build.federation(experiment, Solo(torch.device("cpu")), lambda: False)
-        t = int(facts["round"]) if best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
+        t = int(facts["round"]) if which.best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
         _restore(fed, experiment, run_dir, t)
         return _own_model(fed, experiment, module, number, t)
 
@@ -129,14 +148,14 @@ def _site_names(run_dir: Path, settings: Settings) -> list[str]:
     return list(read_preprocessing(run_dir / PREPROCESSING).client_sites)
 
 
-def _number(client: int | str, sites: Sequence[str], clients: int) -> int:
+def _number(client: int | str | None, sites: Sequence[str], clients: int) -> int:
     """Return the client's number. Raises UserError if there is no such client."""
     if isinstance(client, str) and client in sites:
         return sites.index(client)
-    if isinstance(client, bool) or not str(client).isdecimal() or int(client) >= clients:
+    if isinstance(client, bool) or not str(client).isdecimal() or int(str(client)) >= clients:
         names = f", or by site: {nearest(str(client), sites)}" if sites else ""
         raise UserError(f"client: there is no client {client!r}; the run has clients 0 to {clients - 1}{names}")
-    return int(client)
+    return int(str(client))
 
 
 def _sizes(run_dir: Path) -> np.ndarray:
@@ -210,7 +229,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     if t < 0:  # a run of 0 rounds: all are as they began
-        fed.transport.broadcast(0.0, fed.server, 0)
+        fed.transport.broadcast(0.0, fed.server)
         return
     try:
         tensors, facts = read_tensors(path)
@@ -225,7 +244,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
     lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.restore(t, {**facts["memory"], "pace": None}, tensors)
-    fed.transport.broadcast(0.0, fed.server, t + 1)
+    fed.transport.broadcast(0.0, fed.server)
 
 
 def _own_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:

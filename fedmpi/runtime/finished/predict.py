@@ -31,14 +31,13 @@ from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
-from fedmpi.data.reading_options import ALL, with_options
+from fedmpi.data.reading_options import with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime import trust
 from fedmpi.runtime.device import pick_device, set_numerics
-from fedmpi.runtime.finished.models import client_model, rebuild_model
+from fedmpi.runtime.finished.models import RunModel, client_model, rebuild_model
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.data_files import PREPROCESSING, Preprocessing, find_own_preprocessing, read_preprocessing
-from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import facts_of, input_of, personal_notice
 from fedmpi.tasks import contract
 
@@ -46,38 +45,32 @@ FOLDER = "predictions"  # of a run directory
 
 
 def predict(
-    run: Path,
+    which: RunModel,
     file: Path,
     say: Callable[[str], None],
     *,
     out: Path | None = None,
-    best: bool = False,
-    client: str | None = None,
     site: str | None = None,
     ids: Sequence[str] = (),
-    trusted: bool = False,
-    overrides: Sequence[str] = (),
 ) -> Path:
-    """Write what the model of a run directory predicts of a file's rows; return the file.
+    """Write what a model of a run directory predicts of a file's rows; return the file.
 
     Raises UserError: a file that does not fit the rows of the training, a model that is not there, a place that cannot
     be written to.
     """
-    settings = trust.run_settings(run, trusted, [*overrides, "compute.compile=false"])
-    name = BEST if best else MODEL
-    with trust.guard(trusted):
+    settings = which.settings("compute.compile=false")
+    with trust.guard(which.trusted):
         set_numerics(settings)
-        if client is not None:
-            module = client_model(run, client, trusted, best, of_training(overrides))
+        if which.client is not None:
+            module = client_model(which)
         else:
-            module = rebuild_model(run, settings, name).to(pick_device(settings, detect({})))
-            if notice := personal_notice(facts_of(run / name)):
+            module = rebuild_model(which.run, settings, which.file).to(pick_device(settings, detect({})))
+            if notice := personal_notice(facts_of(which.run / which.file)):
                 warnings.warn(notice, stacklevel=2)
-        predict_rows = Predictor(module, run, settings, facts_of(run / name), client, overrides)
-        predictions = predict_rows(file, site=site, ids=ids)
+        predictions = Predictor(module, which, settings)(file, site=site, ids=ids)
     columns = {column: np.asarray(values) for column, values in predictions.items()}
     suffix = ".npz" if any(values.ndim > 1 for values in columns.values()) else ".csv"
-    path = out or run / FOLDER / f"{file.stem}{suffix}"
+    path = out or which.run / FOLDER / f"{file.stem}{suffix}"
     if path.suffix.lower() != suffix:
         raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
     write_output(path, _npz(columns) if suffix == ".npz" else _csv(columns), settings.output_mode == "private")
@@ -145,19 +138,21 @@ class Predictor:
     """
 
     module: nn.Module
-    run: Path
+    which: RunModel
     settings: Settings
-    facts: Mapping[str, Any]  # of the file of the global model
-    client: int | str | None = None  # whose model it is, if not the global one: its number, or its site's name
-    overrides: Sequence[str] = ()  # of the settings; those of data say how the rows are read
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The metadata of the file of the global model."""
+        return facts_of(self.which.run / self.which.file)
 
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
         preprocessing, site = self._preprocessing(site)
         preparation = preprocessing.preparation
-        given = command_line(self.overrides).data.get("data")
+        given = command_line(self.which.overrides).data.get("data")
         with ignoring(self.settings.task.options.get("ignore")):
             options = given if isinstance(given, dict) else {}
-            reader = with_options(preparation, options, others=self.client is not None)
+            reader = with_options(preparation, options, others=self.which.client is not None)
             new_rows = reader.read(Request(rows, site if preparation.site_names else None, tuple(ids)))
         others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
         if others:
@@ -174,14 +169,14 @@ class Predictor:
         """Return how rows are prepared, and the site whose own statistics they are prepared with, if any."""
         silos = self.settings.data.silos
         if silos is not None:
-            site = site if site is not None or self.client is None else site_of(silos, self.client)
-            return read_preprocessing(find_own_preprocessing(self.run, silos, site)), None
-        preprocessing = read_preprocessing(self.run / PREPROCESSING)
+            site = site if site is not None or self.which.client is None else site_of(silos, self.which.client)
+            return read_preprocessing(find_own_preprocessing(self.which.run, silos, site)), None
+        preprocessing = read_preprocessing(self.which.run / PREPROCESSING)
         if not (preprocessing.preparation.site_names or preprocessing.target_sites):
             if site is not None:
                 raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
-        elif site is None and self.client is not None and preprocessing.client_sites:
-            site = site_of(preprocessing.client_sites, self.client)
+        elif site is None and self.which.client is not None and preprocessing.client_sites:
+            site = site_of(preprocessing.client_sites, self.which.client)
         return preprocessing, site
 
     def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
@@ -192,7 +187,7 @@ class Predictor:
         contract.check_task(task)
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
         shard = Shard(rows.x, targets, torch.arange(len(targets)))
-        parts, kept = list[Mapping[str, Any]](), list[Tensor]()
+        parts, summaries = list[Mapping[str, Any]](), list[Tensor]()
         reason, start = rows.no_targets if rows.known is None else "", 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
@@ -203,14 +198,14 @@ class Predictor:
                 if not parts and rows.y is not None:
                     reason = reason or task.check(y, tuple(f.shape[1:]))
                 if rows.y is not None and not reason:
-                    kept.append(contract.hold(task, f, y))
+                    summaries.append(contract.hold(task, f, y))
                 parts.append(task.predictions(f, names))
             predictions = Predictions(
                 {**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}}
             )
-            if kept:
+            if summaries:
                 known = slice(None) if rows.known is None else rows.known
-                predictions.metrics = contract.figures(task, torch.cat(kept)[known], targets[known])
+                predictions.metrics = contract.figures(task, torch.cat(summaries)[known], targets[known])
         predictions.no_metrics = reason or rows.no_targets
         return predictions
 
@@ -246,11 +241,6 @@ def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
         return x
     look = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=operations)
     return Pictures(x.stored if isinstance(x, Pictures) else x, look)
-
-
-def of_training(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without those that say how a new file is read; the training's files are read as before."""
-    return [text for text in overrides if text.partition("=")[0].removeprefix("data.") not in ALL]
 
 
 def site_of(silos: Sequence[str], client: int | str) -> str:

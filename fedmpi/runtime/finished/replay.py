@@ -10,7 +10,6 @@ import json
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
@@ -59,23 +58,14 @@ def _hashes(run: Path) -> dict[int, str]:
 
 
 # ---- some rounds, in a temporary directory: from a checkpoint where one is before them, else the start ----
-@dataclass(frozen=True)
-class ReplayedRun:
-    """A replay: its run directory, and whether it was stopped before it had evaluated its last round."""
-
-    path: Path
-    stopped: bool
-
-
 def choose_rounds(
     rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
 ) -> list[int]:
     """Choose rounds to replay: so many at random (None: all), suspects, and the last one if a checkpoint is near."""
     if number is None or number >= len(rounds):
         return list(rounds)
-    chosen = {*SystemRandom().sample(list(rounds), number), *(t for t in suspects if t in rounds)}
-    is_near = any(0 < rounds[-1] - t <= NEAR for t in checkpoints)
-    return sorted(chosen | ({rounds[-1]} if is_near else set()))
+    last = [rounds[-1]] if any(0 < rounds[-1] - t <= NEAR for t in checkpoints) else []
+    return sorted({*SystemRandom().sample(list(rounds), number), *last, *suspects} & {*rounds})
 
 
 def checkpoints(run: Path) -> list[int]:
@@ -104,11 +94,11 @@ def segments(rounds: Sequence[int], checkpoints: Sequence[int]) -> list[tuple[in
 @contextmanager
 def replay_rounds(
     run: Path, trusted: bool, overrides: Sequence[str], start: int, last: int, total: int
-) -> Iterator[ReplayedRun]:
+) -> Iterator[tuple[Path, bool]]:
     """Replay the rounds after checkpoint `start` to round `last`, of `total` that the run has.
 
-    A round is evaluated while the next one is trained, so one more is trained where there is one. Raises
-    KeyboardInterrupt where a signal came.
+    Yields the run directory, and whether its last round was not evaluated: a round is evaluated while the next one is
+    trained, so one more is trained where there is one. Raises KeyboardInterrupt where a signal came.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
         own = [
@@ -128,7 +118,7 @@ def replay_rounds(
             result, _ = execute(settings, process)
         if process.stop.signal:
             raise KeyboardInterrupt
-        yield ReplayedRun(Path(result["directory"]), result["exit_reason"] == "stopped")
+        yield Path(result["directory"]), result["exit_reason"] == "stopped"
 
 
 def _link_checkpoint(run: Path, place: Path, start: int) -> None:

@@ -122,15 +122,15 @@ def _replay(
         begin = f"after checkpoint {start}" if start >= 0 else "from the start"
         findings.say(f"  replaying to round {last}, {begin}")
         which = (start, last, len(rounds))
-        with replay.replay_rounds(run, options.trusted, options.overrides, *which) as again:
-            replayed = RunRecord(again.path, strict=False)
-            made = made_with(record, replayed)
-            if other_data := [name for name in ("partition", "training data", "test data") if name in made["data"]]:
+        with replay.replay_rounds(run, options.trusted, options.overrides, *which) as (path, stopped):
+            replayed = RunRecord(path, strict=False)
+            changes = made_with(record, replayed)
+            if other_data := [name for name in ("partition", "training data", "test data") if name in changes["data"]]:
                 where = f"below {settings.data.root} are not those of the run; data.root=DIR says where they are"
                 findings.add_unsure(f"{' and '.join(other_data)} {where}")
                 return done
-            reasons |= dict.fromkeys(_reasons_for_other_bits(run, settings, made))
-            differences = _row_differences(record, replayed, (start, last), again.stopped, options.tolerance)
+            reasons |= dict.fromkeys(_reasons_for_other_bits(run, settings, changes))
+            differences = _row_differences(record, replayed, (start, last), stopped, options.tolerance)
             if last == rounds[-1] and reason and options.tolerance is None:
                 names = (MODEL, BEST, "partition.npz", PREPROCESSING)
                 pairs = ((name, record.digest(name), replayed.digest(name)) for name in names)
@@ -178,10 +178,10 @@ def _short(value: Any) -> str:
     return "missing" if value is MISSING else shorten(str(value), 24)
 
 
-def _reasons_for_other_bits(run: Path, settings: Settings, made: dict[str, Any]) -> list[str]:
+def _reasons_for_other_bits(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
     """Say what differs from where the run was made: code, versions, devices. Last bits may differ for these reasons."""
-    machine = {key: pair for key, pair in made["machine"].items() if key in ("devices", "cpu")}
-    code = {key: pair for key, pair in made["code"].items() if not key.startswith("plug-in ")}
+    machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
+    code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
     reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]
     ranks = len((json_of(run / "environment.json") or {}).get("ranks") or [1])
     if settings.compute.device != "cpu" and not (settings.compute.deterministic and ranks == 1):

@@ -22,8 +22,9 @@ MISSING = object()
 HASH, MODEL = "sha256", "model.safetensors"
 NAMES = ("name", "output_mode", "timeline", "report")  # settings that change nothing of a run
 DATA = ("partition", "training data", "test data", "layout", "initial weights")  # as digests are called
-GROUPS = ("settings", "data", "code", "versions", "machine")
-MOST, LONG = 20, 200  # differences of a group that are shown; letters of a value
+GROUPS = ("settings", "data", "code", "environment")
+NO_CAUSE = ("started", "command", "directory", "slurm_job_id", "ranks")  # of environment.json
+LONG = 200  # letters of a value that are shown
 Facts = dict[str, Any]
 RowKey = tuple[Any, ...]
 
@@ -59,7 +60,7 @@ def compare(a: Path, b: Path) -> Facts:
     """Compare two run directories. Raises UserError for what is no run or cannot be read.
 
     Returns:
-        settings, code, data, versions, machine   what differs, name -> [a, b]
+        settings, code, data, environment   what differs, name -> [a, b]
         rounds       [a, b]
         hash, figure, client   the first round in which the model's hash, a metric or a client's line differs, with what
             and [a, b]; None where none does
@@ -76,12 +77,9 @@ def compare(a: Path, b: Path) -> Facts:
     facts["rounds"] = [len(left.rounds), len(right.rounds)]
     facts["hash"] = next(hashes, None)
     facts["figure"] = _first_difference(pairs)
-    lines = [record.rows("clients.jsonl") for record in (left, right)]
-    keys = sorted(
-        (key for key in {**lines[0], **lines[1]} if key[0] in left.rounds.keys() & right.rounds.keys()), key=str
-    )
-    keys.sort(key=lambda key: key[0])
-    facts["client"] = _first_difference([(key, lines[0].get(key, {}), lines[1].get(key, {})) for key in keys])
+    rows = left.rows("clients.jsonl"), right.rows("clients.jsonl")
+    keys = sorted((key for key in {**rows[0], **rows[1]} if key[0] in shared), key=lambda key: (key[0], str(key[1:])))
+    facts["client"] = _first_difference((key, rows[0].get(key, {}), rows[1].get(key, {})) for key in keys)
     models = [record.digest(MODEL) for record in (left, right)]
     facts["model"] = models if None not in models and models[0] != models[1] else None
     parts = [facts[each] for each in ("hash", "figure", "client", "model")]
@@ -136,7 +134,7 @@ def _is_same(a: Any, b: Any, tolerance: float | None) -> bool:
 
 
 def made_with(a: RunRecord, b: RunRecord) -> Facts:
-    """Return what differs: settings, code and data by identity.json, versions and machine by environment.json."""
+    """Return what differs: settings, code and data by identity.json; versions and machine by environment.json."""
     changes = _changes(a.identity, b.identity)
     digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
     data = {key: pair for key, pair in digests.items() if key.endswith(DATA)}
@@ -144,23 +142,16 @@ def made_with(a: RunRecord, b: RunRecord) -> Facts:
         "settings": {key: pair for key, pair in changes.items() if not key.startswith("(") and key not in NAMES},
         "code": {key: pair for key, pair in digests.items() if key not in data},
         "data": data,
-        "versions": _changes(*(_versions(record.environment) for record in (a, b))),
-        "machine": _changes(*(_machine(record.environment) for record in (a, b))),
+        "environment": _changes(*(_environment(record.environment) for record in (a, b))),
     }
 
 
-def _versions(about: Mapping[str, Any]) -> Facts:
-    git = about.get("git") or {}
-    commit = f"{str(git.get('commit'))[:12]}{' with changes' if git.get('modified') else ''}" if git else None
-    named = {name: about.get(name) for name in ("python", "cuda", "mpi")}
-    return {**(about.get("packages") or {}), "commit": commit, **named}
-
-
-def _machine(about: Mapping[str, Any]) -> Facts:
-    ranks = about.get("ranks") or []
+def _environment(about: Mapping[str, Any]) -> Facts:
+    """Return versions and machine of environment.json, and of the ranks their number, devices and hosts."""
+    facts = {key: value for key, value in about.items() if key not in NO_CAUSE}
+    packages, ranks = facts.pop("packages", None) or {}, about.get("ranks") or []
     devices, hosts = (", ".join(sorted({str(each.get(what)) for each in ranks})) for what in ("device", "host"))
-    named = {name: about.get(name) for name in ("platform", "cpu", "launcher", "backend", "threads")}
-    return {**named, "ranks": len(ranks), "devices": devices, "hosts": hosts}
+    return {**facts, **packages, "number of ranks": len(ranks), "devices": devices, "hosts": hosts}
 
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -222,12 +213,9 @@ def _run_lines(facts: Facts) -> list[str]:
             shown += [f"  and there {shorten(', '.join(one['others']), LONG)}"] if one.get("others") else []
     shown += [_pair(MODEL, facts["model"])] if facts["model"] else []
     for group in GROUPS:
-        changes = list(facts[group].items())
-        shown += [f"{group}: {count(len(changes), 'difference')}"] if changes else []
-        shown += [_pair(name, values) for name, values in changes[:MOST]]
-        shown += [f"  and {len(changes) - MOST} more (--json shows all)"] if len(changes) > MOST else []
-    alike = [group for group in GROUPS if not facts[group]]
-    return [*shown, *([f"the same: {', '.join(alike)}"] if alike else [])]
+        shown += [f"{group}: {count(len(facts[group]), 'difference')}"] if facts[group] else []
+        shown += [_pair(name, values) for name, values in facts[group].items()]
+    return [*shown, f"the same: {', '.join(group for group in GROUPS if not facts[group]) or 'nothing else'}"]
 
 
 def _pair(name: str, values: list[Any]) -> str:

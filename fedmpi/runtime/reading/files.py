@@ -21,24 +21,18 @@ def is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in OF_A_RUN)
 
 
-def no_run(
-    place: Path,
-    lacks: str = "config.yaml",
-    remedy: str = "Copy them from there into this directory, beside what is in it, and give the command again.",
-) -> UserError:
-    """Return the error for a directory that is not a run's.
+def no_run(place: Path, lacks: str = "config.yaml") -> UserError:
+    """Return the error for a directory that is not a run's. lacks: the files of which it holds none.
 
-    Args:
-        place: the directory. On a host of its own a rank other than 0 leaves one that holds only a part of a run.
-        lacks: the files of which it holds none.
-        remedy: what to do where it is such a part.
+    On a host of its own a rank other than 0 leaves a directory that holds only a part of a run.
     """
     parts = [f"{name}/" for name in OF_EACH_RANK if (place / name).is_dir()]
     if is_run(place) or not parts:
         return UserError(f"{place} is no run directory: it holds no {lacks}")
     return UserError(
-        f"{place} holds only what the ranks of this host wrote ({', '.join(parts)}): config.yaml and all other files "
-        f"of the run are in its directory on the host of rank 0.\n{remedy}"
+        f"{place} holds only what the ranks of this host wrote ({', '.join(parts)}); all other files of the run are in "
+        "its directory on the host of rank 0. Copy them from there into this directory; or to go on with the run start "
+        "the ranks of this host as before, with checkpoint.resume=must"
     )
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from fedmpi import methods, models, tasks
 from fedmpi.common import options, registry
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import MARK, looks_secret
+from fedmpi.common.redaction import looks_secret
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
@@ -52,7 +52,7 @@ def describe_environment(
     mpi = sys.modules.get("mpi4py.MPI")  # only if it is in use: to import it would start MPI
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": redacted_command(sys.argv),
+        "command": shlex.join(map(shown, sys.argv)),  # without secrets
         "directory": os.getcwd(),
         "launcher": launcher,
         "backend": backend,
@@ -70,58 +70,39 @@ def describe_environment(
 
 
 def describe_gpu(device: torch.device) -> dict[str, Any]:
-    """Return what decides the numbers of a rank on a GPU, as far as it is known: UUID, versions, use of TF32."""
+    """Return what decides the numbers of a rank on a GPU, as far as it is known: its UUID and versions."""
     import torch
 
     try:  # of the driver in the kernel, also of a container's host
         driver = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text())
     except OSError:
         driver = None
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    if hasattr(cudnn, "conv"):  # there `allow_tf32` raises where the old and the new switches were mixed
-        kinds = {"matmul": matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}
-        tf32 = {name: kind.fp32_precision == "tf32" for name, kind in kinds.items()}
-    else:  # before PyTorch 2.9
-        tf32 = {"matmul": matmul.allow_tf32, "conv": cudnn.allow_tf32, "rnn": cudnn.allow_tf32}
+    cudnn, has_nccl = torch.backends.cudnn.version(), torch.distributed.is_nccl_available()
     facts = {
         "gpu": str(torch.cuda.get_device_properties(device).uuid),
         "driver": driver and driver[1],
-        "cudnn": None if cudnn.version() is None else str(cudnn.version()),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
-        "tf32": tf32,
+        "cudnn": None if cudnn is None else str(cudnn),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
     }
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def redacted_command(words: Sequence[str]) -> str:
-    """Return the command line without secrets, in any of its forms: `data.token=abc`, `--token=abc`, `--token abc`.
-
-    >>> redacted_command(["fedmpi", "run", "a b.yaml", "data.token=abc", "--token", "abc"])
-    "fedmpi run 'a b.yaml' 'data.token=<redacted>' --token '<redacted>'"
-    """
-    flags = ["", *words]
-    hidden = [flag.startswith("-") and "=" not in flag and looks_secret(flag) for flag in flags[:-1]]
-    return shlex.join(MARK if hide else shown(word) for word, hide in zip(words, hidden, strict=True))
-
-
 def git_commit(directory: Path) -> dict[str, Any] | None:
-    """The commit of the code in `directory`, and whether tracked files differ from it; None without git, outside of a
-    repository, or in one that does not know these files: a project's around its .venv."""
+    """Return the commit of the code in `directory`, and whether tracked files differ from it; None without git, or in a
+    repository that does not know these files: a project's around its .venv."""
     answers = []
     for arguments in ("rev-parse HEAD HEAD:./", "status --porcelain --untracked-files=no"):
         command = ["git", "-C", str(directory), *arguments.split()]
         try:
-            done = subprocess.run(command, capture_output=True, errors="replace", timeout=5)
-        except (OSError, subprocess.TimeoutExpired):
+            answer = subprocess.run(command, capture_output=True, errors="replace", timeout=5, check=True)
+        except (OSError, subprocess.SubprocessError):
             return None
-        if done.returncode:
-            return None
-        answers.append(done.stdout.split())
+        answers.append(answer.stdout.split())
     return {"commit": answers[0][0], "modified": bool(answers[1])}
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -194,32 +175,37 @@ def defaults(
     target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return option -> default for the options that are not given."""
-    declared: dict[str, Any] = {}
-    if dataclasses.is_dataclass(target):
-        for f in dataclasses.fields(target):
-            if f.init and f.default is not dataclasses.MISSING:
-                declared[f.name] = f.default
-            elif f.init and f.default_factory is not dataclasses.MISSING:
-                declared[f.name] = f.default_factory()
-    else:
-        parameters = inspect.signature(target).parameters.values()
-        declared = {each.name: each.default for each in parameters if each.default is not each.empty}
-    out: dict[str, Any] = {}
-    typed = options.declared_options(target, given, supplied)[0]
-    for name, default in declared.items():
+    typed, out = options.declared_options(target, given, supplied)[0], dict[str, Any]()
+    for name, default in _declared_defaults(target).items():
         if name in given or name in supplied or name in beside or looks_secret(name, default):
             continue
         try:
-            value = json.loads(json.dumps(default, default=_path_text))  # as YAML gives it back: tuples as lists
+            value = _through_json(default)  # as YAML gives it back: tuples as lists
             checked = options.check(target, {**given, name: value}, "", supplied)[name]
             # (3, 3) comes back as a list where no type says otherwise: a user's own code may mind.
-            if checked == default or (
-                typed.get(name, Any) is not Any and json.loads(json.dumps(checked, default=_path_text)) == value
-            ):
+            if checked == default or (typed.get(name, Any) is not Any and _through_json(checked) == value):
                 out[name] = value
         except (UserError, ValueError, TypeError):  # what no file can hold; None that stands for "not given"; arrays
             continue
     return out
+
+
+def _declared_defaults(target: Any) -> dict[str, Any]:
+    """Return the defaults of a dataclass's fields, or of a function's parameters."""
+    if not dataclasses.is_dataclass(target):
+        parameters = inspect.signature(target).parameters.values()
+        return {each.name: each.default for each in parameters if each.default is not each.empty}
+    declared: dict[str, Any] = {}
+    for f in dataclasses.fields(target):
+        if f.init and f.default is not dataclasses.MISSING:
+            declared[f.name] = f.default
+        elif f.init and f.default_factory is not dataclasses.MISSING:
+            declared[f.name] = f.default_factory()
+    return declared
+
+
+def _through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=_path_text))
 
 
 def _path_text(value: Any) -> str:

@@ -135,20 +135,6 @@ def moved_with(run_dir: Path, place: str) -> Iterator[Path]:
                 yield path
 
 
-def changed_files(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
-    """Return (file, its copy in the run directory) of each file whose content has changed since the run was made.
-
-    names: plug-ins, which may say that a file is at another place now.
-    """
-    copies = _copies(run_dir)
-    places = {row["copy"]: row["file"] for row in copies}
-    for place in (name.rpartition(":")[0] for name in names if is_file(name)):
-        if (row := _row(copies, place)) is not None:
-            places[row["copy"]] = place
-    pairs = [(Path(places[row["copy"]]), row) for row in copies]
-    return [(file, run_dir / row["copy"]) for file, row in pairs if file.is_file() and digest(file) != row["sha256"]]
-
-
 def _row(copies: list[dict[str, str]], place: str) -> dict[str, str] | None:
     """Return the entry of a file's copy: that of its path, else that of its name if only one copy has it."""
     exact = [row for row in copies if row["file"] == os.path.realpath(place)]

@@ -67,10 +67,7 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
     optimiser: list[str] = [] if train.optim == "sgd" else [train.optim]
     if "momentum" in OPTIONS[train.optim]:
         optimiser += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
-    optimiser += [f"dampening {train.dampening:g}"] if train.dampening else []
     optimiser += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
-    optimiser += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
-    optimiser += ["kept from round to round"] if train.keep_optim else []
     who = f"{members} of {count(clients, 'client')}{turn}"
     return f"{who}, {amount}in {batches}; lr {train.lr:g}, {train.schedule}{end}{warm_up}; {', '.join(optimiser)}"
 
@@ -98,8 +95,7 @@ def describe_wire(experiment: Experiment) -> list[str]:
         whole = f"; whole: {', '.join(uncoded)}" if uncoded else ""
         directions.append(f"up {wire.up} ({', '.join(coded) or 'nothing'}{whole})")
     if wire.down:
-        how = "of the difference to what was sent before" if wire.down.changes_only else "of the model"
-        directions.append(f"down {wire.down} {how}")
+        directions.append(f"down {wire.down} of the model")
     return [f"wire: {', '.join(directions)}"] if directions else []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +11,12 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import shorten
 from fedmpi.runtime import rank_agreement
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 
 MODEL, COPY = "model.safetensors", "initial.safetensors"  # in a run directory
-SHOWN = 6  # names in a line
+LETTERS = 200  # of names in a line
 
 
 @dataclass(frozen=True)
@@ -38,58 +38,39 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
         UserError: no such file, or none of safetensors; nothing matches; with `strict`, anything does not.
     """
     path = source / MODEL if source.is_dir() else source
-    content, tensors = _read(path, source)
+    try:
+        content = path.read_bytes()
+        tensors = load(content)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(
+            f"init.from: {path} cannot be read ({error}); a run directory that has a {MODEL}, or a .safetensors file "
+            "is needed: safetensors.torch.save_file(model.state_dict(), PATH)"
+        ) from error
     own = module.state_dict()
     fitting = [name for name in own if name in tensors and _fits(own[name], tensors[name])]
-    shapes = [
-        f"{name} {tuple(own[name].shape)}, in the file {tensors[name].dtype} {tuple(tensors[name].shape)}"
-        for name in own
-        if name in tensors and name not in fitting
-    ]
-    parts = [
-        ("of another shape or type", shapes),
-        ("only in the file", [name for name in tensors if name not in own]),
-        ("as the seed made them", [name for name in own if name not in fitting]),
-    ]
-    differences = [f"{what}: {_some(names)}" for what, names in parts if names]
-    if not fitting:
-        raise UserError(
-            f"init.from: nothing in {path} has name and shape of a tensor of the model; {'; '.join(differences)}"
-        )
-    if strict and differences:
-        raise UserError(f"init.strict: {path} and the model differ; {'; '.join(differences)}")
+    parts = {
+        "of another shape or type": [
+            f"{name} {tuple(own[name].shape)}, in the file {tensors[name].dtype} {tuple(tensors[name].shape)}"
+            for name in own
+            if name in tensors and name not in fitting
+        ],
+        "only in the file": [name for name in tensors if name not in own],
+        "as the seed made them": [name for name in own if name not in fitting],
+    }
+    differences = [f"{what}: {shorten(', '.join(names), LETTERS)}" for what, names in parts.items() if names]
+    if not fitting or (strict and differences):
+        problem = f"init.strict: {path} and the model differ" if fitting else f"init.from: nothing in {path} fits"
+        raise UserError(f"{problem}; {'; '.join(differences)}")
     with torch.no_grad():
         for name in fitting:
             if not bool(tensors[name].isfinite().all()):
                 raise UserError(f"init.from: {name} in {path} holds values that are not finite")
             own[name].copy_(tensors[name])
-    notices = [f"{path}: {notice}" for notice in [personal_notice(facts_of(path))] if notice]
-    return Initial(
-        content, [f"{len(fitting)} of {len(own)} tensors of the model start from {path}", *differences, *notices]
-    )
-
-
-def _read(path: Path, source: Path) -> tuple[bytes, dict[str, Tensor]]:
-    if source.is_dir() and not path.is_file():
-        raise UserError(f"init.from: {source} holds no {MODEL}: no run, or one that has not ended (well)")
-    try:
-        content = path.read_bytes()
-        return content, load(content)
-    except OSError as error:
-        raise UserError(
-            f"init.from: {path}: {error.strerror}; a run directory or a .safetensors file is needed"
-        ) from error
-    except (SafetensorError, ValueError) as error:
-        raise UserError(
-            f"init.from: {path} is no whole file of safetensors ({error}). Save a state_dict with "
-            "safetensors.torch.save_file(model.state_dict(), PATH)"
-        ) from error
+    notice = personal_notice(facts_of(path))
+    notices = [f"{path}: {notice}"] if notice else []
+    start = f"{len(fitting)} of {len(own)} tensors of the model start from {path}"
+    return Initial(content, [start, *differences, *notices])
 
 
 def _fits(own: Tensor, given: Tensor) -> bool:
     return own.shape == given.shape and own.is_floating_point() == given.is_floating_point()
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -6,7 +6,6 @@ answers for; the first checkpoint that all find whole is taken, and every refuse
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -24,13 +23,13 @@ from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.scheduler import Row, pace_of
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 IDENTITY = "identity.json"
-LOST = -2  # no checkpoint is whole, of a run that has come to its end
 
 
 def open_directory(
@@ -46,15 +45,15 @@ def open_directory(
     private, place = settings.output_mode == "private", settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
         until_end.enter_context(lock.hold(place, private))
-        if (place / IDENTITY).is_file():
-            if settings.checkpoint.every == 0:
-                raise UserError(
-                    f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; "
-                    "allowed there: 1 or more"
-                )
-            return RunDirectory(path, private, settings.working_dir), True, _accepted(path, identity, settings)
-        if how == "auto":  # a job ended before it had said what it is
-            return RunDirectory(path, private, settings.working_dir), False, []
+        is_run = (place / IDENTITY).is_file()
+        if is_run and settings.checkpoint.every == 0:
+            raise UserError(
+                f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; "
+                "allowed there: 1 or more"
+            )
+        if is_run or how == "auto":  # else a job ended before it had said what it is
+            changes = _accepted(path, identity, settings) if is_run else []
+            return RunDirectory(path, private, settings.working_dir), is_run, changes
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
     directory = RunDirectory.create(settings.output, settings.name, private, settings.working_dir)
@@ -62,50 +61,25 @@ def open_directory(
     return directory, False, []
 
 
-def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[str]:
+def _accepted(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
     """Say what differs from the start of the run. Raises UserError for changes that are not accepted."""
-    try:
-        before = json.loads((settings.working_dir / path / IDENTITY).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
-    if not isinstance(before, dict):
-        raise UserError(f"{path / IDENTITY} holds no settings; start a new run under another name")
-    now = comparable(now)
-    before = _with_new_names(comparable(before), now)
+    recorded = json_of(settings.working_dir / path / IDENTITY)
+    if recorded is None:
+        raise UserError(f"{path / IDENTITY} cannot be read; start a new run under another name")
+    now, before = comparable(identity), comparable(recorded)
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key, settings)]
     if "data.silos" in changed:
         _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
-    wire_changes = [key for key in changed if key.startswith("comm.wire.") and key in before]
-    if wire_changes:
-        changes = "; ".join(_difference(key, before, now, settings) for key in wire_changes)
-        raise UserError(
-            f"{path} cannot go on with another comm.wire: {changes}. What clients and server have kept belongs to it; "
-            "undo the change, or start a new run (another name)"
-        )
     differences = [_difference(key, before, now, settings) for key in changed]
-    if differences and settings.checkpoint.changes != "accept":
+    # What clients and server have kept belongs to comm.wire.
+    is_fixed = any(key.startswith("comm.wire.") and key in before for key in changed)
+    if differences and (is_fixed or settings.checkpoint.changes != "accept"):
+        accept = "" if is_fixed else ", or go on all the same with checkpoint.changes=accept"
         raise UserError(
-            f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, start a new run "
-            "(another name), or go on all the same with checkpoint.changes=accept"
+            f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, or start a new run "
+            f"(another name){accept}"
         )
     return differences
-
-
-def _with_new_names(before: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, Any]:
-    """Return the identity of the start with today's names of plug-ins that were only renamed since."""
-    new = {digest: key for key, digest in now.items() if key.startswith("(plug-in ") and key not in before}
-    names = {
-        key[9:-1]: new[digest][9:-1]
-        for key, digest in before.items()
-        if key.startswith("(plug-in ") and key not in now and digest in new
-    }
-    renamed = dict(before)
-    for old, name in names.items():
-        renamed = {
-            key.replace(f"plug-in {old})", f"plug-in {name})"): str(text).replace(f"{old}:", f"{name}:")
-            for key, text in renamed.items()
-        }
-    return renamed
 
 
 def _only_joined(path: Path, before: str, now: str) -> None:
@@ -121,37 +95,30 @@ def _only_joined(path: Path, before: str, now: str) -> None:
         )
 
 
-WHICH = ("path", "set", "split", "variant")  # options that tell which data of a source are meant
-
-
 def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
     if key.startswith("("):  # a digest says nothing to anybody
         how = "changed" if key in before and key in now else "is new" if key in now else "is no longer used"
-        of, data = "", settings.data
-        if key.startswith("(plug-in "):
-            of = f" (as it was: plugins/{key[9:-1]} there)"
-        elif key.endswith(" data)"):
-            options = [data.options[key] for key in WHICH if isinstance(data.options.get(key), str)]
-            of = f" ({' '.join((data.source, *options))}, below {data.root})"
-        return f"{key[1:-1]} {how}{of}"
-    if key == "rounds":
-        why = f"{depends_on_rounds(settings)}, and those that are done would have been others"
-        return f"rounds is {now.get(key)}, was {before.get(key)} ({why})"
-    return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
+        copy = f" (as it was: plugins/{key[9:-1]} there)" if key.startswith("(plug-in ") else ""
+        of_data = f" ({settings.data.source}, below {settings.data.root})" if key.endswith(" data)") else ""
+        return f"{key[1:-1]} {how}{copy}{of_data}"
+    why = f" ({depends_on_rounds(settings)}, and those that are done would have been others)" * (key == "rounds")
+    return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}{why}"
 
 
 def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
     """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none.
 
     Of the losses that the run knows those of later rounds than the next are forgotten. Raises UserError where more
-    rounds are done than are asked for.
+    rounds are done than are asked for, and where no checkpoint is whole of a run that has finished.
     """
     comm, proposals = fed.comm, _proposals(checkpoints, say) if fed.comm.rank == 0 else iter(())
-    losses = fed.scheduler.lost_ranks
-    while True:
-        t, server, memory = next(proposals, (LOST if _ended(checkpoints.folder.parent) else -1, {}, {}))
-        t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
-        if t == LOST:
+    losses, t, harm = fed.scheduler.lost_ranks, 0, "not looked at"
+    while harm:
+        t, server, memory = next(proposals, (-1, {}, {}))
+        none_left = t < 0 and _has_finished(checkpoints.folder.parent)
+        answers = comm.allgather_bytes(f"{t} {int(none_left)}".encode(), timeout_s)
+        t, would_lose_results = map(int, answers[0].split())
+        if would_lose_results:
             run_dir = checkpoints.folder.parent
             raise UserError(
                 f"{run_dir} is a run that has come to its end, and no checkpoint of it is whole: going on would begin "
@@ -159,33 +126,25 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
                 f"init.from={run_dir}, or from the start"
             )
         fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.until(t + 1)).known(t + 1)
-        if t < 0:
-            rejoin_sites(0, fed.control)
-            checkpoints.begin_after(t, fed)
-            return t
-        answers = [
-            answer.decode() for answer in comm.allgather_bytes(_harm(fed, checkpoints, t).encode()[:4000], timeout_s)
-        ]
-        harm = next(filter(None, answers), None)
-        if harm is None:
-            if t >= fed.config.rounds:
-                raise UserError(
-                    f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after "
-                    f"those; ask for {t + 1} or more, or start a new run (another name)"
-                )
-            fed.restore(t, memory, server)
-            rejoin_sites(t + 1, fed.control)
-            checkpoints.begin_after(t, fed)
-            return t
-        say(f"checkpoint of round {t}: {harm}; trying the one before")
+        answers = comm.allgather_bytes(_harm(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
+        harm = next((answer.decode() for answer in answers if answer), "")
+        if harm:
+            say(f"checkpoint of round {t}: {harm}; trying the one before")
+    if t >= fed.config.rounds:
+        raise UserError(
+            f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after those; ask "
+            f"for {t + 1} or more, or start a new run (another name)"
+        )
+    if t >= 0:
+        fed.restore(t, memory, server)
+    rejoin_sites(t + 1, fed.control)
+    checkpoints.begin_after(t, fed)
+    return t
 
 
-def _ended(run_dir: Path) -> bool:
-    """Whether the run has finished, so that its results could be lost."""
-    try:
-        reason = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["exit_reason"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _has_finished(run_dir: Path) -> bool:
+    """Return whether the run has finished, so that its results could be lost."""
+    reason = (json_of(run_dir / "summary.json") or {}).get("exit_reason")
     return str(reason).startswith(("finished", "enough"))
 
 
@@ -222,15 +181,14 @@ def earlier_records(settings: Settings, directory: RunDirectory) -> dict[str, li
     They are those of the run that is replayed, as far as the config names files of one; else the failures in the run
     directory.
     """
-    records, faults, placement = dict[str, list[Row]](), settings.faults.replay, settings.cohort.replay
-    if faults is None:
-        records["losses"] = directory.rows("faults.jsonl")
-    else:
-        records["losses"] = _rows(settings, faults, "faults.replay", "faults.jsonl", check)
-    records["placement"] = []
-    if placement is not None:
-        records["placement"] = _rows(settings, placement, "cohort.replay", "placement.jsonl", _check_placement)
-    return records
+    faults, placement = settings.faults.replay, settings.cohort.replay
+    own = directory.rows("faults.jsonl") if faults is None else []
+    return {
+        "losses": own if faults is None else _rows(settings, faults, "faults.replay", "faults.jsonl", check),
+        "placement": []
+        if placement is None
+        else _rows(settings, placement, "cohort.replay", "placement.jsonl", _check_placement),
+    }
 
 
 def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[Row], object]) -> list[Row]:
@@ -240,16 +198,11 @@ def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[
         if not (settings.working_dir / path).exists():
             raise UserError(f"{path} does not exist")
         rows = read_jsonl(settings.working_dir / path, strict=True).rows
-    except UserError as error:
-        raise UserError(f"{key}: {error}; the {kind} of a run is needed, or null") from error
-    for number, row in enumerate(rows, 1):
-        try:
+        for row in rows:
             check(row)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise UserError(
-                f"{key}: {path}:{number} is no row of the {kind} of a run ({why}), which is needed, or null"
-            ) from error
+    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"a row of {path} has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{key}: {why}; the {kind} of a run is needed, or null") from error
     return rows
 
 

@@ -10,7 +10,6 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests" / "jobs" / "comm"), str(ROOT / "tests")]
 
 import battery  # noqa: E402
+from simulated_cuda import PolledWork  # noqa: E402
 
 from fedmpi.comm import Lost, Timeouts, detect, network  # noqa: E402
 from fedmpi.comm.backends import torch_dist  # noqa: E402
@@ -26,28 +26,6 @@ from fedmpi.comm.failures import timeout_tracing  # noqa: E402
 from fedmpi.comm.failures.error_reporter import ErrorReporter  # noqa: E402
 from fedmpi.comm.rendezvous import lookup  # noqa: E402
 from fedmpi.comm.rendezvous.store import StoreAllgather  # noqa: E402
-
-
-class Polled:
-    """A message of gloo, which is complete only once it has been waited for, as one that can be polled, as NCCL's."""
-
-    def __init__(self, work):
-        self.error, self.thread = None, Thread(target=self.wait_for, args=(work,), daemon=True)
-        self.thread.start()
-
-    def wait_for(self, work):
-        try:
-            work.wait()
-        except RuntimeError as error:
-            self.error = error
-
-    def is_completed(self):
-        return not self.thread.is_alive()
-
-    def wait(self):
-        self.thread.join()
-        if self.error:
-            raise self.error
 
 
 def connect(kind):
@@ -63,7 +41,7 @@ def connect(kind):
         group = dist.PrefixStore("group", store)
         dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
         post = dist.batch_isend_irecv
-        dist.batch_isend_irecv = lambda operations: [Polled(work) for work in post(operations)]
+        dist.batch_isend_irecv = lambda operations: [PolledWork(work) for work in post(operations)]
     allgather = StoreAllgather(store, job.rank, range(job.size))
     comm, error_reporter = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:

@@ -8,8 +8,6 @@ import pytest
 from helpers import ROOT, clean_env, launcher
 from simulated_cuda import unsupported_reason
 
-from fedmpi.engine.transport.gather import pinned
-
 pytestmark = [
     pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason())),
     pytest.mark.xdist_group("simulated cuda"),  # tests read one run of each set-up
@@ -78,17 +76,11 @@ def are_close(x, y):
 
 
 def assert_bits_of_the_cpu(found, on_cpu):
-    """Norms of updates, which are recorded, are summed in float64 on a GPU, and in float32 on a CPU. Of models as large
-    as real ones the server adds up other chunks on a GPU: their losses are close."""
+    """Norms of updates, which are recorded, are summed in float64 on a GPU, and in float32 on a CPU."""
     parts = ("w", "b", "server", "kept", "lines")
     assert found.keys() == on_cpu.keys()
-    large = [case for case in found if any(net in case for net in ("alexnet", "vgg", "resnet"))]
-    exact = [case for case in found if case not in large]
-    assert not [(case, part) for case in exact for part in parts if found[case][part] != on_cpu[case][part]]
-    assert not [case for case in exact if not are_close(found[case]["rows"], on_cpu[case]["rows"])]
-    for case in large:
-        losses = ([row.get("train_loss", 0) for row in rows[case]["rows"]] for rows in (found, on_cpu))
-        assert next(losses) == pytest.approx(next(losses), rel=1e-3), case
+    assert not [(case, part) for case in found for part in parts if found[case][part] != on_cpu[case][part]]
+    assert not [case for case in found if not are_close(found[case]["rows"], on_cpu[case]["rows"])]
 
 
 @pytest.mark.smoke
@@ -197,6 +189,6 @@ def test_samples_reach_the_gpu_without_a_wait(checks):
 @pytest.mark.smoke
 def test_rows_that_a_gpu_is_copied_to_are_pinned(checks):
     (needed, taken, *are_pinned), (_, on_gpu, *not_there) = checks["pinned_memory"]
-    assert taken == pinned(needed) > needed == on_gpu
+    assert taken == needed == on_gpu
     assert are_pinned == [True, True]
     assert not_there == [False, False]

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, clean_env, fedmpi
+from helpers import ROOT, fedmpi
 
 from fedmpi import cli
 from fedmpi.cli import shared
@@ -135,29 +134,3 @@ def test_a_users_mistake_is_one_line_and_code_2(monkeypatch, capsys, place, argu
     assert err.startswith(f"fedmpi: error: {text.format(place=place)}")
     assert err.count("\n") == 1
     assert out == ""
-
-
-def test_one_process_only(monkeypatch, capsys):
-    for name, value in {"RANK": 0, "SIZE": 3, "LOCAL_RANK": 0, "LOCAL_SIZE": 3}.items():
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
-
-    def leave(code):  # os._exit would end the tests too
-        raise SystemExit(code)
-
-    monkeypatch.setattr(os, "_exit", leave)
-    assert main(monkeypatch, "analyse", "communication", "runs") == 2
-    expected = "fedmpi: error: analyse works in one process, and the launcher (mpi) started 3; leave it out\n"
-    assert capsys.readouterr().err == expected
-
-
-def test_help(monkeypatch, capsys):
-    assert main(monkeypatch, "analyse") == 0
-    out = capsys.readouterr().out
-    assert [word for word in ("variance", "virtual", "communication", "curvature") if word not in out] == []
-
-
-def test_a_reader_that_goes_away_loses_no_file(place):
-    line = f"{sys.executable} -m fedmpi analyse communication {place}/atoms --to {place}/unread | true"
-    done = subprocess.run(["bash", "-c", line], env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    assert (place / "unread" / "communication.png").exists()

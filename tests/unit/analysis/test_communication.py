@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedmpi.analysis import figures
+from fedmpi.analysis import report
 from fedmpi.analysis.communication import curve, table
 from fedmpi.common.errors import UserError
 
@@ -43,11 +43,6 @@ def test_ratios_are_of_averages_per_round_to_the_first_run(run):
     ]
 
 
-def test_nothing_sent_has_no_ratio(run):
-    local = curve(run("local", [(0, 0, 1.0), (0, 0, 2.0)]), "accuracy")
-    assert table([local], "accuracy")[2].split()[5:8] == ["-", "-", "-"]
-
-
 @pytest.mark.parametrize(
     ("rows", "metric", "text"),
     [
@@ -78,19 +73,6 @@ def test_a_directory_that_is_none_and_a_file_that_is_not_whole(run, tmp_path):
         curve(place, "accuracy")
 
 
-def test_a_run_from_before_parameters_were_counted(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "accuracy": 1.0}\n{"round": 1, "accuracy": 2.0}\n')
-    with pytest.raises(UserError, match="counts no parameters"):
-        curve(tmp_path, "accuracy")
-
-
-def curves(*runs):
-    points = [{"round": t, "up": 10**6 * (t + 1), "down": 10**5, "value": 50.0 + t} for t in range(3)]
-    return [{"run": run, "points": points} for run in runs]
-
-
-def test_runs_are_told_apart_by_more_than_colour():
-    (axes,) = figures.communication(curves(*"abcdefgh"), "loss").axes
-    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.get_lines()]
-    assert len(set(looks)) == 8
-    assert len({look[1:] for look in looks}) == 8
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    path = report.write(tmp_path / "a.json", {"ratio": float("nan"), "rounds": 2})
+    assert json.loads(path.read_text()) == {"ratio": None, "rounds": 2}

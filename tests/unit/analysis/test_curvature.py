@@ -5,7 +5,7 @@ import torch
 from helpers import CPU, federated, settings
 from torch.nn import functional as F
 
-from fedmpi.analysis import curvature, figures
+from fedmpi.analysis import charts, curvature
 from fedmpi.runtime import build
 
 
@@ -68,5 +68,5 @@ def test_fewer_samples_are_the_same_ones_every_time(made):
 def test_the_picture(made, tmp_path):
     facts = curvature.measure(made, curvature.CurvatureOptions(50, top=1, grid=3))
     assert len(facts["eigenvalues"]) == 1
-    path = figures.save(figures.landscape(facts["axis"], facts["loss"]), tmp_path / "a.png")
+    path = charts.write(curvature.landscape(facts), tmp_path / "a.png", "loss")
     assert path.stat().st_size > 1000

@@ -58,21 +58,6 @@ def test_the_product_is_the_double_sum_and_its_distance_is_that_of_the_pairs():
     torch.testing.assert_close(product_mean(p, alpha, D), kernel_mean(p, alpha, D) - pairs)
 
 
-@pytest.mark.parametrize("same", ["alpha", "atoms"])
-def test_the_averages_agree_where_all_clients_share_one_factor(same):
-    p, alpha, D = random_clients()
-    alpha, D = (alpha[:1].expand_as(alpha), D) if same == "alpha" else (alpha, D[:1].expand_as(D))
-    torch.testing.assert_close(product_mean(p, alpha, D), kernel_mean(p, alpha, D))
-
-
-def test_client_variance_is_the_naive_sum():
-    p, alpha, D = random_clients()
-    W = [one @ atoms for one, atoms in zip(alpha, D, strict=True)]
-    mean = sum(share * one for share, one in zip(p, W, strict=True))
-    naive = sum(share * (one - mean).square().sum() for share, one in zip(p, W, strict=True))
-    assert client_variance(p, alpha, D) == pytest.approx(naive.item(), rel=1e-12)
-
-
 def test_replicate_variance_is_the_unbiased_one():
     W = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert replicate_variance(W) == pytest.approx(W.var(0, unbiased=True).sum().item(), rel=1e-12)
@@ -153,23 +138,6 @@ def test_replicates_are_rounds_with_another_seed():
     assert row["product_mean"] == pytest.approx(replicate_variance(torch.stack(W)), rel=1e-4)  # the server adds in fp32
 
 
-def test_one_client_a_round_makes_both_averages_its_own_kernels():
-    config = settings("fedatom", "norm", rounds=1, options={"atoms": 3}, cohort={"fraction": 0.01})
-    (row,) = measure_variance(built(config), 3)["rounds"]
-    assert row["kernel_mean"] == pytest.approx(row["product_mean"], rel=1e-9)
-    assert row["clients"] == pytest.approx(0, abs=1e-20)
-
-
-def test_every_second_round():
-    config = settings("fedatom", "norm", rounds=4, options={"atoms": 3}, evaluate={"every": 2})
-    assert [row["round"] for row in measure_variance(built(config), 2)["rounds"]] == [0, 2]
-
-
-def test_no_round_is_a_mistake():
-    with pytest.raises(UserError, match="rounds: 0 leaves no round to measure"):
-        measure_variance(built(settings("fedatom", "norm", rounds=0)), 2)
-
-
 @pytest.fixture
 def made():
     torch.set_num_threads(1)
@@ -186,11 +154,6 @@ def found(made):
     assert torch.equal(fed.server.b, before[1])
     assert not fed.states.rows
     return models
-
-
-def test_weights_are_the_cohorts(made, found):
-    n = torch.tensor([float(made.data.train_sizes[k]) for k in (1, 2, 4)], dtype=torch.float64)
-    torch.testing.assert_close(found.p, n / n.sum())
 
 
 def test_a_product_takes_coefficients_here_atoms_there_and_the_rest_from_the_aggregate(made, found):

@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedmpi.analysis import flops
 from fedmpi.analysis.local_models import local_models
 from fedmpi.comm.base import Solo
-from fedmpi.common.errors import UserError
 from fedmpi.runtime import build
 
 D, H, C = 64, 16, 4  # the test's perceptron
@@ -45,17 +44,6 @@ def test_a_round_as_torch_counts_it(net, method, data):
     with FlopCounterMode(display=False) as counter:
         local_models(fed, trainer, [client], 0)
     assert found["round"] * int(data.train_sizes[client]) == pytest.approx(counter.get_total_flops(), rel=1e-12)
-
-
-def test_batches_of_any_size_cost_the_same_a_sample(data):
-    few, many = (measured("fedavg", data, train={"batch_size": size})[0] for size in (7, 10))
-    assert few["step"] == many["step"]
-    assert few["steps"] > many["steps"]
-
-
-def test_one_step_tells_too_little(data):
-    with pytest.raises(UserError, match=r"makes 1 step\(s\) .* set train.epochs"):
-        measured("fedsol", data, train={"batch_size": "full"})
 
 
 def test_no_secret_is_written_down(tmp_path):

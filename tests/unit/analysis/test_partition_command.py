@@ -1,14 +1,11 @@
 """`fedmpi partition`: what it prints, a file that gives the same division again, a picture, mistakes in one line."""
 
-import csv
-
 import numpy as np
 import pytest
 import torch
 from helpers import ROOT, fedmpi
 
-from fedmpi.analysis import figures
-from fedmpi.analysis.partition import distances, histograms, pairs
+from fedmpi.analysis.partition import distances, histograms
 from fedmpi.common.inputs import Inputs
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -20,8 +17,6 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 def test_distances_by_hand():
     counts = np.array([[6, 0, 0], [0, 3, 3]])  # of all samples 1/2, 1/4, 1/4 are of each class
     assert distances(counts).tolist() == [0.5, 0.5]
-    assert pairs(counts).tolist() == [1.0]
-    assert pairs(np.array([[2, 2], [1, 3], [4, 0]])).tolist() == [0.25, 0.5, 0.75]
 
 
 def test_symbols_have_no_mean():
@@ -30,7 +25,6 @@ def test_symbols_have_no_mean():
         data = split(Dataset(x, y, x, y, 2), "iid", 4, 0)
         edges, counts = histograms(data)
         assert (len(edges), counts.shape) == (0, (4, 0))
-        assert len(figures.partition(data.label_counts, data.train_sizes, edges, counts).axes) == 2
 
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
@@ -41,12 +35,9 @@ def test_what_is_written_is_the_same_division(tmp_path, ending):
     said = first.stdout.splitlines()
     assert said[0].startswith("4 clients, 1,1")  # a fifth of 1,438 samples is held out
     assert len([line for line in said if line and line[0] in "0123"]) == 4  # a line a client in the map
-    numbers = tmp_path / "parts-features.csv"
-    assert said[-3:] == [f"written: {path}", f"written: {picture}", f"written: {numbers}"]
-    assert "<svg" in picture.read_text()
-    assert sum(int(row["samples"]) for row in csv.DictReader(numbers.open())) == int(
-        said[0].split()[2].replace(",", "")
-    )
+    features = tmp_path / "parts-features.svg"
+    assert said[-3:] == [f"written: {each}" for each in (path, picture, features)]
+    assert all("<svg" in each.read_text() for each in (picture, features))
     whole = fedmpi("partition", QUICKSTART)
     again = fedmpi("partition", QUICKSTART, f"data.partition={{scheme: file, path: {path}}}")
     assert again.stdout == whole.stdout
@@ -59,8 +50,8 @@ def test_a_file_holds_no_noise(tmp_path):
     assert "a.csv: who holds what, without the noise" in done.stdout
 
 
-def test_many_clients_are_written_and_not_drawn(tmp_path):
-    """Each form of --write gives all clients their rows again; a picture would have a row for each."""
+def test_many_clients_are_written_and_some_drawn(tmp_path):
+    """Each form of --write gives all clients their rows again."""
     config = [QUICKSTART, f"data.source={__file__}:rows", "data.partition={scheme: iid, clients: 6000}"]
     for ending in ("csv", "json"):
         path = tmp_path / f"parts.{ending}"
@@ -68,10 +59,8 @@ def test_many_clients_are_written_and_not_drawn(tmp_path):
         assert done.returncode == 0, done.stderr
         given = file(np.zeros(12_000), None, np.random.default_rng(), path=path)
         assert np.array_equal(given.order, split(rows(None), "iid", 6_000, 0).parts.order)
-    refused = fedmpi("partition", *config, "--draw", tmp_path / "parts.svg")
-    assert refused.returncode == 2
-    assert "--draw: a picture has a row for each client, and those of 6,000 are too many" in refused.stderr
-    assert not (tmp_path / "parts.svg").exists()
+    drawn = fedmpi("partition", *config, "--draw", tmp_path / "parts.svg")
+    assert drawn.returncode == 0, drawn.stderr
 
 
 def rows(root) -> Dataset:

@@ -209,10 +209,9 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
     cards(monkeypatch, (7, 0), (7, 0))
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     two = Job("mpi", 0, 2, 0, 2, "here")
-    found = wants("compute.precision=bf16", job=two, monkeypatch=monkeypatch)
+    found = wants(job=two, monkeypatch=monkeypatch)
     assert found["device"].text == "cuda:1, Card"
     assert found["back end"].text == "nccl"
-    assert found["precision"].mark == WARN
     assert wants("comm.backend=nccl", job=FOUR, monkeypatch=monkeypatch)["back end"].mark == FAIL  # four on two
 
 
@@ -227,7 +226,7 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
         ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
         ("method.name=fedprxo", "memory", "did you mean 'fedprox'?"),
         ("comm.backend=nccl", "back end", "computes without a GPU"),
-        ("comm.interface=ib*", "interface", "has no such network interface with an IPv4 address. It has lo"),
+        ("comm.interface=ib*", "back end", "has no such network interface with an IPv4 address. It has lo"),
         ("sede=1", "config", "did you mean 'seed'?"),
     ],
 )

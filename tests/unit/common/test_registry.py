@@ -47,8 +47,6 @@ def test_missing_file_directory_module_attribute(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import math\nfrom os import getcwd\n_hidden = 1\ndef cube(x): ...\nclass Quad: ...\n")
     assert f"there is no such file: {tmp_path}/none.py" in message(f"{tmp_path}/none.py:f")
-    (tmp_path / "dir.py").mkdir()
-    assert "is a directory" in message(f"{tmp_path}/dir.py:f")
     assert message(f"{file}:cub").endswith("has no 'cub'; did you mean 'cube'? it defines: Quad, cube")
     assert "no module named 'nosuchpackage'; is it installed, or on PYTHONPATH?" in message("nosuchpackage.sub:f")
     assert "'math' has no 'sqroot'" in message("math:sqroot")

@@ -21,11 +21,7 @@ CUBLAS_TOO_EARLY = (  # torch reads the variable at a process's first product on
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
-        (
-            NO_DETERMINISTIC_KERNEL,
-            r"adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation; take another layer or "
-            "loss, or set it to false$",
-        ),
+        (NO_DETERMINISTIC_KERNEL, r".* take another layer or loss, or set it to false$"),
         (CUBLAS_TOO_EARLY, ".*; set CUBLAS_WORKSPACE_CONF"),
     ],
 )
@@ -52,46 +48,11 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
         ("CUDA error: out of memory", "out of memory", "train.batch_size"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory", "fewer ranks"),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "out of memory", "fewer ranks"),
-        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "out of memory", "fewer ranks"),
-        (
-            'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
-            'CUDACachingAllocator.cpp":1131, please report a bug to PyTorch.',
-            "out of memory",
-            "train.batch_size",
-        ),
         ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "no GPU memory is left", "fewer ranks"),
-        (
-            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-            "cannot start",
-            "fewer ranks",
-        ),
-        ("CUDA error: all CUDA-capable devices are busy or unavailable", "for itself", "compute mode"),
-        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "for itself", "compute mode"),
-        (
-            "CUDA error: no kernel image is available for execution on the device",
-            "not built for this GPU",
-            "get_arch_list",
-        ),
+        ("CUDA error: no kernel image is available for execution on the device", "does not fit", "compute.device=cpu"),
         ("CUDA error: device-side assert triggered", "out of range, mostly a label", "compute.device=cpu"),
-        ("CUDA error: an illegal memory access was encountered", "has left its memory", "CUDA_LAUNCH_BLOCKING=1"),
-        ("CUDA error: unspecified launch failure", "has left its memory", "CUDA_LAUNCH_BLOCKING=1"),
-        ("CUDA error: uncorrectable ECC error encountered", "fault of its hardware", "fedmpi resume"),
-        (
-            "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU driver by "
-            "downloading and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx ...",
-            "driver of this host is too old",
-            "nvidia-smi shows",
-        ),
-        ("CUDA error: CUDA driver version is insufficient for CUDA runtime version", "is too old", "nvidia-smi shows"),
-        ("CUDA error: the provided PTX was compiled with an unsupported toolchain.", "is too old", "nvidia-smi shows"),
-        ("Failed to initialize NVML: Driver/library version mismatch", "different versions", "restarted"),
-        (
-            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
-            "NumCudaDevices() that might have already set an error? Error 803: system has unsupported display driver / "
-            "cuda driver combination",
-            "different versions",
-            "restarted",
-        ),
+        ("The NVIDIA driver on your system is too old (found version 12080).", "does not fit", "install a wheel"),
+        ("CUDA error: CUDA driver version is insufficient for CUDA runtime version", "does not fit", "install a wheel"),
     ],
 )
 def test_errors_of_a_gpu_are_said_in_one_line_with_what_to_do(said, sentence, advice):

@@ -157,16 +157,6 @@ def test_images_that_stay_on_disk(tmp_path, options, by_client):
     assert torch.equal(data.train_x.read(rows), whole.train_x.read(rows))
 
 
-def test_axes_and_scale_are_those_of_npz(tmp_path):
-    volumes = RNG.integers(0, 3000, (4, 5, 5, 5)).astype(">i2")  # another byte order
-    save(tmp_path / "a.h5", {"x": volumes, "y": [0, 1, 0, 1]})
-    options = {"axes": "NDHW", "pixel_range": (0, 3000), "test_fraction": 0}
-    data = hdf5(tmp_path, path="a.h5", **options)
-    assert data.input_shape == (1, 5, 5, 5)
-    np.savez(tmp_path / "a.npz", x=volumes.astype(np.int16), y=np.array([0, 1, 0, 1]))
-    same(data, npz(tmp_path, path="a.npz", **options))
-
-
 def test_a_file_that_is_no_hdf5(tmp_path):
     (tmp_path / "a.h5").write_bytes(b"nothing of the kind")
     with pytest.raises(UserError, match=r"a\.h5 cannot be opened as HDF5"):

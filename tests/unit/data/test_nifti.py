@@ -142,7 +142,7 @@ def cut_off(file):
         (lambda p: write(p, "y", shape=(3, 5, 4)), {}, r"shapes 1 x 6 x 5 x 4 and 1 x 3 x 5 x 4 .*give data\.size"),
         (lambda p: save(mask(0) * 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz holds 4; 0, 1, 2 are allowed"),
         (lambda p: save(mask(0) / 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz holds numbers that are not whole"),
-        (lambda p: save(np.full(SHAPE, math.nan), p / "x_image.nii.gz"), {}, r"holds a value that is not finite"),
+        (lambda p: save(np.full(SHAPE, math.nan), p / "x_image.nii.gz"), {}, r"or holds a value that is not finite"),
         (lambda p: save(volume(0, (6, 5, 4, 2, 2)), p / "x_image.nii.gz"), {}, r"has the shape \(6, 5, 4, 2, 2\)"),
         (lambda p: cut_off(p / "x_image.nii.gz"), {}, r"x_image\.nii\.gz cannot be read as NIfTI"),
         (lambda p: None, {"intensity": (5.0, 5.0)}, r"data\.intensity: \[5\.0, 5\.0\]; \[low, high\] with low < high"),

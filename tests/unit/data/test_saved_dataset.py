@@ -199,11 +199,3 @@ def test_nested_lists_have_axes(tmp_path, shape, axes, order):
     save(tmp_path / "d", {"x": arrow.array(x.tolist(), type=nested(arrow.uint8(), 3)), "label": [0, 1, 0, 1]})
     data = read(tmp_path, input_column="x", axes=axes)
     assert np.array_equal(data.train_x.floats().numpy(), x.transpose(order) / np.float32(255))
-
-
-def test_guessed_axes_are_warned_of(tmp_path):
-    x = RNG.normal(size=(4, 8, 9, 2))
-    save(tmp_path / "d", {"x": arrow.array(x.tolist()), "label": [0, 1, 0, 1]})
-    with pytest.warns(UserWarning, match=r"x has the shape \(4, 8, 9, 2\), which is read as NHWC, 2 channels of 8 x 9"):
-        data = read(tmp_path, input_column="x")
-    assert np.array_equal(data.train_x.numpy(), x.transpose(0, 3, 1, 2).astype(np.float32))

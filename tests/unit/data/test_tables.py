@@ -13,9 +13,7 @@ from table_files import noise, write_table
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.config import load
-from fedmpi.data.federated import split
 from fedmpi.data.preparation import Request
-from fedmpi.data.silos import describe, label_table
 from fedmpi.data.sources.tables.files import Table
 from fedmpi.data.sources.tables.table import table
 from fedmpi.runtime import build_data
@@ -67,14 +65,6 @@ def test_pooled(root):
     data = table(root, path="a.csv", **BY, standardise="pooled")
     ages = np.array([50, 60, 55, 10, 20, 30.0])
     assert np.allclose(data.train_x[:, 0], (ages - ages.mean()) / ages.std(), atol=1e-6)
-    both = table(root, path="a.csv", **BY, global_test="pooled")
-    assert torch.equal(both.train_x, table(root, path="a.csv", **BY).train_x)
-    assert torch.equal(both.global_x, data.test_x)
-    assert not torch.equal(both.global_x, both.test_x)
-    federation = split(both, "site", None, seed=0)
-    assert torch.equal(federation.global_test.x, data.test_x)
-    assert torch.equal(federation.test[1].x[federation.test[1].index], both.test_x[1:])
-    assert torch.equal(federation.to("cpu").global_test.x, data.test_x)
 
 
 def test_options_name_features_values_and_classes(root):
@@ -193,19 +183,6 @@ def test_a_column_without_a_value_at_a_site_is_warned_of(root):
     message = r"a\.csv: column 'age' has no value in any training row of north; it is a constant there"
     with pytest.warns(UserWarning, match=message):
         table(root, path="a.csv", **BY)
-
-
-# ---- silos ----
-def test_silos_whose_columns_have_other_meanings_are_refused(root):
-    head, *rows = PATIENTS.splitlines(keepends=True)
-    for site, old, new in (("north", "Rome", "Ulm"), ("south", "Bonn", "Graz")):
-        text = head + "".join(row for row in rows if row.startswith(site))
-        (root / f"of_{site}.csv").write_text(text.replace(old, new))
-    options = {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"]}
-    names, values = ["of_north.csv", "of_south.csv"], (["Bonn", "Ulm"], ["Graz", "Rome"])
-    opened = {k: table(root, site=names[k], **(options | {"categorical": {"city": values[k]}})) for k in (0, 1)}
-    with pytest.raises(UserError, match=r"of_north\.csv and of_south\.csv have as many columns .*data\.categorical"):
-        label_table(opened, describe(opened), names)
 
 
 def test_a_silos_warnings_are_shown_by_the_rank_that_has_opened_it(tmp_path):

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from helpers import federated, play, prepare, settings
-from torch.nn.functional import cross_entropy
+from helpers import federated, prepare, settings
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
-from fedmpi.tasks.classification import Classification, balanced
+from fedmpi.tasks.classification import balanced
 
 GIVEN = [0.5, 1.0, 2.0, 4.0]
 
@@ -45,21 +43,3 @@ def test_a_client_descends_torchs_loss(weights, smoothing):
     it.made.model.load(k.received)
     k.fit()
     torch.testing.assert_close(k.w, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_clients_that_train_at_once_have_the_same_loss():
-    task = {"weights": "balanced", "label_smoothing": 0.1}
-    alone = play(settings("fedavg", "mlp", task=task))
-    packed = play(settings("fedavg", "mlp", task=task, compute={"pack": 4}))
-    torch.testing.assert_close(packed.w, alone.w, rtol=1e-4, atol=1e-5)
-
-
-def test_without_them_the_loss_is_what_it_was():
-    f, y = torch.randn(9, 4), torch.randint(4, (9,))
-    assert torch.equal(Classification(4).loss(lambda _: f, f, y), cross_entropy(f, y))
-
-
-def test_as_many_as_classes():
-    config = settings("fedavg", "mlp", task={"weights": [1.0, 2.0, 3.0]})
-    with pytest.raises(UserError, match=r"task\.weights: 3 weights, but the data have 4 classes; one a class"):
-        prepare(config, federated())

@@ -1,8 +1,7 @@
 """`cohort.size`: a round has a number of clients, in place of a share of them."""
 
-import numpy as np
 import pytest
-from helpers import ROOT, fedmpi, play, prepare, settings
+from helpers import ROOT, fedmpi, prepare, settings
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
@@ -41,13 +40,6 @@ def test_a_size_draws_what_the_fraction_of_that_size_draws(draw):
             assert draw == "cycles" or len(one) == members
 
 
-def test_a_run_is_that_of_the_fraction():
-    by_size, by_fraction = play(settings(cohort={"fraction": None, "size": 4})), play(settings())  # 0.6 of 7 is 4.2
-    assert by_size.hashes == by_fraction.hashes
-    assert all(len(row["cohort"]) == 4 for row in by_size.rows)
-    assert by_size.made.cohort_size == 4
-
-
 def test_more_clients_than_there_are_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"cohort\.size: 8 clients a round, but there are 7; set it to at most 7"):
         prepare(settings(cohort={"fraction": None, "size": 8}))
@@ -56,14 +48,3 @@ def test_more_clients_than_there_are_are_refused(tmp_path):
     assert done.returncode == 2
     assert "command line: cohort.size=5: cohort.size: 5 clients a round, but there are 4" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_the_order_of_a_cycle_is_drawn_once(monkeypatch):
-    """A round of many clients costs its cohort, not a permutation of all of them."""
-    drawn, numpy_rng = [], scheduler.seeds.numpy_rng
-    monkeypatch.setattr(scheduler.seeds, "numpy_rng", lambda *purpose: drawn.append(purpose) or numpy_rng(*purpose))
-    seed = 987_654_321  # of no other test
-    rounds = [scheduler.draw_cohort(seed, t, 40, None, "cycles", 4) for t in range(20)]
-    assert drawn == [(seed, "cycle", 0), (seed, "cycle", 1)]
-    naive = [numpy_rng(seed, "cycle", cycle).permutation(40).reshape(10, 4) for cycle in range(2)]
-    assert rounds == [sorted(row) for row in np.concatenate(naive).tolist()]

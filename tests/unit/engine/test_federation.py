@@ -1,8 +1,6 @@
 """The round loop against a loop as anybody would write it; how it ends; what it refuses."""
 
 import hashlib
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from torch.nn.functional import cross_entropy
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
-from fedmpi.method import Method, State
 from fedmpi.runtime import build
 
 
@@ -157,29 +154,6 @@ def test_a_stop_leaves_whole_rounds(method):
 def test_divergence_names_round_and_clients():
     with pytest.raises(UserError, match=r"round 0: client \d.* sent values that are not finite.*lower train.lr"):
         play(settings("fedavg", train={"lr": 1e30}))
-
-
-@dataclass(frozen=True)
-class TwoFits(Method):
-    """Records what `fit` returns, twice a round."""
-
-    fitted: ClassVar[list] = []
-
-    def train(self, k):
-        first = k.fit(1)
-        w, loss = k.fit(1)
-        self.fitted.append((first.loss, loss, k.losses, w is k.w))
-        return State()
-
-
-def test_a_fit_gives_the_mean_of_its_own_steps():
-    TwoFits.fitted.clear()
-    play(settings("test_federation:TwoFits", "norm", rounds=1))
-    for first, second, losses, live in TwoFits.fitted:
-        half = len(losses) // 2
-        assert live
-        assert first == torch.stack(losses[:half]).double().mean()
-        assert second == torch.stack(losses[half:]).double().mean()
 
 
 def test_accuracy_by_class_is_that_of_the_global_model():

@@ -1,15 +1,11 @@
 """Each rank adds up its own clients' uploads: the same bits on any ranks, next to those of rank 0's own sums."""
 
-import json
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
-from helpers import fedmpi as fedmpi_command
 from helpers import play, prepare, record, small_settings
 from test_transport import BYTES, SIZE, THREADED, on_ranks, small_blocks  # noqa: F401  (a fixture)
-from torch import nn
 
 import fedmpi
 from fedmpi.common.errors import UserError
@@ -99,7 +95,7 @@ def test_an_update_that_is_not_finite_ends_the_run_as_ever(size, monkeypatch):
     [
         ({"method": "fedld"}, "method fedld looks at single uploads"),
         ({"server": {"rule": "median"}}, "server.rule median looks at single uploads"),
-        ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may leave one out"),
+        ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may leave some out"),
         ({"faults": {"on_client_error": "drop"}}, "faults.on_client_error: drop"),
         ({"faults": {"on_lost_rank": "redo"}}, "faults.on_lost_rank: redo"),
         ({"record": {"updates": "gram"}}, "record.updates: gram compares them"),
@@ -110,41 +106,3 @@ def test_what_needs_single_uploads_is_refused(changes, said):
     config = small_settings(changes.pop("method", "fedavg"), "mlp", rounds=1, **changes)
     with pytest.raises(UserError, match=f"{said}.*; use server.reduce: root"):
         prepare(local(config))
-
-
-def test_a_sites_update_does_not_pass_other_sites(tmp_path):
-    for name in ("north", "south"):
-        np.savez(tmp_path / f"{name}.npz", x_train=np.eye(4, dtype="float32"), y_train=[0, 1, 0, 1])
-    sites = {"source": "npz", "silos": [str(tmp_path / "north.npz"), str(tmp_path / "south.npz")]}
-    config = {
-        "rounds": 1,
-        "data": sites,
-        "model": {"name": "mlp"},
-        "method": {"name": "fedavg"},
-        "evaluate": {"protocol": ["personal"]},
-    }
-    config |= {"output": str(tmp_path), "server": {"reduce": "local"}}
-    (tmp_path / "c.yaml").write_text(json.dumps(config))
-    done = fedmpi_command("run", tmp_path / "c.yaml")
-    assert done.returncode == 2
-    assert "server.reduce: local sends each rank's sum alone, but data.silos are for rank 0 alone" in done.stderr
-
-
-def test_placement_and_reduce_are_two_ways():
-    with pytest.raises(Exception, match="leave one of them out"):
-        small_settings("fedavg", "mlp", rounds=1, server={"reduce": "local", "placement": "sharded"})
-
-
-class Doubles(nn.Module):
-    """A model of float64, whose rows need no conversion before they are added up."""
-
-    def __init__(self, classes):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes)).double()
-
-    def forward(self, x):
-        return self.layers(x.double())
-
-
-def doubles(input_shape, classes):
-    return Doubles(classes)

@@ -9,12 +9,10 @@ from helpers import play, prepare, settings
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fedmpi.common.errors import UserError
-from fedmpi.config.loading import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, silo_federation
 from fedmpi.engine.evaluate import evaluate
-from fedmpi.runtime import build_data
 from fedmpi.tasks.contract import check_targets
 from fedmpi.tasks.multi_label import MultiLabel
 from fedmpi.tasks.next_symbol import NextSymbol
@@ -177,15 +175,6 @@ def test_what_stands_for_an_unknown_label_does_not_matter():
     assert runs[0].rows[-1]["accuracy"] > 80
 
 
-@pytest.mark.parametrize("batch_size", [4, "full"])
-def test_clients_trained_at_once_do_the_same(batch_size):
-    plain, packed = (
-        play(settings(rounds=2, compute={"pack": pack}, **tree(train={"batch_size": batch_size})), data)
-        for pack, data in ((1, split(labelled(), "iid", 4, 0)), (2, split(labelled(), "iid", 4, 0)))
-    )
-    torch.testing.assert_close(packed.w, plain.w, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1, 7, 20])
 def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
     it = prepare(settings(rounds=1, **tree()), split(labelled(), "iid", 3, 0))
@@ -219,60 +208,6 @@ def test_sites_weigh_what_counts_of_their_targets():
 
 
 # ---- volumes ----
-def volumes(ignored=0.2):
-    """(n, 1, 6, 6, 6) of which the bright voxels are class 1; some of the masks is not drawn."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(24, 1, 6, 6, 6, generator=g)
-    y = (x[:, 0] > 0.5).long()
-    y[torch.rand(y.shape, generator=g) < ignored] = 255
-    return Dataset(x[:18], y[:18], x[18:], y[18:], 2)
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedld"])
-def test_volumes_are_segmented(method):
-    options = {"margin": 0.0} if method == "fedld" else {}
-    tree = {
-        "task": {"name": "segmentation", "ignore": 255},
-        "model": {"name": "unet", "width": 8, "levels": 1},
-        "train": {"lr": 0.3, "batch_size": 1},
-        "cohort": {"fraction": 1.0},
-    }
-    it = play(settings(method, options=options, rounds=5, **tree), split(volumes(), "iid", 2, 0))
-    assert it.rows[-1]["dice"] > 0.7  # 0.47 where all is class 1
-    assert it.rows[-1]["dice"] == pytest.approx(2 * it.rows[-1]["iou"] / (1 + it.rows[-1]["iou"]))  # of one class
-    if method == "fedavg":
-        plain, packed = (
-            play(settings(rounds=1, compute={"pack": pack}, **tree), split(volumes(), "iid", 2, 0)) for pack in (1, 2)
-        )
-        torch.testing.assert_close(packed.w, plain.w, rtol=1e-3, atol=1e-5)
 
 
 # ---- files ----
-TABLE = """\
-a,b,fever,cough
-1,2,1,
-2,1,0,1
-3,5,,
-4,3,NA,0
-5,1,1,1
-6,2,0,0
-"""
-
-
-def config(tmp_path, text):
-    (tmp_path / "run.yaml").write_text(text)
-    return load(tmp_path / "run.yaml", ())
-
-
-@pytest.mark.parametrize("written", [".nan", "nan", ".NaN"])
-def test_a_table_may_have_gaps_in_labels_that_the_task_ignores(tmp_path, written):
-    (tmp_path / "t.csv").write_text(TABLE)
-    text = (
-        f"data: {{source: table, root: {tmp_path}, path: t.csv, label_column: [fever, cough], target: number, "
-        "partition: {scheme: iid, clients: 1}}\nmodel: {name: logistic}\nmethod: {name: fedavg}\nrounds: 1\n"
-    )
-    found = build_data.partitioned(config(tmp_path, f"{text}task: {{name: multi_label, ignore: {written}}}\n"))
-    y = torch.cat([found.train[0].y[found.train[0].index], found.global_test.y])
-    assert int(y.isnan().sum()) == 4
-    with pytest.raises(UserError, match=r"line 4: column 'fever' is empty; .*task\.ignore: nan"):
-        build_data.partitioned(config(tmp_path, f"{text}task: {{name: multi_label}}\n"))

@@ -5,12 +5,10 @@ from math import ceil
 
 import pytest
 import torch
-from helpers import CPU, federated, images, play, prepare, settings
+from helpers import CPU, federated, play, settings
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
-from fedmpi.data.federated import split
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.runtime import build
@@ -24,7 +22,6 @@ TRAIN = {
     "a thousandth of a pass": {"epochs": 0.001},
     "full batch": {"steps": 3, "batch_size": "full"},
     "nesterov": {"nesterov": True, "weight_decay": 1e-3},
-    "dampening": {"dampening": 0.4},
     "adam": {"optim": "adam", "momentum": None, "lr": 0.003, "weight_decay": 1e-2, "betas": [0.8, 0.99]},
     "adamw": ADAMW,
     "rmsprop": {"optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
@@ -33,7 +30,7 @@ TRAIN = {
     "clip_value": {"clip_value": 0.02},
     "both": {"clip_norm": 0.1, "clip_value": 0.01, **ADAMW},
     "adamw, kept": {"keep_optim": True, "steps": 4, **ADAMW},
-    "sgd, kept": {"keep_optim": True, "dampening": 0.2},
+    "sgd, kept": {"keep_optim": True},
     "rmsprop, kept": {"keep_optim": True, "optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
 }
 
@@ -41,7 +38,7 @@ TRAIN = {
 def optimiser(module, train):
     common = {"params": module.parameters(), "lr": train.lr, "weight_decay": train.weight_decay}
     if train.optim == "sgd":
-        return torch.optim.SGD(**common, momentum=train.momentum, dampening=train.dampening, nesterov=train.nesterov)
+        return torch.optim.SGD(**common, momentum=train.momentum, nesterov=train.nesterov)
     if train.optim == "rmsprop":
         return torch.optim.RMSprop(**common, alpha=train.alpha, eps=train.eps, momentum=train.momentum)
     if train.optim == "adagrad":
@@ -139,10 +136,6 @@ def test_steps_and_passes():
         assert config.passes_and_steps(25, **asked) == expected, options
 
 
-def split_evenly():
-    return split(images(), "iid", 4, 0)
-
-
 def test_clipping_looks_at_what_is_trained():
     """FedBABU trains the body: the norm is that of the body's gradient, and the head stays what it is."""
     config = settings("fedbabu", "mlp", rounds=1, train={"clip_norm": 0.1, "momentum": 0.0, "steps": 1})
@@ -153,14 +146,6 @@ def test_clipping_looks_at_what_is_trained():
     k = fed.states.view(0, 1, fed.config.learning_rate(1), fed.transport.inbox, fed.transport.no_download)
     k.fit()
     assert float((k.w - k.w0).norm()) == pytest.approx(0.1 * config.train.lr, rel=1e-4)
-
-
-def test_a_method_that_asks_for_parts_of_a_pass():
-    it = prepare(settings("fedavg", "mlp"), split_evenly())
-    fed = it.fed
-    k = fed.states.view(0, 0, fed.config.learning_rate(0), fed.transport.inbox, fed.transport.no_download)
-    k.fit(0.25)
-    assert k.steps == 2  # 43 samples, five batches of ten
 
 
 def test_evaluation_leaves_what_is_kept_alone():
@@ -175,25 +160,3 @@ def test_evaluation_leaves_what_is_kept_alone():
     segments = plain.made.model.layout.segments
     steps = {s.group: float(n) for s, n in zip(segments, kept._optim_steps, strict=True)}
     assert steps["head"] == 2 * steps["body"] > 0  # two passes of the head for each of the body
-
-
-class Narrow(torch.nn.Linear):
-    def forward(self, x):
-        return super().forward(x.flatten(1).bfloat16())
-
-
-def bf16_net(input_shape, classes):
-    return Narrow(64, classes).bfloat16()
-
-
-def test_what_cannot_be_kept_is_refused():
-    config = settings(train={"keep_optim": True}, model={"name": f"{__file__}:bf16_net"})
-    with pytest.raises(UserError, match=r"train\.keep_optim: model .* is of torch\.bfloat16, which cannot count"):
-        prepare(config)
-
-
-def test_clients_with_other_optimisers_train_one_by_one():
-    for train, said in {"adamw": ADAMW, "half a pass": {"epochs": 0.5}}.items():
-        with pytest.warns(UserWarning, match=r"compute\.pack: auto: .*; clients are trained one by one"):
-            it = play(settings(train=said, compute={"pack": "auto"}, rounds=1))
-        assert it.made.pack == 1, train

@@ -147,11 +147,3 @@ def test_it_goes_on_when_more_patience_is_asked_for(run):
     assert done.returncode == 0, done.stderr
     told = json.loads((place / "summary.json").read_text())
     assert (told["exit_reason"], told["rounds"]) == ("finished", rows + 3)
-    refused = fedmpi("resume", place, "evaluate.best.metric=loss")
-    assert refused.returncode == 2
-    assert "evaluate.best.metric is 'loss', was 'accuracy'" in refused.stderr
-    accepted = fedmpi("resume", place, "evaluate.best.metric=loss", "checkpoint.changes=accept", f"rounds={rows + 4}")
-    assert accepted.returncode == 0, accepted.stderr
-    best_model = json.loads((place / "summary.json").read_text())["best_model"]
-    assert best_model["figure"] == "validation_loss"
-    assert best_model["round"] >= rows + 2  # of those evaluated since

@@ -6,7 +6,6 @@ Other batches, another order of them, a step too many or too few move uploads by
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -169,25 +168,6 @@ def test_hooks_see_what_they_would_see_one_by_one(packed):
     assert packed == [7, 7] * 3
 
 
-@dataclass(frozen=True)
-class Fails(Method):
-    asked: ClassVar[list] = []
-
-    def loss(self, k, x, y):
-        return k.task_loss(k.logits(x), x, y) if x.isfinite().all() else k.nothing
-
-
-def test_one_clients_error_costs_the_others_nothing():
-    """faults.on_client_error: drop. The group is trained one by one, which finds the client."""
-    data = federated()
-    data.train[2].x[data.train[2].index[0]] = torch.nan
-    options = {"data": data, "pack": 7, "cohort": {"fraction": 1.0}, "faults": {"on_client_error": "drop"}}
-    with pytest.warns(UserWarning, match="client 2.*left out of the round"):
-        one, several = both("test_packed:Fails", rounds=1, **options)
-    assert [each["client"] for each in several.rows[0]["refused"]] == [2]
-    assert several.hashes == one.hashes
-
-
 # ---- what is told before anything runs ----
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -214,8 +194,8 @@ def test_weights_as_factors(monkeypatch):
     kept = []
     found = PackedFit._thin
 
-    def noted(self, descent):
-        thin = found(self, descent)
+    def noted(self):
+        thin = found(self)
         kept.append(sorted(thin))
         return thin
 

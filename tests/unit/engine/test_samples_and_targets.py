@@ -59,22 +59,11 @@ class Halves(nn.Module):
         return self.inner(torch.cat([top, bottom], 2).clone(memory_format=torch.channels_last))
 
 
-class Together(Halves):
-    def forward(self, x):
-        assert type(x) is dict
-        return super().forward(**x)
-
-
-class Open(Halves):
-    def forward(self, **x):
-        return super().forward(**x)
-
-
-def halves(input_shape, classes, inner, kind="Halves"):
+def halves(input_shape, classes, inner):
     (c, h, w), (_, more, _) = input_shape["top"], input_shape["bottom"]
     options = {k: v for k, v in inner.items() if k != "name"}
     made = registry.make(KIND, registry.Selection(inner["name"], options))
-    return {"Halves": Halves, "Together": Together, "Open": Open}[kind](made((c, h + more, w), classes))
+    return Halves(made((c, h + more, w), classes))
 
 
 def cut_up(data):
@@ -100,12 +89,6 @@ def test_every_method_trains_on_several_tensors_as_on_one(method):
     figures = [name for name in whole.rows[-1] if name.endswith(("loss", "accuracy", "decile"))]
     assert figures
     assert all(parts.rows[-1][name] == whole.rows[-1][name] for name in figures)
-
-
-@pytest.mark.parametrize("kind", ["Together", "Open"])
-def test_forward_takes_names_or_a_dictionary(kind):
-    one, other = (play(settings(rounds=1, model=model_of("fedavg", kind=k)), cut_federated()) for k in ("Halves", kind))
-    assert one.hashes == other.hashes
 
 
 def test_several_tensors_are_not_packed_and_told():
@@ -153,71 +136,6 @@ def test_a_text_is_learned():
     assert spread[1] >= spread[0]  # less is better: the worst has more
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("fedld", {"margin": 0.0}), ("gradproj", {"distance": "l2"}), ("fedsr", {"probabilistic": False, "cmi": 0.0})],
-)
-def test_methods_ask_for_a_classification_only_where_their_options_do(method, options):
-    """Of regression: FedLD without its margin term, GradProj of weights, and FedSR's penalty on features alone."""
-    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    tree = {"task": {"name": "regression"}, "model": {"name": "mlp"}, "rounds": 1}
-    data = Dataset(x[:30], x[:30, 0], x[30:], x[30:, 0], 1)
-    assert play(settings(method, options=options, **tree), split(data, "iid", 3, 0)).rows[-1]["mse"] > 0
-    with pytest.raises(UserError, match=f"{method} needs a classification task"):
-        prepare(settings(method, options={}, **tree), split(data, "iid", 3, 0))
-
-
-def test_methods_that_ask_for_classes_say_that_they_want_another_task():
-    with pytest.raises(UserError, match="fedntd needs a classification task, but task next_symbol"):
-        prepare(settings("fedntd", **TEXT), split(text(), "iid", 3, 0))
-    with pytest.raises(UserError, match="moon needs a model with features"):
-        prepare(settings("moon", **TEXT), split(text(), "iid", 3, 0))
-
-
-def test_a_split_by_class_needs_a_class_a_sample():
-    with pytest.raises(UserError, match=r"dirichlet divides by class, but the labels are arrays \(9,\)"):
-        split(text(), "dirichlet", 3, 0)
-    with pytest.raises(UserError, match="client_test: aligned selects by class, but targets are no class numbers"):
-        split(text(), "iid", 3, 0, "aligned")
-
-
-class Maps(nn.Module):
-    def __init__(self, channels, classes):
-        super().__init__()
-        self.head = nn.Conv2d(channels, classes, 3, padding=1)
-
-    def forward(self, x):
-        return self.head(x)
-
-
-def maps(input_shape, classes):
-    return Maps(input_shape[0], classes)
-
-
-def test_pictures_are_segmented():
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 1, 8, 8, generator=g)
-    data = Dataset(x[:30], (x[:30, 0] > 0).long(), x[30:], (x[30:, 0] > 0).long(), 2)
-    tree = {"task": {"name": "segmentation"}, "model": {"name": f"{HERE}:maps"}, "train": {"lr": 1.0, "batch_size": 5}}
-    it = play(settings(rounds=6, **tree), split(data, "iid", 3, 0))
-    assert it.rows[-1]["dice"] > 0.95
-    assert it.rows[-1]["iou"] > 0.9
-
-
-def test_several_real_targets():
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(80, 4, generator=g)
-    y = x @ torch.randn(4, 3, generator=g)
-    data = Dataset(x[:60], y[:60], x[60:], y[60:], 3)
-    tree = {"task": {"name": "regression", "metrics": ["r2", "mae"]}, "model": {"name": "logistic"}}
-    it = play(settings(rounds=20, cohort={"fraction": 1.0}, **tree), split(data, "iid", 3, 0))
-    assert it.rows[-1]["r2"] > 0.95
-    assert list(it.made.task.names) == ["r2", "mae"]
-    packed = play(settings(rounds=2, compute={"pack": 2}, **tree), split(data, "iid", 3, 0))
-    plain = play(settings(rounds=2, **tree), split(data, "iid", 3, 0))
-    torch.testing.assert_close(packed.w, plain.w, rtol=1e-4, atol=1e-6)
-
-
 # ---- losses of a whole split ----
 def survivors(n=60):
     g = torch.Generator().manual_seed(0)
@@ -240,28 +158,3 @@ def test_survival_is_judged_on_the_whole_split():
         found = evaluate(it.fed.trainer, it.fed.trainer.data.global_test, size).figures
         assert found["loss"] == pytest.approx(expected, abs=1e-6)
         assert found["c_index"] == it.rows[-1]["c_index"]
-
-
-# ---- sites with little in them ----
-def sited(y, owner):
-    y, owner = torch.tensor(y), torch.tensor(owner)
-    x = torch.randn(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return Dataset(x, y, x, y, 2, owner, owner, ("north", "south", "west"))
-
-
-def test_sites_of_one_class_or_one_sample_are_named():
-    data = split(sited([0, 1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1, 2]), "site", None, 0)
-    with pytest.warns() as told:
-        prepare(settings(), data)
-    said = [str(each.message) for each in told]
-    assert "data: one training sample at west" in said
-    assert "data: training samples of one class alone at south (1), west (0)" in said
-    with pytest.raises(UserError, match=r"batch_size: 3 leaves client 2.* with 1 samples a batch of one sample"):
-        prepare(settings("fedavg", "norm", train={"batch_size": 3}, model={"name": f"{HERE}:normal"}), data)
-
-
-def normal(input_shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
-
-
-# ---- sites on ranks of their own ----

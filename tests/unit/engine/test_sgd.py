@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
-from fedmpi.engine.local.optimizers import SGD, Adaptive
+from fedmpi.engine.local.optimizers import LocalOptimizer, slots_of
 
 SGDS = {
     "plain": {},
     "momentum": {"momentum": 0.9},
-    "dampening": {"momentum": 0.9, "dampening": 0.3},
     "nesterov": {"momentum": 0.9, "nesterov": True},
 }
 OTHERS = {
@@ -24,15 +23,11 @@ OTHERS = {
 TO_THE_BIT = (*SGDS, "adam", "adamw")
 
 
-def make(how, *given):
-    return (SGD if how.optim == "sgd" else Adaptive)(how, *given)
-
-
 def torchs(how, p):
     """torch's own, of one parameter: its fused kernel of SGD wants all of them to begin at once."""
     common = {"lr": 0.01, "weight_decay": how.weight_decay}
     if how.optim == "sgd":
-        more = {"momentum": how.momentum, "dampening": how.dampening, "nesterov": how.nesterov}
+        more = {"momentum": how.momentum, "nesterov": how.nesterov}
         return torch.optim.SGD([p], **common, **more, fused=True)
     if how.optim in ("adam", "adamw"):
         kind = torch.optim.AdamW if how.optim == "adamw" else torch.optim.Adam
@@ -51,7 +46,7 @@ def test_it_is_torchs(name, weight_decay):
     flat = torch.randn(72)
     ours = [torch.nn.Parameter(flat[i : i + 24].view(2, 3, 4, 1).permute(0, 3, 1, 2)) for i in (0, 24, 48)]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-    optimiser, references = make(how, ours, 0.01), [torchs(how, p) for p in theirs]
+    optimiser, references = LocalOptimizer(how, ours, 0.01), [torchs(how, p) for p in theirs]
     for step in range(60):
         for i, (p, q) in enumerate(zip(ours, theirs, strict=True)):
             g = torch.randn(p.shape).contiguous(memory_format=torch.channels_last)
@@ -74,11 +69,10 @@ def test_what_is_kept_goes_on(name):
     how = LocalTrainingConfig(**{**SGDS, **OTHERS}[name])
     whole = [torch.nn.Parameter(torch.randn(4, 5)) for _ in range(2)]
     cut = copy.deepcopy(whole)
-    slots = 2 if how.optim in ("adam", "adamw") or (how.optim == "rmsprop" and how.momentum) else 1
-    kept = [[torch.zeros(4, 5) for _ in cut] for _ in range(slots)], [torch.zeros(()) for _ in cut]
-    one = make(how, whole, 0.01)
+    kept = [[torch.zeros(4, 5) for _ in cut] for _ in range(slots_of(how))], [torch.zeros(()) for _ in cut]
+    one = LocalOptimizer(how, whole, 0.01)
     for fit in range(10):
-        again = make(how, cut, 0.01, kept)
+        again = LocalOptimizer(how, cut, 0.01, kept)
         for _ in range(3):
             for p, q in zip(whole, cut, strict=True):
                 p.grad = torch.randn(4, 5)
@@ -97,7 +91,7 @@ def test_models_of_half_a_float_are_trained(name, kind):
     how = SGDS[name]
     ours = torch.nn.Parameter(torch.linspace(1, 2, 40).to(kind))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    optimiser = make(LocalTrainingConfig(**how, weight_decay=0.1), [ours], 0.1)
+    optimiser = LocalOptimizer(LocalTrainingConfig(**how, weight_decay=0.1), [ours], 0.1)
     reference = torch.optim.SGD([theirs], lr=0.1, weight_decay=0.1, foreach=True, **how)
     for step in range(4):
         ours.grad, theirs.grad = (torch.full((40,), 0.25 * (step + 1), dtype=kind) for _ in range(2))

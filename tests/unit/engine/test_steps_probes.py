@@ -117,5 +117,5 @@ def test_orthogonality_is_about_classes():
     data = images()
     wanted = replace(data, train_y=data.train_y.float(), test_y=data.test_y.float(), classes=1)
     parts = split(wanted, "iid", 4, 0, "global")
-    with pytest.raises(UserError, match="orthogonality is about classes, and task regression has none"):
+    with pytest.raises(UserError, match="orthogonality needs classes; task regression has none"):
         prepare(settings("fedavg", analysis=["orthogonality"], task={"name": "regression"}), parts)

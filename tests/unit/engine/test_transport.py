@@ -108,22 +108,6 @@ def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
         assert any(told)
 
 
-@pytest.mark.parametrize("updates", ["norms", "gram"])
-@pytest.mark.parametrize(("method", "rule"), [("fedavg", "auto"), ("fedld", "auto"), ("fedavg", "median")])
-def test_what_is_recorded_of_updates_is_the_same_in_every_way(method, rule, updates, monkeypatch, ways):
-    """On any number of ranks; and the model is that of a run without a record."""
-    config = small_settings(method, "mlp", rounds=2, server={"rule": rule}, record={"updates": updates})
-    expected = whole(config, monkeypatch)
-    assert len(expected["updates"]) == 2
-    assert ("eigenvalues" in expected["updates"][0]) == (method == "fedld" or updates == "gram")
-    for size, placement in ((1, "root"), (3, "root"), (4, "sharded")):
-        assert record(on_ranks(at(placement, config), size)[0]) == expected
-    assert gather_sharded.ShardedGather in ways
-    assert (gather_streaming.StreamingGather in ways) == (method == "fedavg" and rule == "auto" and updates == "norms")
-    silent = small_settings(method, "mlp", rounds=2, server={"rule": rule}, record={"updates": False})
-    assert record(play(silent)) == expected | {"updates": []}
-
-
 @pytest.mark.parametrize("size", [1, 3])
 def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
     config = small_settings("fedavg", "mlp", rounds=1, faults={"on_bad_update": "drop"})

@@ -1,6 +1,7 @@
 """comm.wire: what arrives, what stays behind, and how many bytes that takes."""
 
 import warnings
+from itertools import product
 
 import pytest
 import torch
@@ -18,9 +19,7 @@ UPS = {
     "topk": {"name": "topk", "fraction": 0.05},
     "int8, nothing kept": {"name": "int8", "feedback": False},
 }
-DOWNS = {"bf16": "bf16", "fp16": "fp16", "int8": "int8", "topk": {"name": "topk", "fraction": 0.2}}
 up = pytest.mark.parametrize("up", UPS.values(), ids=UPS)
-down = pytest.mark.parametrize("down", DOWNS.values(), ids=DOWNS)
 
 
 def wired(method="fedavg", net="norm", up="fp32", down="fp32", **more):
@@ -89,9 +88,8 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
 
 
 # ---- down ----
-@down
-def test_what_clients_start_from(monkeypatch, down):
-    """bf16, fp16: w in that format. int8, topk: v <- v + Q(w - v), v = w at the start."""
+@pytest.mark.parametrize("down", ["bf16", "fp16"])
+def test_clients_start_from_the_model_in_its_format(monkeypatch, down):
     starts, models, honest = {}, [], ClientContext.run_round
 
     def watched(self, row):
@@ -99,43 +97,29 @@ def test_what_clients_start_from(monkeypatch, down):
         honest(self, row)
 
     monkeypatch.setattr(ClientContext, "run_round", watched)
-    it = prepare(wired(down=down, rounds=5))
+    it = prepare(wired(down=down, rounds=3))
     rows = it.fed.reporter.callbacks.round
     it.fed.reporter.callbacks.round = lambda row: (rows(row), models.append(it.w.clone()))
     it.fed.run()
-    v = it.w0.clone()
     for t, w in enumerate([it.w0, *models[:-1]]):
-        if down in ("bf16", "fp16"):
-            v = naive(down, w)
-        elif t:
-            moved = naive(down, w - v)
-            near(down, starts[t][0] - v, moved)
-            v = starts[t][0]
-        for start in starts[t]:
-            assert torch.equal(start, v)
-    assert not torch.equal(it.w, v)
+        assert all(torch.equal(start, naive(down, w)) for start in starts[t])
+    assert not torch.equal(it.w, naive(down, it.w))
 
 
 # ---- bytes ----
 def test_bytes_and_parameters_of_every_pair():
     """One process. Buffers, the word, loss, seconds and flag take 4 bytes each."""
-    names = ("fp32", "bf16", "fp16", "int8", "topk")
-    for up_, down_ in (pair for i, n in enumerate(names) for pair in ((n, n), (n, names[i - 2]))):
-        form = {n: {"name": n, "fraction": 0.05} if n == "topk" else n for n in (up_, down_)}
-        it = play(wired(up=form[up_], down=form[down_], evaluate={"protocol": ["global"]}))
+    topk = {"name": "topk", "fraction": 0.05}
+    for up_, down_ in product(("fp32", "bf16", "int8", "topk"), ("fp32", "fp16")):
+        it = play(wired(up=topk if up_ == "topk" else up_, down=down_, evaluate={"protocol": ["global"]}))
         d, b = len(it.w), len(it.b)
         for row in it.rows:
-            m, t = len(row["cohort"]), row["round"]
-            first = t == 0 and down_ in ("int8", "topk")
-            sent = _size("fp32" if first else down_, d, 1 + b)
+            m, sent = len(row["cohort"]), _size(down_, d, 1 + b)
             each = _size(up_, d, 3 + b)
             assert row["received_bytes"] == m * each, (up_, down_)
             assert row["sent_bytes"] == sent + m * each, (up_, down_)
             assert row["up_parameters"] == m * (each // 4 - 3)
-            exact = _size("fp32", d, 1 + b)
-            told = {k: sent if t and k in it.rows[t - 1]["cohort"] else exact for k in row["cohort"]}
-            told = told if down_ in ("int8", "topk") else dict.fromkeys(told, sent)
-            assert row["down_parameters"] == sum(size // 4 - 1 for size in told.values())
+            assert row["down_parameters"] == m * (sent // 4 - 1)
 
 
 def _size(name, d, others):
@@ -147,16 +131,15 @@ def _size(name, d, others):
 
 
 # ---- any number of ranks ----
-PAIRS = [("int8", "topk"), ("topk", "int8"), ("bf16", "bf16"), ("fp16", "int8")]
+PAIRS = [("int8", "fp16"), ("topk", "fp32"), ("bf16", "bf16")]
 
 
-@pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(pair))
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpac", "fedbabu"])
-def test_the_bits_of_one_process(method, pair, size):
+def test_the_bits_of_one_process(method, pair):
     config = wired(method, "mlp", *pair, rounds=4)
     alone = record(play(config))
-    done = on_ranks(config, size)
+    done = on_ranks(config, 3)
     assert record(done[0]) == alone
     sent, received = (sum(getattr(it.fed.comm, f"{way}_bytes") for it in done.values()) for way in ("sent", "received"))
     assert sent == received
@@ -194,13 +177,6 @@ def test_what_is_not_finite_is_refused(monkeypatch, up, value):
         assert not torch.equal(it.kept(1)._unsent_dw, before.kept(1)._unsent_dw)
 
 
-def test_a_number_beyond_fp16_says_so(monkeypatch):
-    spoil(monkeypatch, 1e5)
-    beyond = r"round 1, client 2: slot 'dw' is beyond fp16, which ends at 65,504.*comm\.wire\.up: bf16"
-    with pytest.warns(UserWarning, match=beyond), pytest.raises(UserError, match="client 2 sent values"):
-        play(wired(up="fp16", cohort={"fraction": 1.0}))
-
-
 def test_a_model_beyond_fp16_says_so():
     it = prepare(wired(down="fp16"))
     it.fed.server.w[3] = 1e5
@@ -230,7 +206,7 @@ def test_a_model_beyond_fp16_says_so():
             {"up": "bf16", "model": {"name": "test_wire:half_net"}},
             r"comm\.wire: up bf16.*: .*bfloat16",
         ),
-        ("fedavg", {"down": "int8", "model": {"name": "test_wire:half_net"}}, r"only float32 and float64 travel"),
+        ("fedavg", {"down": "bf16", "model": {"name": "test_wire:half_net"}}, r"only float32 and float64 travel"),
     ],
 )
 def test_refused(method, more, says):

@@ -1,7 +1,6 @@
 """CCVR: pooled statistics and their draws by hand, and a calibration against the paper's steps."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedmpi.common import seeds
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.flat.layout import HEAD, Segment
-from fedmpi.methods.ccvr import CCVR, draws, pooled, statistics
+from fedmpi.methods.ccvr import draws, pooled, statistics
 
 
 def tensor(*values):
@@ -41,12 +39,13 @@ def test_two_clients_by_hand():
     mu, sigma = statistics(TWO[0])
     near(mu, [3, 2])
     near(sigma, [[4, -2], [-2, 4]])
-    near(statistics(TWO[1])[1], [[2, 6], [6, 18]])
     N, mu, sigma = pool(*TWO)
     assert N == 5
     near(mu, MU)
     near(sigma, SIGMA)
     near(sigma, torch.cov(torch.cat(TWO).T))
+    # In float32 and 4096 away: sums of squares would leave [[0, -2], [-2, 8]].
+    near(pool(*((z + 4096).float() for z in TWO))[2], SIGMA, 1e-2)
 
 
 def test_few_samples():
@@ -55,18 +54,9 @@ def test_few_samples():
     near(statistics(tensor((3, 1)))[1], [[0, 0], [0, 0]])
     N, mu, sigma = pool(tensor((1,), (3,)), tensor((5,)), tensor((2,), (4,), (9,)))
     assert (N, mu.item(), sigma.item()) == (6, 4, 8)
-    near(pool(tensor((0, 0)), tensor((2, 0)), tensor((0, 4)))[2], [[4 / 3, -4 / 3], [-4 / 3, 16 / 3]])
     nobody = torch.zeros(0, 2, dtype=torch.float64)
     near(pool(TWO[0], nobody, TWO[1])[2], SIGMA)
-    near(pool(nobody, TWO[0])[2], [[4, -2], [-2, 4]])
     assert [part.tolist() for part in pool(nobody, nobody)[1:]] == [[0, 0], [[0, 0], [0, 0]]]
-    N, mu, _ = pool(tensor((3, 1)), nobody)
-    assert (N, mu.tolist()) == (1, [3, 1])
-
-
-def test_large_means_do_not_cancel():
-    """In float32 and 4096 away; sums of squares would leave [[0, -2], [-2, 8]]."""
-    near(pool(*((z + 4096).float() for z in TWO))[2], SIGMA, 1e-2)
 
 
 # ---- (3) ----
@@ -89,24 +79,6 @@ def test_draws_do_not_depend_on_which_eigenvectors_a_processor_takes(monkeypatch
     rotated = tensor((0, C, S), (0, -S, C), (-1, 0, 0))
     monkeypatch.setattr(torch.linalg, "eigh", lambda _: (tensor(0.5, 2, 2), rotated))
     near(draws(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0)), plain)
-
-
-@pytest.mark.parametrize(
-    ("options", "weight"),
-    [
-        # z = 1 of class 0, z = -1 of class 1, head 0: the gradient of W is -+.5; then p = 1 / (1 + e^-.1) = .5249792
-        ({"epochs": 2, "momentum": 0.0, "batch_size": 2}, 0.05 + 0.1 * 0.4750208125),
-        ({"epochs": 2, "momentum": 0.9, "batch_size": 2}, 0.05 + 0.1 * (0.4750208125 + 0.9 * 0.5)),
-        # the first one's b = (.05, -.05) makes the second one's logits equal again
-        ({"epochs": 1, "momentum": 0.0, "batch_size": 1}, 0.1),
-    ],
-)
-def test_steps_of_the_head_by_hand(options, weight):
-    segments = [Segment("head.weight", (2, 1), 0, HEAD), Segment("head.bias", (2,), 2, HEAD)]
-    s = SimpleNamespace(segments=segments, shared=torch.zeros(4).double())
-    found = CCVR(lr=0.1, **options).calibrated(s, tensor((1,), (-1,)), torch.tensor([0, 1]), torch.Generator())
-    near(found, [weight, -weight, 0, 0], 1e-10)
-    assert not s.shared.any()
 
 
 # ---- whole runs ----
@@ -153,7 +125,6 @@ def test_calibration_against_the_paper(data, rounds, options):
             sgd.step()
     for segment, p in zip(it.made.model.layout.segments, module.parameters(), strict=True):
         near(segment.view(it.w), p.detach(), 1e-7)
-        assert (segment.group == HEAD) == (not torch.equal(segment.view(it.w), segment.view(before.w)))
     near(it.b, before.b)
 
 

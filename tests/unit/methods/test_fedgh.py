@@ -1,11 +1,8 @@
 """FedGH (3.4): the rule in a federation, as a method and under other clients, and the hierarchical variant's state."""
 
 import numpy as np
-import torch
 from helpers import play, prepare, settings
 from naive_conflicts import literal_hierarchy, literal_pairs
-
-from fedmpi.aggregation.conflicts import pairwise
 
 
 def test_a_round_of_the_server():
@@ -48,10 +45,3 @@ def test_the_hierarchical_variant_over_three_rounds():
     it.fed.run()
     assert len(changes) == 3
     assert min(changes[1:]) > 1e-4, "or nothing conflicted"
-
-
-def test_pairwise_keeps_nothing():
-    assert prepare(settings("fedgh")).made.messages.server_state.size == 0
-    made = prepare(settings("fedgh", options={"variant": "hierarchical"})).made
-    assert made.messages.server_state.size == made.model.layout.size
-    assert torch.equal(pairwise(torch.eye(2), torch.ones(2) / 2), torch.full((2,), 0.5, dtype=torch.float64))

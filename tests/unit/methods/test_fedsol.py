@@ -305,16 +305,10 @@ def test_at_w0_is_known_without_looking(client_of):
         seen.append(client.at_w0)
         return client.task_loss(client.logits(x), x, y)
 
-    with client.elsewhere(client.w0 + 1):
-        assert not client.at_w0
-    assert client.at_w0
-    x, y = rows_of(it)
-    client.grad(x, y, at=client.w0 + 1, loss=loss)
-    client.grad(x, y, loss=loss)
-    assert seen == [False, True]
-    assert client.at_w0
+    client.grad(*rows_of(it), at=client.w0 + 1, loss=loss)
+    client.grad(*rows_of(it), loss=loss)
     client.fit(start=client.w0 + 1, epochs=1)
-    assert client.at_w0
+    assert (seen, client.at_w0) == ([False, True], True)
     client.fit(epochs=1)
     assert not client.at_w0
     client = client_of(it)

@@ -21,7 +21,7 @@ def naive(z, memory, labels, k, classes, scale, similarity="code"):
     return [v / sum(votes) for v in votes]
 
 
-@pytest.mark.parametrize("k", [1, 3, 7, 50])
+@pytest.mark.parametrize("k", [1, 7, 50])
 def test_neighbours_against_a_naive_loop(k):
     """More neighbours than samples: all of them."""
     g = torch.Generator().manual_seed(k)

@@ -1,6 +1,6 @@
 """Parts of the model, and models, that stay with their clients: heads, bodies, normalisation, factors, memories."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import pytest
 import torch
@@ -117,16 +117,6 @@ def test_fedrep_without_a_head_phase_is_fedavg_with_a_frozen_head():
     assert not torch.equal(mine.w, mine.w0)
 
 
-# ---- fine-tuning ----
-def test_fine_tuning_by_hand(client_of):
-    """ft(2) at client 3: two epochs of SGD on cross-entropy, a fresh optimiser, the last round's rate."""
-    it = prepare(settings("fedbabu", train={"schedule": "exponential", "decay": 0.5, "weight_decay": 1e-3}))
-    module, client = module_of(it), client_of(it, 3, round_=2)
-    train_epochs(module, rows_of(it, 3), (2, 3, 0), 0.05 / 4, 2, weight_decay=1e-3)
-    client.fine_tune(2)
-    torch.testing.assert_close(client.w, flat(module), rtol=0, atol=1e-6)
-
-
 def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client_of):
     """Dropout draws and batch statistics move, from the client's own random numbers."""
     it = prepare(settings("fedbabu", "norm"))
@@ -145,26 +135,6 @@ def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client
 
 
 # ---- FedBN ----
-def test_the_own_part_changes_when_its_client_trains_and_at_no_other_time():
-    runs = [play(settings("fedbn", "norm", rounds=t)) for t in (1, 2, 3)]
-    for before, it in pairwise(runs):
-        cohort = it.rows[-1]["cohort"]
-        assert 0 < len(cohort) < 7
-        for k in before.fed.states.rows:
-            assert torch.equal(it.kept(k)._w, before.kept(k)._w) == (k not in cohort)
-            assert torch.equal(it.kept(k)._b, before.kept(k)._b) == (k not in cohort)
-
-
-def test_clients_are_evaluated_with_their_own(client_of):
-    """`personal` is the model of that client: shared weights, own normalisation with own statistics."""
-    it = play(settings("fedbn", "norm", rounds=2))
-    losses = {line["client"]: line["loss"] for line in it.lines if line["round"] == 1}
-    for k in (0, 3):
-        client = client_of(it, k, 2)
-        loss = loss_of(module_of(it, client.w0, client.b0), rows_of(it, k, "test"))
-        assert losses[k] == pytest.approx(loss, rel=1e-5)
-
-
 class Names(nn.Module):
     """As in torchvision's ResNets: normalisation with and without bn in its name; and a layer norm."""
 

@@ -29,7 +29,7 @@ def used(it, client_of, k, round_):
     return module_of(it, it.made.method.weights(client), it.made.method.buffers(client))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn", "ditto", "local"])
 def test_personal_is_over_all_clients_sampled_or_not(client_of, method):
     """Each its own split; the mean unweighted, the standard deviation that of the population, the worst tenth of seven
     clients the worst one."""

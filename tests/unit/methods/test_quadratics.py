@@ -27,96 +27,96 @@ class FedAvg:
         self.c, self.own, self.clients = 0.0, [0.0] * clients, clients
         vars(self).update(options)
 
-    def gradient(self, k, g, moved):
-        """Of a local step; moved: how far the client is from x."""
+    def gradient(self, k, g, move):
+        """Of a local step; move: how far the client is from x."""
         return g
 
-    def finish(self, k, moved, steps):
+    def finish(self, k, move, steps):
         """The client's round is over."""
 
-    def step(self, p, moved, steps):
+    def step(self, p, moves, steps):
         """How far x moves, for clients' weights p, moves and numbers of steps."""
-        return sum(q * m for q, m in zip(p, moved, strict=True))
+        return sum(q * m for q, m in zip(p, moves, strict=True))
 
 
 class FedProx(FedAvg):
-    def gradient(self, k, g, moved):
-        return g + self.mu * moved
+    def gradient(self, k, g, move):
+        return g + self.mu * move
 
 
 class Scaffold(FedAvg):
     slots = "c", "c_i"
     changes = 0.0
 
-    def gradient(self, k, g, moved):
+    def gradient(self, k, g, move):
         return g - self.own[k] + self.c
 
-    def finish(self, k, moved, steps):
-        change = -self.c - moved / (steps * ETA)
+    def finish(self, k, move, steps):
+        change = -self.c - move / (steps * ETA)
         self.own[k] += change
         self.changes += change
 
-    def step(self, p, moved, steps):
+    def step(self, p, moves, steps):
         self.c, self.changes = self.c + self.changes / self.clients, 0.0
-        return super().step(p, moved, steps)
+        return super().step(p, moves, steps)
 
 
 class FedDyn(FedAvg):
     slots = "h", "g_k"
 
-    def gradient(self, k, g, moved):
-        return g - self.own[k] + self.alpha * moved
+    def gradient(self, k, g, move):
+        return g - self.own[k] + self.alpha * move
 
-    def finish(self, k, moved, steps):
-        self.own[k] -= self.alpha * moved
+    def finish(self, k, move, steps):
+        self.own[k] -= self.alpha * move
 
-    def step(self, p, moved, steps):
-        self.c -= self.alpha / self.clients * sum(moved)
-        return super().step(p, moved, steps) - self.c / self.alpha
+    def step(self, p, moves, steps):
+        self.c -= self.alpha / self.clients * sum(moves)
+        return super().step(p, moves, steps) - self.c / self.alpha
 
 
 class FedNova(FedAvg):
-    def step(self, p, moved, steps):
+    def step(self, p, moves, steps):
         tau = sum(q * K for q, K in zip(p, steps, strict=True))
-        return tau * sum(q * m / K for q, m, K in zip(p, moved, steps, strict=True))
+        return tau * sum(q * m / K for q, m, K in zip(p, moves, steps, strict=True))
 
 
 class CorrectedFedNova(FedNova):
     slots = "d", "d_k"
 
-    def gradient(self, k, g, moved):
+    def gradient(self, k, g, move):
         return g - self.own[k] + self.c
 
-    def finish(self, k, moved, steps):
-        self.own[k] = -moved / (steps * ETA)
+    def finish(self, k, move, steps):
+        self.own[k] = -move / (steps * ETA)
 
-    def step(self, p, moved, steps):
-        self.c = sum(-q * m / (K * ETA) for q, m, K in zip(p, moved, steps, strict=True))
-        return super().step(p, moved, steps)
+    def step(self, p, moves, steps):
+        self.c = sum(-q * m / (K * ETA) for q, m, K in zip(p, moves, steps, strict=True))
+        return super().step(p, moves, steps)
 
 
 class FedCM(FedAvg):
-    def gradient(self, k, g, moved):
+    def gradient(self, k, g, move):
         return self.alpha * g + (1 - self.alpha) * self.c
 
-    def step(self, p, moved, steps):
-        self.c = sum(-q * m / (K * ETA) for q, m, K in zip(p, moved, steps, strict=True))
-        return super().step(p, moved, steps)
+    def step(self, p, moves, steps):
+        self.c = sum(-q * m / (K * ETA) for q, m, K in zip(p, moves, steps, strict=True))
+        return super().step(p, moves, steps)
 
 
 def trace(naive, bowls, rounds, steps, n=None, seed=0, fraction=1.0, x=1.0):
     """x after each round; n: the clients' samples, where they weigh."""
     xs = []
     for t in range(rounds):
-        members, moved = scheduler.draw_cohort(seed, t, len(bowls), fraction), []
+        members, moves = scheduler.draw_cohort(seed, t, len(bowls), fraction), []
         for k in members:
             (a, b), y = bowls[k], x
             for _ in range(steps[k]):
                 y -= ETA * naive.gradient(k, a * (y - b), y - x)
-            moved.append(y - x)
+            moves.append(y - x)
             naive.finish(k, y - x, steps[k])
         weights = [n[k] if n else 1 for k in members]
-        x += naive.step([w / sum(weights) for w in weights], moved, [steps[k] for k in members])
+        x += naive.step([w / sum(weights) for w in weights], moves, [steps[k] for k in members])
         xs.append(x)
     return xs
 

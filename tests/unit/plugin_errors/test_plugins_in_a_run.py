@@ -360,11 +360,11 @@ class OneSample(fedmpi.Method):
 
 
 def test_batch_normalisation_needs_two_samples_in_a_batch():
-    """Refused before round 0 where it can be known, else with the line of the hook."""
+    """The message has client and remedy, and the line of a hook of one's own."""
     model = {"model": {"name": f"{__file__}:normed"}}
-    text = r"train.batch_size: 13 leaves client 0 with 14 samples a batch of one sample.*drop_last: true, or another"
+    text = r"round 0, client 0: a batch of one sample gives batch normalisation nothing.*drop_last: true, or another"
     with pytest.raises(UserError, match=text):
-        play(rounds=0, **model, train={"batch_size": 13})
+        play(**model, train={"batch_size": 13})
     assert play(**model, train={"batch_size": 13, "drop_last": True}).reason == "finished"
     with pytest.raises(UserError, match=r"round 0, client 0: .*OneSample.train at .*a batch of one sample"):
         run(OneSample, **model)

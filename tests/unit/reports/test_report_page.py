@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import pytest
 from helpers import ROOT, clean_env, fedmpi
 
-from fedmpi.reports import charts, report, timeline
+from fedmpi.analysis import charts
+from fedmpi.reports import report, timeline
 from fedmpi.reports.groups import read
 from fedmpi.reports.page import Figure
 
@@ -252,14 +253,6 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_stands(tmp_path, damage
     page = offline(made(run))
     assert any(said in text for text in page.said)
     assert "partition" in page.ids or "partition.json" in damage
-
-
-def test_what_cannot_be_read_is_said_on_the_console_too(tmp_path):
-    run = large(tmp_path / "run", rounds=1, clients=3, ranks=1)
-    (run / "metrics.jsonl").unlink()
-    (run / "environment.json").unlink()
-    with pytest.warns(UserWarning, match=r"run: there is no metrics.jsonl, and 1 more note in the page's Faults$"):
-        report.analyse([run], None, None, lambda text: None)
 
 
 def test_the_timeline_is_a_table_and_a_drawing(tmp_path):

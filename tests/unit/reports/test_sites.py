@@ -11,10 +11,11 @@ import yaml
 from safetensors.numpy import save_file
 
 from fedmpi import config
+from fedmpi.common.errors import UserError
 from fedmpi.reports import card, site_pages
 from fedmpi.reports.page import Figure, Table, Text
 from fedmpi.reports.run_data import Run
-from fedmpi.reports.sites import find_baseline, read_baseline, sites, verdict
+from fedmpi.reports.sites import read_baseline, sites, verdict
 
 SITES = ["north", "<img src=x onerror=alert(1)>", "south"]
 SIZES = [60, 30, 10]
@@ -115,24 +116,19 @@ def test_verdicts(tmp_path, together, alone, said):
     assert verdict(site, found.evaluated[0], "loss") == lower
 
 
-def test_a_baseline_is_found_beside_the_run_if_it_is_a_fair_one(tmp_path):
+def test_a_baseline_differs_in_nothing_but_the_method(tmp_path):
     run = Run(made(tmp_path / "runs" / "r"))
-    assert find_baseline(run) is None
-    made(tmp_path / "runs" / "faster", "local", train={"lr": 0.5})
-    made(tmp_path / "runs" / "seed", "local", seed=3)
-    (tmp_path / "runs" / "notes").mkdir()
-    (cut := made(tmp_path / "runs" / "cut", "local")).joinpath("summary.json").unlink()
-    (tmp_path / "runs" / "damaged").mkdir()
-    (tmp_path / "runs" / "damaged" / "config.yaml").write_text("a: [")
-    assert find_baseline(run) is None
     fair = made(tmp_path / "runs" / "fair", "local", data={**CONFIG["data"], "root": "elsewhere"})
-    assert find_baseline(run).run.path.resolve() == fair.resolve()
-    assert read_baseline(run, tmp_path / "runs" / "faster").differs == ("train.lr",)
+    assert read_baseline(run, fair).differs == ()
+    faster = made(tmp_path / "runs" / "faster", "local", train={"lr": 0.5})
+    assert read_baseline(run, faster).differs == ("train.lr",)
     in_turn = made(tmp_path / "runs" / "in_turn", "local", cohort={"draw": "cycles"})
     assert read_baseline(run, in_turn).differs == ("cohort.draw",)
+    (cut := made(tmp_path / "runs" / "cut", "local")).joinpath("summary.json").unlink()
     assert "how they ended" in read_baseline(run, cut).differs[0]
-    page = text_of(site_pages.sections(run, sites(run)[0], sites(run), read_baseline(run, cut.parent / "faster")))
-    assert "train.lr differ" in page
+    assert "train.lr differ" in text_of(site_pages.sections(run, sites(run)[0], sites(run), read_baseline(run, faster)))
+    with pytest.raises(UserError, match=r"is a run of method fedavg at north, .*; method.name=local at the sites"):
+        read_baseline(run, run.path)
 
 
 # ---- what left it ----
@@ -217,9 +213,9 @@ def test_a_loss_that_a_site_does_not_have_is_a_dash(tmp_path):
 # ---- the files ----
 def test_pages_are_whole_escaped_and_need_nothing_else(tmp_path):
     path, said = made(tmp_path / "runs" / "r", output_mode="private"), []
-    made(tmp_path / "runs" / "alone", "local")
+    alone = made(tmp_path / "runs" / "alone", "local")
     (tmp_path / "about.yaml").write_text("Contact: <script>alert(1)</script>\n")
-    site_pages.analyse(path, None, tmp_path / "about.yaml", said.append)
+    site_pages.analyse(path, alone, tmp_path / "about.yaml", said.append)
     assert sorted(os.listdir(path / "sites")) == [
         "img-src-x-onerror-alert-1.html",
         "model-card.html",

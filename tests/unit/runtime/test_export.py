@@ -12,6 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, call
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.runtime.finished import export
+from fedmpi.runtime.finished.models import RunModel
 from fedmpi.runtime.run import execute
 
 ONNX = all(find_spec(name) for name in export.NEEDS)
@@ -103,7 +104,7 @@ def run_of(tmp_path_factory):
 def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     """On batches of sizes that it has not seen, by what reads such files, without fedmpi; and nothing is warned of."""
     run, out, said = run_of(*CASES[case]), tmp_path / f"model.{to}", []
-    assert export.export(run, to, said.append, out=out, trusted=True) == out
+    assert export.export(RunModel(run, True), to, said.append, out) == out
     assert [str(w.message) for w in recwarn] == []
     assert ("20 test samples, together and one by one" in said[0]) == (to == "onnx")
     prepared = tmp_path / "model.preprocessing.json"
@@ -136,7 +137,7 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
 def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model):
     (out := tmp_path / "model.onnx").write_text("an earlier one")
     with pytest.raises(UserError, match=r"--to onnx: .*nothing was written"):
-        export.export(run_of(model), "onnx", print, out=out, trusted=True)
+        export.export(RunModel(run_of(model), True), "onnx", print, out)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
@@ -158,7 +159,7 @@ def test_mistakes(run_of, tmp_path, monkeypatch, to, out, message):
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else 1)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=message):
-        export.export(run_of("norm"), to, print, out=out and tmp_path / out, trusted=True)
+        export.export(RunModel(run_of("norm"), True), to, print, out and tmp_path / out)
 
 
 def test_the_command(run_of):

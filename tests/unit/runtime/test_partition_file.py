@@ -16,7 +16,6 @@ from fedmpi.data.validation import hold_out
 from fedmpi.reports.groups import read
 from fedmpi.reports.results import CLIENTS, partition
 from fedmpi.reports.run_data import Run
-from fedmpi.reports.sites import sites
 from fedmpi.runtime.record.data_files import MANY, by_client, write_partition
 from fedmpi.runtime.record.run_dir import RunDirectory
 
@@ -64,17 +63,6 @@ def test_a_summary_by_hand(tmp_path):
     assert np.load(tmp_path / "run/partition.npz")["label_counts"].dtype == np.uint8, "three samples fit a byte"
 
 
-def test_partition_json_stays_small(tmp_path):
-    written(tmp_path / "run", federation(20 * MANY))
-    assert (tmp_path / "run/partition.json").stat().st_size < 2_000
-
-
-def test_targets_that_are_no_classes(tmp_path):
-    folder, facts = written(tmp_path / "run", federation(MANY + 1, classes=1))
-    assert facts["summary"].keys() == {"samples", "sizes"}
-    assert by_client(folder, facts)[1] is None
-
-
 def test_sites_without_common_rows_are_all_written(tmp_path):
     """In silo mode there is no partition.npz that could have the rest."""
     sizes = np.arange(1, MANY + 2)
@@ -111,16 +99,6 @@ def test_a_summary_without_its_arrays_is_told(tmp_path):
         assert partition(read([folder])) == []
     done = fedmpi("report", folder)
     assert done.returncode == 0, done.stderr
-
-
-def test_pages_of_sites_have_what_a_summary_leaves_out(tmp_path):
-    fed = federation(MANY + 1)
-    folder, _ = written(tmp_path / "run", fed)
-    told = [{"round": 0, "client": k, "site": f"site {k}", "protocol": "personal", "samples": 1} for k in range(3)]
-    (folder / "clients.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in told))
-    found = sites(Run(folder))
-    assert [site.train for site in found] == fed.train_sizes.tolist()
-    assert found[7].counts == fed.label_counts[7].tolist()
 
 
 @pytest.mark.parametrize(

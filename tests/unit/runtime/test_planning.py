@@ -41,9 +41,7 @@ def test_bytes_are_those_of_a_run(method, changes, monkeypatch):
     config = small_settings(method, "mlp", rounds=3, **changes)
     found = plan._bytes(prepare(config).made, 3)
     rounds = made(config, 3)
-    assert {kind["first"]: (kind["down"], kind["up"]) for kind in found["kinds"]} == {
-        kind["first"]: rounds[kind["first"]] for kind in found["kinds"]
-    }
+    assert (found["round"]["down"], found["round"]["up"]) == tuple(map(max, zip(*rounds, strict=True)))
     assert (found["run"]["down"], found["run"]["up"]) == tuple(map(sum, zip(*rounds, strict=True)))
 
 
@@ -128,8 +126,7 @@ def test_a_step_keeps_what_the_backward_pass_needs():
 def facts(**more):
     memory = {"rank 0": {"process": 200 << 20, "rows": 1 << 30, "all": 1200 << 20}}
     kind = {"up": 2048, "down": 1024}
-    kinds = [{"first": 0, "rounds": 1, "up": 4096, "down": 1024}, {"first": 1, "rounds": 999, **kind}]
-    traffic = {"way": "whole", "round": kind, "run": {"up": 4096 + 999 * 2048, "down": 1_024_000}, "kinds": kinds}
+    traffic = {"way": "whole", "round": kind, "run": {"up": 4096 + 999 * 2048, "down": 1_024_000}}
     first = {"config": "x", "ranks": 4, "hosts": 1, "device": "cpu", "threads": 2, "cuda": False}
     return {**first, "memory": memory, "bytes": traffic, "rounds": 1000, **more}
 
@@ -138,7 +135,7 @@ def test_the_text():
     text = "\n".join(plan.lines(facts(), ["run.yaml"]))
     assert "rank 0: about 1.2 GiB" in text
     assert "2.0 KiB up, 1.0 KiB down a round" in text
-    assert "4.0 KiB up, 1.0 KiB down in 1 round such as 1" in text
+    assert "2.0 MiB up, 1000.0 KiB down in 1000 rounds" in text
     assert "--mem-per-cpu=768M" in plan.sbatch(facts(), ["run.yaml"])  # 1.25 x 1200 MiB for two cores
     assert "with a GPU" in "\n".join(plan.lines(facts(cuda=True), ["run.yaml"]))
 

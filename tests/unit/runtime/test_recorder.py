@@ -6,22 +6,8 @@ import weakref
 
 from helpers import small_settings
 
-from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.runtime import run
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
-
-
-def test_ranks_other_than_0_record_no_results():
-    """The engine tells every rank what it finds out."""
-    recorder = RankRecorder()
-    for name in ("round", "append", "save_best_model", "record_lost_ranks", "say"):
-        getattr(recorder, name)([])
-    recorder.save_state(None, 0, {}, True)
-    assert isinstance(recorder, RunCallbacks)
-
-
-def test_a_run_that_fails_before_it_has_a_directory_leaves_nothing():
-    assert Recorder().close_failed("no reason") == RankRecorder().close_failed("no reason") == ""
 
 
 def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):

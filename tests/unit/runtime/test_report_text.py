@@ -53,8 +53,8 @@ def test_formats_and_what_they_cost():
     wire, traffic, _ = lines("fedavg", up="bf16")
     assert wire == ["wire: up bf16 (dw)"]
     assert traffic.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
-    wire, _, _ = lines("fedpac", up={"name": "topk", "fraction": 0.1}, down="int8")
-    assert wire == ["wire: up topk of 0.1 (dw; whole: head), down int8 of the difference to what was sent before"]
+    wire, _, _ = lines("fedpac", up={"name": "topk", "fraction": 0.1}, down="bf16")
+    assert wire == ["wire: up topk of 0.1 (dw; whole: head), down bf16 of the model"]
     wire, _, _ = lines("fedavg", up={"name": "int8", "feedback": False}, down="fp16")
     assert wire == ["wire: up int8 (dw), down fp16 of the model"]
 
@@ -209,10 +209,3 @@ def test_classes_and_events_of_each_site(tmp_path):
         train, test = (int(part.split(" events")[0].rsplit("(")[-1]) for part in text.split(", "))
         assert text == f"8 training samples ({train} events), 2 test samples ({test} events)"
         assert train + test == events
-
-
-@pytest.mark.filterwarnings("ignore:data. feature 'age' alone separates")
-def test_an_empty_test_part_of_a_split_column_has_a_remedy(tmp_path):
-    with pytest.warns(UserWarning, match=r"the test set is empty.*; mark rows in column part as test"):
-        rows = validate_sites(tmp_path, "state", split_column="part")
-    assert rows["test"].startswith("0 samples;")

@@ -42,10 +42,8 @@ def run(tmp_path):
     return start
 
 
-def test_a_site_without_an_event_is_named_and_has_no_loss(run, tmp_path):
-    told = [text for text in run("method.name=fedavg", "train.batch_size=16") if "no event" in text]
-    assert len(told) == 1
-    assert "no event in the training rows of south: the loss is 0 there" in told[0]
+def test_a_site_without_an_event_has_no_loss(run, tmp_path):
+    run("method.name=fedavg", "train.batch_size=16")
     folder = next((tmp_path / "runs").rglob("metrics.jsonl")).parent
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["loss@south"] is None
@@ -59,12 +57,6 @@ def test_a_site_without_an_event_is_named_and_has_no_loss(run, tmp_path):
 def test_batches_of_one_row_are_refused(run):
     with pytest.raises(UserError, match=r"train\.batch_size: 1: task survival compares the rows of a batch"):
         run("method.name=fedavg", "train.batch_size=1")
-
-
-@pytest.mark.parametrize("label", ["days", "[days]", "[dead, days, age]"])
-def test_one_label_column_is_answered_before_the_table_is_read(run, label):
-    with pytest.raises(UserError, match=r"survival needs two label columns.*data\.label_column: \[EVENT, TIME\]"):
-        run("method.name=fedavg", f"data.label_column={label}")
 
 
 @pytest.mark.parametrize(("method", "says"), [("fedper", True), ("fedavg", False), ("local", False)])

@@ -10,7 +10,6 @@ import pytest
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import trust
-from fedmpi.runtime.record import tracking
 from fedmpi.runtime.run import execute
 
 CONFIG = """\
@@ -177,9 +176,3 @@ def test_what_wandb_is_told(made, tmp_path, monkeypatch):
     logged = [(given[0], named["step"]) for each, given, named in said if each == "log"]
     assert [step for _, step in logged] == [1, 2, 3]
     assert logged[0][0]["accuracy"] == rows(tmp_path, "one")[0]["accuracy"]
-
-
-def test_numbers():
-    row = {"round": 3, "loss": 0.5, "ok": True, "none": None, "cohort": [1, 2], "bytes": {"up": 3, "by": {"x": 1.5}}}
-    assert tracking.numbers(row) == {"loss": 0.5, "bytes.up": 3, "bytes.by.x": 1.5}
-    assert tracking.HOOKS == ("begin", "round", "end")

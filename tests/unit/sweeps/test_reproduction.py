@@ -77,7 +77,7 @@ def test_the_command_from_nothing_to_a_verdict(tmp_path):
 def test_a_verdict_is_no_place_for_a_secret():
     asked = expand.load(reproduce.find_table("flamby_heart"), ["model.token=HUSH123"])
     axes = tuple(axis for axis in asked.axes if axis.name != "seed")
-    tables = [Cells(asked, "accuracy", "last", axes, {}, {}, published=asked.published[0])]
+    tables = [Cells(asked, "accuracy", "last", axes, {})]
     text = json.dumps(reproduce.verdicts(tables))
     assert "HUSH123" not in text
     assert "model.token=<redacted>" in text

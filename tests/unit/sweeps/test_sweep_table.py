@@ -6,12 +6,13 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 
 import pytest
 
-from fedmpi.analysis import figures
+from fedmpi.analysis import charts
 from fedmpi.common.errors import UserError
 from fedmpi.sweeps import expand, status, table, table_formats
 
@@ -103,8 +104,8 @@ def test_a_metric_goes_by_the_name_of_what_most_runs_have(asked, without):
     for given in (None, "accuracy"):
         cells = table.collect(base, given, None)
         assert table_formats.caption(cells).startswith("personal accuracy, after the last round")
-        assert cells.values["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
-        note = "personal_accuracy is compared, as no model of most runs has accuracy"
+        assert cells.cells["A", "0.1"].values == {"0": 70.0, "1": 71.0, "2": 72.0}
+        note = "personal_accuracy is compared, as most runs have no accuracy"
         assert table_formats.gaps(cells)[0] == note
     alone = expand.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
     assert table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
@@ -165,10 +166,9 @@ def test_by_hand(asked):
     [((51.0, 1.0), "="), ((54.0, 1.0), "~"), ((55.0, 1.0), "!"), ((55.0, 0.0), "~"), ((52.0, 0.0), "=")],
 )
 def test_verdicts(asked, theirs, said):
-    cells = table.collect(asked, None, "last")  # ours: 52, with deviation 2
-    assert table.verdict(cells, ("A", "0.1"), theirs) == said
-    assert table.verdict(cells, ("A", "0.1"), (55.0, float("nan"))) == "~"
-    assert table.verdict(cells, ("A", "0.1"), (57.0, float("nan"))) == "!"
+    cell = table.collect(asked, None, "last").cells["A", "0.1"]  # ours: 52, with deviation 2
+    for published, sign in ((theirs, said), ((55.0, math.nan), "~"), ((57.0, math.nan), "!")):
+        assert table.verdict(replace(cell, published=published), 2) == sign
 
 
 def test_forms(asked, tmp_path):
@@ -277,7 +277,8 @@ def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
     }
     asked = made(tmp_path / "t.yaml", text, lambda labels: figures[labels["m"]][int(labels["seed"])])
     cells = table.collect(asked, None, None)
-    assert cells.values == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
+    values = {key: cell.values for key, cell in cells.cells.items()}
+    assert values == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}, ("C",): {}}
     lines = table_formats.text(cells)
     assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
     assert lines[5].split() == ["C", "nan"]
@@ -308,11 +309,11 @@ def test_what_analysis_has_measured(asked):
 
     measured(asked, change)
     cells = table.collect(asked, "losses.shift", None)
-    assert cells.values["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
-    assert cells.values["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
+    assert cells.cells["A", "0.1"].values == {"0": 0.5, "1": 0.5, "2": 0.5}
+    assert cells.cells["B_2", "0.1"].values == {"0": 0.5, "1": 1.5, "2": 2.5}
     lines = table_formats.text(cells)
     assert lines[0].startswith("losses.shift, after the last round")
-    assert table.collect(asked, "losses.shift", "mean_last_10").values["A", "0.5"]["0"] == 4.75
+    assert table.collect(asked, "losses.shift", "mean_last_10").cells["A", "0.5"].values["0"] == 4.75
     for scatter, told in ((0.1, "higher"), (1.0, ""), (0.0, "")):  # whether higher is better, nobody has said
 
         def higher(labels, row, scatter=scatter):
@@ -320,29 +321,23 @@ def test_what_analysis_has_measured(asked):
             return {**row, "losses": {"shift": 1.0 + more}}
 
         measured(asked, higher)
-        found = table.difference(table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
+        found = table.difference(table.collect(asked, "losses.shift", None), ("B_2", "0.1"))
         # By hand: 4.303 standard errors for three seeds; differences that are all equal say nothing of chance.
         assert found == (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), told)
 
 
 def test_pictures(asked, tmp_path, monkeypatch):
-    """Means and deviations of the cells, over the rows' labels."""
+    """Means and deviations of the cells, over the rows' labels, which are numbers or words."""
     drawn = []
-    draw = figures.sweep
-    monkeypatch.setattr(figures, "sweep", lambda *given: drawn.append(given) or draw(*given))
-    said = []
-    with pytest.warns(UserWarning, match="left out of the picture, as seeds are missing: 0.5 B_2$"):
-        table_formats.analyse(asked, None, "last", "train.lr", tmp_path / "t.png", said.append)
-    lines, x, y = drawn[0]
-    assert (x, y, list(lines)) == ("lr", "accuracy (%)", ["A", "B_2"])
-    assert lines["A"] == [("0.1", 52.0, 2.0), ("0.5", 50.0, 10.0)]
-    label, mean, spread = lines["B_2"][1]
-    assert label == "0.5"
-    assert math.isnan(mean)
-    assert math.isnan(spread)
-    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    for ending in ("svg", "pdf"):
-        with pytest.warns(UserWarning, match="left out of the picture"):
-            table_formats.analyse(asked, None, "last", None, tmp_path / f"t.{ending}", said.append)
-        assert (tmp_path / f"t.{ending}").stat().st_size > 1000
-    assert list(drawn[-1][0]) == ["lr 0.1", "lr 0.5"]  # rows that are words have places of their own
+    monkeypatch.setattr(charts, "write", lambda chart, to, title: drawn.append(chart))
+    for rows in ("train.lr", None):
+        with pytest.warns(UserWarning, match=r"left out of the picture, as seeds are missing: (0.5 B_2|B_2 0.5)$"):
+            table_formats.analyse(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)
+    numbers, words = drawn
+    assert (numbers.x_label, numbers.y_label, numbers.ticks) == ("lr", "accuracy (%)", ["0.1", "0.5"])
+    a, b = numbers.series
+    assert (a.label, a.x, a.y, a.low, a.high) == ("A", [0.1, 0.5], [52.0, 50.0], [50.0, 40.0], [54.0, 60.0])
+    assert b.label == "B_2"
+    assert math.isnan(b.y[1])
+    assert [line.label for line in words.series] == ["lr 0.1", "lr 0.5"]
+    assert (words.series[0].x, words.ticks) == ([0.0, 1.0], ["A", "B_2"])

@@ -76,7 +76,7 @@ def image_mask(
         x, test_x = (made.normalised(images[np.array(k, dtype=np.int64)]) for k in (train, test))
         return Dataset(x, masks[list(train)], test_x, masks[list(test)], numbers.many, preparation=made)
 
-    return dataset(pairs, pairs.found(), read, val, test_fraction)
+    return dataset(pairs, pairs.by_site(), read, val, test_fraction)
 
 
 def _masks(pairs: Sequence[Pair], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:

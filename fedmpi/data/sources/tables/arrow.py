@@ -21,9 +21,7 @@ def read_parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Read a Parquet file.
 
     Returns:
-        Its columns as `cells` has them, where lists are text, which is no number and so no feature: a column that the
-        config drops must not make the others unreadable. And the names of the columns that pandas has written as the
-        index of its table.
+        Its columns as `cells` has them, and the names of those that pandas has written as the index of its table.
     """
     _check_pyarrow(path)
     from pyarrow import parquet  # takes half a second to import
@@ -32,7 +30,7 @@ def read_parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         table = parquet.read_table(path)
     except Exception as error:  # a decoder of damaged files may raise anything
         raise UserError(f"{path} cannot be read as Parquet: {error}") from error
-    columns = {name: cells(table.column(name), name, path, lists=True) for name in table.column_names}
+    columns = {name: cells(table.column(name)) for name in table.column_names}
     index = (table.schema.pandas_metadata or {}).get("index_columns", ())
     return columns, tuple(name for name in index if isinstance(name, str) and name in columns)
 
@@ -52,10 +50,10 @@ def read_stream(paths: Sequence[Path]) -> Any:
         raise UserError(f"{paths[0].parent}: its arrow files cannot be read: {error}; save it anew") from error
 
 
-def cells(column: Any, name: str, path: Path, lists: bool = False) -> np.ndarray:
+def cells(column: Any) -> np.ndarray:
     """Return a column as (n,) float64 with NaN for nulls, or as text with "" for nulls.
 
-    Dates, decimal numbers and others are the text that Python writes. lists: these, too; otherwise they are refused.
+    Dates, decimal numbers, lists and others are the text that Python writes.
     """
     import pyarrow
 
@@ -71,8 +69,6 @@ def cells(column: Any, name: str, path: Path, lists: bool = False) -> np.ndarray
             column = column.cast(pyarrow.string())
     if kind.is_floating(column.type):
         return column.cast(pyarrow.float64(), safe=False).to_numpy().astype(np.float64)
-    if kind.is_nested(column.type) and not lists:
-        raise UserError(f"{path}: column {name!r} is {column.type}; numbers, truth values and text are understood")
     return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()], dtype=object)
 
 

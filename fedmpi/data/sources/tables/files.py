@@ -18,6 +18,7 @@ from fedmpi.data.sources.tables.numerals import is_number, parsed, spelling, to_
 
 # Cells without a value, in any case of letters
 GAPS = {"", "?", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "none"}
+BEGINS_A_NUMBER = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.", np.uint8))
 INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)*")  # names that pandas gives to an index
 TRUTH = {"true": "1", "false": "0", "yes": "1", "no": "0", "t": "1", "f": "0", "y": "1", "n": "0"}
 
@@ -145,11 +146,16 @@ def find_gaps(cells: np.ndarray, named: Collection[str] = ()) -> np.ndarray:
     """Return (n,) bool, whether a cell has no value; named: words that are values of this column."""
     if cells.dtype == np.float64:
         return np.isnan(cells)
-    is_gap = {}
-    for cell in {*cells.tolist()}:
-        word = (cell if isinstance(cell, str) else cell.decode("ascii")).strip()
-        is_gap[cell] = word.casefold() in GAPS and word not in named
-    return np.array([is_gap[cell] for cell in cells.tolist()], dtype=bool)
+    gaps = np.zeros(len(cells), dtype=bool)
+    rows = np.arange(len(cells))
+    if cells.dtype != object:  # few cells of a column of numbers have to be looked at
+        first = np.ascontiguousarray(cells).view(np.uint8).reshape(len(cells), -1)[:, 0]
+        rows = np.flatnonzero(~BEGINS_A_NUMBER[first])
+    values, member = np.unique(cells[rows], return_inverse=True)
+    words = [text.strip() for text in text_of(values)]
+    is_gap = np.array([word.casefold() in GAPS and word not in named for word in words], dtype=bool)
+    gaps[rows] = is_gap[member]
+    return gaps
 
 
 def ordered(words: Sequence[str] | np.ndarray) -> list[str]:

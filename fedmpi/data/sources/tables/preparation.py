@@ -57,17 +57,15 @@ class Fit:
 class TablePreparation(Preparation):
     """The columns of a table in the order of the inputs, with the values that fill and standardise them.
 
-    sites: by the name of each site, or under "" for all rows alike. pooled: moments for the global test set, where it
-    is not standardised by the site of each row. zero_is_gap: columns of numbers in which 0 means that nothing was
-    measured. missing_values: words that are gaps, by column, "" for all. event_words: 1 or 0 by the word of the event,
-    where times of survival are learned.
+    sites: by the name of each site, or under "" for all rows alike. zero_is_gap: columns of numbers in which 0 means
+    that nothing was measured. missing_values: words that are gaps, by column, "" for all. event_words: 1 or 0 by the
+    word of the event, where times of survival are learned.
     """
 
     columns: tuple[Column, ...]
     sites: dict[str, Fit]
     labels: tuple[str, ...]
     class_names: tuple[str, ...] = ()
-    pooled: Moments | None = None
     missing: Literal["refuse", "impute", "drop"] = "refuse"
     site_column: str | None = None
     delimiter: str = ","
@@ -97,13 +95,12 @@ class TablePreparation(Preparation):
         """Return what the training rows of a site give."""
         return self.sites.get(site) or self.sites[""]
 
-    def inputs(self, rows: Table, owner: np.ndarray, which: np.ndarray, pooled: bool = False) -> Tensor:
+    def inputs(self, rows: Table, owner: np.ndarray, which: np.ndarray) -> Tensor:
         """Return (m, f) float32 inputs of some rows, NaN for a gap that nothing fills in a number not standardised.
 
         Args:
             owner: (n,) the place of each row's site in `sites`.
             which: (m,) the numbers of the rows, in ascending order.
-            pooled: whether they are standardised as the rows of the global test set are.
         """
         is_number = np.concatenate([[True] if c.values is None else [False] * len(c.values) for c in self.columns])
         out = torch.empty(len(which), len(is_number))
@@ -116,7 +113,7 @@ class TablePreparation(Preparation):
                 columns.append(cells if column.values is None else cells == np.array(column.values, dtype=object))
             x = np.concatenate(columns, axis=1).astype(np.float64)
             for k, fit in enumerate(self.sites.values()):
-                moments = self.pooled if pooled and self.pooled is not None else fit.moments
+                moments = fit.moments
                 own = np.ix_(np.flatnonzero(sites == k), is_number)
                 if moments is not None and own[0].size:
                     x[own] = standardise_columns(x[own], moments.mean, moments.deviation)
@@ -146,8 +143,7 @@ class TablePreparation(Preparation):
         for name in request.ids:
             rows.column(name, "--id")
         rows = self._without_gaps(rows)
-        owner, pooled = self._owners(rows, request.site)
-        x = self.inputs(rows, owner, np.arange(len(rows)), pooled)
+        x = self.inputs(rows, self._owners(rows, request.site), np.arange(len(rows)))
         ids = {rows.unit: rows.places, **{name: text_of(rows.columns[name]) for name in request.ids}}
         column = self.site_column
         sites = rows.words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
@@ -177,24 +173,24 @@ class TablePreparation(Preparation):
         warnings.warn(f"{where}; {number} of {len(rows)} left out, as in training (data.missing: drop)", stacklevel=2)
         return rows.keep(np.flatnonzero(~gap))
 
-    def _owners(self, rows: Table, site: str | None) -> tuple[np.ndarray, bool]:
-        """(n,) the place of each row's site in `sites`, and whether rows are standardised as the global test set is."""
+    def _owners(self, rows: Table, site: str | None) -> np.ndarray:
+        """(n,) the place of each row's site in `sites`."""
         names, column = list(self.sites), self.site_column
         allowed = f"sites: {shorten(', '.join(names), 200)}"
         if site is not None and site not in names:
             raise UserError(f"there is no site {site!r} in this run; {allowed}")
         if site is not None or len(names) == 1:
-            return np.full(len(rows), names.index(site) if site is not None else 0), site is None
-        if column is not None and column in rows.columns:
-            words = rows.words(column, "site_column")
-            odd = next((row for row, word in enumerate(words) if word not in self.sites), None)
-            if odd is not None:
-                raise UserError(f"{rows.at(odd)}: {column} is {words[odd]!r}, no site of the training; {allowed}")
-            return np.array([names.index(word) for word in words], dtype=np.int64), True
-        if self.pooled is not None and not any(rows.gaps(c.name, "features").any() for c in self.columns):
-            return np.zeros(len(rows), dtype=np.int64), True
-        needed = f"{f'a column {column!r}, or ' if column else ''}--site NAME, in Python site=, is needed; {allowed}"
-        raise UserError(f"{rows.path}: rows are prepared by the training rows of their site: {needed}")
+            return np.full(len(rows), names.index(site) if site is not None else 0)
+        if column is None or column not in rows.columns:
+            needed = (
+                f"{f'a column {column!r}, or ' if column else ''}--site NAME, in Python site=, is needed; {allowed}"
+            )
+            raise UserError(f"{rows.path}: rows are prepared by the training rows of their site: {needed}")
+        words = rows.words(column, "site_column")
+        odd = next((row for row, word in enumerate(words) if word not in self.sites), None)
+        if odd is not None:
+            raise UserError(f"{rows.at(odd)}: {column} is {words[odd]!r}, no site of the training; {allowed}")
+        return np.array([names.index(word) for word in words], dtype=np.int64)
 
     def _with_targets(self, new: NewRows, rows: Table) -> NewRows:
         """Add the targets where all label columns are there and hold what they held in training."""
@@ -228,7 +224,7 @@ def _cells(rows: Table, column: Column) -> np.ndarray:
 
 
 def fit_preparation(
-    plain: TablePreparation, rows: Table, owner: np.ndarray, train: np.ndarray, standardise: str, pooled: bool
+    plain: TablePreparation, rows: Table, owner: np.ndarray, train: np.ndarray, standardise: str
 ) -> TablePreparation:
     """Fit a preparation to the training rows.
 
@@ -237,7 +233,6 @@ def fit_preparation(
         owner: (n,) the place of each row's site in `plain.sites`.
         train: (n,) whether a row is a training row.
         standardise: `site`, `pooled` or `none`.
-        pooled: whether the global test set is standardised by the training rows of all sites.
     """
     names = list(plain.sites)
     groups = [(owner == k) & train for k in range(len(names))]
@@ -251,7 +246,7 @@ def fit_preparation(
         *by_site, overall = _moments(preparation, rows, owner, [*(groups if standardise == "site" else ()), train])
         for name, moments in zip(names, by_site or [overall] * len(names), strict=True):
             sites[name] = replace(sites[name], moments=moments)
-        preparation = replace(preparation, pooled=overall if pooled else None)
+        preparation = replace(plain, sites=sites)
     alike = len(set(sites.values())) == 1
     return replace(preparation, sites={"": next(iter(sites.values()))}) if alike else preparation
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import warn_of_row_numbers
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, check_sample, file_of
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
@@ -98,8 +97,6 @@ def saved_dataset(
         channels = channels or reading.channels_of_first(rows.x, _places(rows, columns))
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages)
     else:
-        split_of_row = np.repeat(np.arange(len(parts)), [len(part.x) for part in parts])
-        warn_of_row_numbers(folder, [] if symbols else _named_columns(rows.x, columns), split_of_row)
         arrays = ArrayOptions(axes, pixel_range, mean, std)
         arrays = arrays if symbols else with_axes(arrays, rows.x.shape, "x", folder)
     x = _inputs(rows, columns, symbols, decoding, arrays)
@@ -179,15 +176,14 @@ def _read(folder: Path, columns: Sequence[str], label_column: str | None, site_c
     if missing or not files:
         raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {REMEDY}")
     table = arrow.read_stream(files)
-    options = [(name, "input_column") for name in columns]
-    options += [(label_column, "label_column")] if label_column else []
-    options += [(site_column, "site_column")] if site_column else []
-    for name, key in options:
-        if name not in table.column_names:
+    options: dict[str | None, str] = {label_column: "label_column", site_column: "site_column"}
+    options |= dict.fromkeys(columns, "input_column")
+    for name, key in options.items():
+        if name and name not in table.column_names:
             raise UserError(f"{folder} has no column {name!r} (data.{key}); {nearest(name, table.column_names)}")
     images = arrow.pictures(table.column(columns[0]), columns[0], folder) if len(columns) == 1 else None
     x: np.ndarray | list[bytes | Path] = _side_by_side(table, columns, folder) if images is None else images
-    cells = {name: arrow.cells(table.column(name), name, folder) for name in (label_column, site_column) if name}
+    cells = {name: arrow.cells(table.column(name)) for name in (label_column, site_column) if name}
     feature = (info.get("features") or {}).get(label_column or "") or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     labels = Table(folder, cells, np.arange(len(x)), "row")
@@ -223,24 +219,15 @@ def _with_class_names(labels: Table, column: str, names: Sequence[str]) -> Table
 def _joined(parts: Sequence[Rows], folder: Path) -> Rows:
     """Join the rows of all splits, one after the other."""
     first = parts[0]
-    labels = [part.labels for part in parts]
-    columns = {name: np.concatenate([each.columns[name] for each in labels]) for name in first.labels.columns}
-    places = np.concatenate([each.places for each in labels])
+    columns = {name: np.concatenate([part.labels.columns[name] for part in parts]) for name in first.labels.columns}
+    places = np.concatenate([part.labels.places for part in parts])
     table = Table(folder, columns, places, "row", named=first.labels.named)
     if isinstance(first.x, list):
         return Rows([file for part in parts for file in part.x], table, first.names)
-    try:
-        return Rows(np.concatenate([np.asarray(part.x) for part in parts]), table, first.names)
-    except ValueError as error:
-        raise UserError(f"{folder}: the rows of its splits differ in shape: {error}") from error
-
-
-def _named_columns(x: np.ndarray, columns: Sequence[str]) -> list[tuple[str, np.ndarray]]:
-    """Return the columns of numbers by name; those of one column of lists are called name[k]."""
-    if x.ndim != 2:
-        return []
-    names = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
-    return list(zip(names, x.T, strict=True))
+    arrays = [part.x for part in parts if isinstance(part.x, np.ndarray)]
+    if any(x.shape[1:] != arrays[0].shape[1:] for x in arrays):
+        raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
+    return Rows(np.concatenate(arrays), table, first.names)
 
 
 def _places(rows: Rows, columns: Sequence[str]) -> list[str]:

@@ -55,7 +55,6 @@ def table(
     missing: Literal["refuse", "impute", "drop"] = "refuse",
     missing_values: Annotated[list[Value], Field(min_length=1)] | dict[str, list[Value]] | None = None,
     standardise: Literal["site", "pooled", "none"] = "site",
-    global_test: Literal["site", "pooled"] = "site",
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     decimal: Literal[".", ","] = ".",
     thousands: Literal[",", ".", "'", " "] | None = None,
@@ -75,20 +74,18 @@ def table(
     missing: a row with a gap is refused, dropped, or filled with the median (words: the most frequent) of its site's
     training part; missing_values: what is a gap, too, such as [-9, unknown], in all columns, or by column.
     standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
-    not; global_test: those of the global test set, which is pooled, too, where standardise is.
+    not.
     delimiter: between a CSV's cells; decimal: between the digits of its numbers; thousands: what separates groups of
     three of them, as in 27,822.
 
     In silo mode a site is prepared from its own rows alone: path may hold {site}, which becomes the silo's name, and
     without path the silo's name is the file's.
     """
-    for key, value in {"site_column": site_column, "standardise": standardise, "global_test": global_test}.items():
+    for key, value in {"site_column": site_column, "standardise": standardise}.items():
         if site is not None and (value == "pooled" or (value and key == "site_column")):
             raise UserError(
                 f"table: data.{key}: {value} needs the rows of all sites, and a silo sees its own alone; leave it out"
             )
-    if standardise == "none" and global_test == "pooled":
-        raise UserError("table: data.global_test: pooled changes nothing with data.standardise: none; leave one out")
     if thousands == decimal:
         raise UserError(f"table: data.thousands and data.decimal are both {decimal!r}; they must differ")
     test_fraction = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
@@ -145,7 +142,7 @@ def table(
         missing_values=gap_words,
         event_words=events,
     )
-    data = _dataset(rows, aim, owner, names, train, plain, standardise, global_test)
+    data = _dataset(rows, aim, owner, names, train, plain, standardise)
     return replace(data, group=number_groups(groups[train])) if group_column else data
 
 
@@ -244,13 +241,11 @@ def _dataset(
     train: np.ndarray,
     plain: TablePreparation,
     standardise: str,
-    global_test: str,
 ) -> Dataset:
     """Prepare the rows, in the order of the file."""
     if not plain.columns:
         raise UserError(f"{rows.path}: no column is left to learn from; correct data.features or data.drop")
-    pooled = global_test == "pooled" and standardise == "site"
-    preparation = fit_preparation(plain, rows, owner, train, standardise, pooled)
+    preparation = fit_preparation(plain, rows, owner, train, standardise)
     place = owner if len(preparation.sites) > 1 else np.zeros_like(owner)
     first, last = np.flatnonzero(train), np.flatnonzero(~train)
     train_x, test_x = (preparation.inputs(rows, place, part) for part in (first, last))
@@ -265,7 +260,6 @@ def _dataset(
         site=None if site is None else site[first],
         test_site=None if site is None else site[last],
         site_names=tuple(names),
-        global_x=preparation.inputs(rows, place, last, pooled=True) if pooled else None,
         meaning=(*preparation.meaning, "->", *aim.names),
         preparation=preparation,
     )

@@ -1,6 +1,7 @@
-"""Charts of reports, drawn by matplotlib as SVG for the page, and as SVG and PNG files.
+"""Charts of reports and analyses: lines, bars and coloured grids, drawn by matplotlib as elements of a page or files.
 
-A chart is drawn in the colours of paper. In the page each colour becomes a CSS variable with that colour as its default
+Figures are made without pyplot, which would choose a window system and keep global state. A chart is drawn in the
+colours of paper. In a page each colour becomes a CSS variable with that colour as its default
 (`fill: var(--c0,#0072b2)`), so that one drawing serves light and dark screens. Colours are Okabe and Ito's, which
 colour-blind readers tell apart; lines differ in dashes and marks, too.
 """
@@ -26,39 +27,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmpi.analysis.figures import COLOURS as OKABE_ITO
-from fedmpi.analysis.figures import DASHES, MARKERS, save
 from fedmpi.common.text import printable, shorten
 
-COLOURS = (*OKABE_ITO[:-1], "#111111")  # matplotlib leaves black out of an SVG, and nothing could replace it
+BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+BLACK = "#111111"  # matplotlib leaves #000000 out of an SVG, and nothing could replace it
+COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
+DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 INK, SOFT, RULE, WHITE = "#1b1b1b", "#6b6b6b", "#e3e3e3", "#fefefe"
-VARIABLES = {colour.lower(): f"c{i}" for i, colour in enumerate(COLOURS)}
+VARIABLES = {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
 VARIABLES |= {INK: "ink", SOFT: "soft", RULE: "rule", WHITE: "on"}
 FILLS = [to_rgba(colour, alpha) for alpha in (1.0, 0.5) for colour in COLOURS]  # of bars
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 11,
-    "text.color": INK,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.labelcolor": INK,
-    "axes.edgecolor": SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titley": 1.0,
-    "grid.color": RULE,
-    "xtick.bottom": False,
-    "xtick.labelcolor": INK,
-    "ytick.left": False,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 11,
-}
+STYLE = Path(__file__).with_suffix(".mplstyle")
 WIDE, LETTER, LINE = 5.6, 0.087, 0.24  # inches: of a chart, of a letter, of a line of text
 POINTS, MARKS = 600, 20  # of a line, at most
 CELLS = 600  # of a grid that is drawn cell by cell; a larger one is an image
@@ -83,6 +62,8 @@ class Lines:
     y_label: str
     integer_x: bool = True
     from_zero: bool = False  # the y axis begins at 0
+    log_x: bool = False
+    ticks: Sequence[str] = ()  # labels of the x of the first line, in place of numbers
 
 
 @dataclass(frozen=True)
@@ -125,7 +106,8 @@ def stacked_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_la
     for name, lengths in parts.items():
         for k, length in enumerate(lengths):
             side = ends[length < 0]
-            spans[name].append((k, *sorted((side[k], side[k] + length))))  # type: ignore[arg-type]
+            start, end = sorted((side[k], side[k] + length))
+            spans[name].append((k, start, end))
             side[k] += length
     return Bars(rows, spans, x_label)
 
@@ -138,9 +120,9 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
         alone: it is to be a file, on white paper and with plain colours.
     """
     text = io.StringIO()
-    with rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+    with rc_context({"svg.hashsalt": name}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that matplotlib's font lacks, and the reader's screen has
-        figure = _draw(chart).figure
+        figure = DRAW[type(chart)](chart).figure
         figure.savefig(text, format="svg", metadata={"Date": None})
     # What stands before is the head of a file, and a style that would be that of the whole page.
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
@@ -159,14 +141,23 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     return f'<svg {paper}xmlns:xlink="http://www.w3.org/1999/xlink" {size}>{drawn}'
 
 
-def write(chart: Chart, name: str, title: str, folder: Path) -> None:
-    """Write the chart as NAME.svg and NAME.png."""
-    (folder / f"{name}.svg").write_text(svg(chart, name, title, alone=True), encoding="utf-8")
-    with rc_context({**STYLE, "savefig.facecolor": "white"}), warnings.catch_warnings():
+def write(chart: Chart, path: Path, title: str) -> Path:
+    """Write the chart as a file: .svg, .png or .pdf."""
+    if path.suffix == ".svg":
+        path.write_text(svg(chart, path.stem, title, alone=True), encoding="utf-8")
+        return path
+    with rc_context({"savefig.facecolor": "white"}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = _draw(chart).figure
+        figure = DRAW[type(chart)](chart).figure
         figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
-        save(figure, folder / f"{name}.png", bbox_inches="tight")
+        return save(figure, path, bbox_inches="tight")
+
+
+def save(figure: Figure, path: Path, **options: Any) -> Path:
+    """Save a figure of matplotlib; equal figures give equal files."""
+    nameless = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    figure.savefig(path, dpi=150, metadata=nameless[path.suffix], **options)
+    return path
 
 
 def short(value: float, _: object = None) -> str:
@@ -179,13 +170,6 @@ def short(value: float, _: object = None) -> str:
         if size <= abs(value) < 1e15:
             return f"{value / size:.4g}{suffix}"
     return f"{value:.4g}"
-
-
-def _draw(chart: Chart) -> Any:
-    """Draw a chart in a figure of its own."""
-    if isinstance(chart, Lines):
-        return _lines(chart)
-    return _bars(chart) if isinstance(chart, Bars) else _grid(chart)
 
 
 def _axes(
@@ -216,11 +200,6 @@ def _numbers(axis: Any, most: int, *, integer: bool = False) -> None:
     axis.grid(True)
 
 
-def _array(values: Any) -> np.ndarray:
-    """Return numbers as float64; None is nan."""
-    return np.array(values, dtype=object).astype(float)
-
-
 def _lines(chart: Lines) -> Axes:
     looks: list[dict[str, Any]] = [
         {"color": COLOURS[i % 7], "linestyle": DASHES[i % 4], "marker": MARKERS[i % 5], "markersize": 5, "lw": 1.7}
@@ -230,7 +209,9 @@ def _lines(chart: Lines) -> Axes:
     axes = _axes(2.5, 0.7, 0.5, [(Line2D([], [], **look), each.label) for look, each in named], LINE)
     for look, each in zip(looks, chart.series, strict=True):
         every = -(-len(each.x) // POINTS) or 1
-        x, y, low, high = (_array(side)[::every] for side in (each.x, each.y, each.low, each.high))
+        x, y, low, high = (
+            np.array(side, object).astype(float)[::every] for side in (each.x, each.y, each.low, each.high)
+        )
         gap = np.isnan([math.nan, *y, math.nan])
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]  # a point between two gaps shows by its mark only
         marked = np.flatnonzero(alone | (np.arange(len(x)) % (-(-len(x) // MARKS) or 1) == 0))
@@ -244,7 +225,13 @@ def _lines(chart: Lines) -> Axes:
     if chart.from_zero and least > -0.1 * most:
         axes.set_ylim(bottom=0)
     _numbers(axes.yaxis, 5)
-    _numbers(axes.xaxis, 7, integer=chart.integer_x)
+    if chart.log_x:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    if chart.ticks:
+        axes.set_xticks(list(chart.series[0].x), [_text(label, 16) for label in chart.ticks])
+    else:
+        _numbers(axes.xaxis, 7, integer=chart.integer_x)
     axes.set_xlabel(_text(chart.x_label, 70))
     axes.set_title(_text(chart.y_label, 70), x=-0.65 / (WIDE - 0.9))
     return axes
@@ -279,7 +266,7 @@ def _bars(chart: Bars) -> Axes:
 
 
 def _grid(chart: Grid) -> Axes:
-    values = _array(chart.values).reshape(len(chart.rows), -1)
+    values = np.array(chart.values, object).astype(float).reshape(len(chart.rows), -1)  # None is nan
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
     columns = [_text(name, 16) for name in chart.columns]
     longest, many = LETTER * max(map(len, columns), default=1), len(columns)
@@ -327,3 +314,6 @@ def _colour_key(axes: Axes, chart: Grid, most: float, gaps: bool) -> None:
     key.set_axis_off()
     key.text(-0.8, 0, short(-most) if chart.signed else "0", ha="right", va="center")
     key.text(len(shades) - 0.2, 0, text, va="center")
+
+
+DRAW: dict[type, Any] = {Lines: _lines, Bars: _bars, Grid: _grid}  # each draws a chart in a figure of its own
