@@ -42,8 +42,8 @@ class Timeouts:
         shutdown: for the ranks of a failed job to be ended by the launcher, before they end by themselves.
         reply: for rank 0's store to answer, beyond what it was asked to wait.
         store: until ranks under MPI, which can do without a store, give it up at the start.
-        probe: for a living rank to answer a probe, once another rank has seen its connection to it end.
-        frozen: for a living rank to answer a probe in any case, whatever its threads do.
+        probe: between two questions of rank 0 to the ranks it waits for, where they regroup.
+        frozen: for a living rank to answer such a question, whatever its threads do.
         connect: for the members of a new group to connect to each other.
         defer: before a rank reports an error itself, since rank 0 may report the cause.
         launcher: between two checks that the launcher is alive.

@@ -30,14 +30,17 @@ done
 """  # of process $1, whose parent is $2, for $3 seconds
 
 
+NEEDS_MPIRUN = (
+    "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun and the variables RANK, WORLD_SIZE, MASTER_ADDR and "
+    "MASTER_PORT go with comm.backend=gloo or nccl."
+)
 REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py loaded
     "mpi": "Start with the mpirun of that MPI; or make mpi4py load the launcher's: set MPI4PY_LIBMPI to its libmpi.so, "
     "or, with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
     "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start "
     "with mpirun inside the allocation, or use comm.backend=gloo.",
-    "torchrun": "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun goes with comm.backend=gloo or nccl.",
-    "env://": "comm.backend=mpi needs mpirun (or srun --mpi=...); the variables RANK, WORLD_SIZE, MASTER_ADDR "
-    "and MASTER_PORT go with comm.backend=gloo or nccl.",
+    "torchrun": NEEDS_MPIRUN,
+    "env://": NEEDS_MPIRUN,
 }
 
 

@@ -143,6 +143,8 @@ class StoreServer:
                 while name not in self.values:
                     await self.arrivals.setdefault(name, asyncio.Event()).wait()
 
+        if self.values.keys() >= set(names):
+            return True
         arrival = self.loop.create_task(wait_for_values())
         end = self.loop.create_task(reader.read(1))  # a rank that waits sends nothing
         await asyncio.wait({arrival, end}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
