@@ -133,7 +133,7 @@ def check_cohort(settings: Settings, data: Federated) -> None:
             f"{f'{at}: ' if at else ''}cohort.size: {size} clients a round, but there are {data.clients}; set it to at "
             f"most {data.clients}, or have more clients"
         )
-    idle = len(_idle_clients(settings, data))
+    idle = len(_idle_clients(settings, data)) if train.drop_last else 0
     if idle == data.clients:
         raise UserError(
             f"train.drop_last: true leaves out every batch: train.batch_size is {train.batch_size}, and the largest "

@@ -180,10 +180,11 @@ def defaults(
         if name in given or name in supplied or name in beside or looks_secret(name, default):
             continue
         try:
-            value = _through_json(default)  # as YAML gives it back: tuples as lists
+            value = json.loads(json.dumps(default, default=_path_text))  # as YAML gives it back: tuples as lists
             checked = options.check(target, {**given, name: value}, "", supplied)[name]
             # (3, 3) comes back as a list where no type says otherwise: a user's own code may mind.
-            if checked == default or (typed.get(name, Any) is not Any and _through_json(checked) == value):
+            is_typed = typed.get(name, Any) is not Any
+            if checked == default or (is_typed and json.loads(json.dumps(checked, default=_path_text)) == value):
                 out[name] = value
         except (UserError, ValueError, TypeError):  # what no file can hold; None that stands for "not given"; arrays
             continue
@@ -202,10 +203,6 @@ def _declared_defaults(target: Any) -> dict[str, Any]:
         elif f.init and f.default_factory is not dataclasses.MISSING:
             declared[f.name] = f.default_factory()
     return declared
-
-
-def _through_json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=_path_text))
 
 
 def _path_text(value: Any) -> str:
