@@ -134,6 +134,9 @@ class SimulatedStore:
         with self._opened() as values:
             values[key] = value if isinstance(value, bytes) else value.encode()
 
+    def set_at_end(self, key: str, value: str) -> None:
+        self.rank.at_end[key] = value.encode()
+
     def get(self, key: str) -> bytes:
         self.wait([key])
         with self._opened() as values:
@@ -345,6 +348,7 @@ class SimulatedRank:
     frozen: bool = False
     code: int | None = None  # how its process has ended; -9: killed
     died_at: float = 0.0
+    at_end: dict[str, bytes] = field(default_factory=dict, repr=False)  # what the store sets then
     comm: Gloo = field(init=False, repr=False)
     error_reporter: ErrorReporter = field(init=False, repr=False)
 
@@ -356,6 +360,7 @@ class SimulatedRank:
         with self.job.time.lock:
             if not self.dead:
                 self.dead, self.code, self.died_at = True, code, self.job.time.now
+                self.job.values.update(self.at_end)  # by the store, as the connection ends
             self.job.time.wake()
 
     def kill(self) -> NoReturn:

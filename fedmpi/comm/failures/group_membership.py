@@ -2,7 +2,8 @@
 
 The rank that notices a loss calls the others through the event log. Whoever is called gives its vote, by coming to
 `regroup`. A rank in the middle of its training comes late; that it lives, a thread of it answers at once. Rank 0 asks
-again and again, and waits; it does not wait for who no longer answers, be it dead or frozen. Then
+again and again, and waits. It does not wait for a dead rank, whose connection to the store has ended, nor for a frozen
+one, which does not answer in time. Then
 
     rank 0        writes who the members are; from there on, nobody listens to others
     members       connect to each other anew, and say so
@@ -44,6 +45,7 @@ class GroupMembership:
         self._arrived = threading.Event()  # a line has been added, or rank 0 is gone
         self._rank_0_is_gone = False  # with its store
         self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
+        store.set_at_end(f"dead/{rank}", "1")
         error_reporter.subscribe(self._on_line)
 
     def regroup_requested(self) -> bool:
@@ -145,12 +147,13 @@ class GroupMembership:
                 return present
 
     def _present(self, name: str, ranks: list[int], seconds: float) -> list[int]:
-        """Those of `ranks` that have written name/RANK after so long; returns as soon as all have."""
+        """Return those of `ranks` that write name/RANK in time; waits neither for dead ranks nor once all have."""
         until = self.clock.now() + seconds
         while True:
-            present = [rank for rank in ranks if self.store.check([f"{name}/{rank}"])]
-            if present == ranks or self.clock.now() > until:
-                return present
+            absent = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]
+            living = [rank for rank in absent if not self.store.check([f"dead/{rank}"])]
+            if not living or self.clock.now() > until:
+                return [rank for rank in ranks if rank not in absent]
             self.clock.sleep(POLL_S)  # torch's stores print a stack where a wait exceeds its time-out
 
     def _next_line(self, until: float, *kinds: str) -> str:
