@@ -84,9 +84,13 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
     if type(sent) is Row and not (sent or due or declared) and all(type(s) is State and not s for s in states.values()):
         return  # as of many methods: nothing is returned, nothing is due
     check_slots(method, "upload", sent, method.sends, upload, client.where, client.w, due)
+    returned = dict[str, Any]()
     for hook, new in states.items():
         check_slots(method, hook, new, declared, messages.client_state, client.where, client.w, ())
-    returned = {name: value for new in states.values() for name, value in new.items()}
+        if twice := returned.keys() & new.keys():
+            text = f"returned slot {min(twice)!r}, which an earlier hook returned, too; return it from one of them"
+            raise wrong(method, hook, client.where, text)
+        returned |= new
     check_slots(method, "train, upload", returned, declared, messages.client_state, client.where, client.w)
 
 

@@ -216,6 +216,8 @@ def upload(self, k): return Row(extra=k.w), State()
     round 0, client 0: method plugin, hook upload returned slot 'extra', which is not declared; allowed: dw
 sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return Row(c=torch.ones(1)), State()
     round 0, client 0: method plugin, hook upload: slot 'c' is \(\), but it returned \(1,\)
+client_state = Slots(c=SCALAR) | def train(self, k): return k.state | def upload(self, k): return Row(), k.state
+    hook upload returned slot 'c', which an earlier hook returned, too
 client_state = Slots(c=FLAT)
     hook train, upload left out the declared slot 'c'; return client\.state
 per_client_download = Slots(c=SCALAR)
