@@ -42,7 +42,7 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
         _refuse_namesake(name, plugin.parent)
     place = str(plugin.parent)
     added = [place] if place not in sys.path else []
-    sys.path += added
+    sys.path.extend(added)
     try:
         yield
     finally:

@@ -196,7 +196,7 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
         "A window anywhere in the picture with a border around it: RandomCrop(size, padding) of torchvision.\n\n"
         "options:\n"
         "  padding  whole number >= 0, <= 4,096 (default 4): pixels on each side\n"
-        "  mode     zero, reflect (default zero): what the border holds: black (zero), or the picture mirrored\n"
+        "  mode     zero, reflect (default zero): border of black, or of the picture mirrored\n"
         "  size     whole number >= 1, <= 4,096; null (default null): height and width of the window; null: "
         "those of the picture\n"
     )

@@ -75,8 +75,8 @@ def config(method, **more):
 
 
 # Formats in which what is left out, by clients or by the server, comes later.
-WIRES = [{"up": "int8", "down": "topk"}, {"up": {"name": "topk", "fraction": 0.1}, "down": "int8"}]
-WIRES += [{"up": "bf16", "down": "fp16"}, {"down": "int8"}]
+WIRES = [{"up": "int8", "down": "bf16"}, {"up": {"name": "topk", "fraction": 0.1}, "down": "fp16"}]
+WIRES += [{"up": "bf16", "down": "fp16"}, {"down": "fp16"}]
 
 
 def wire_of(method):

@@ -119,7 +119,7 @@ def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch
         ("track=[wandb]", r"track\.0: wandb needs a package: .*wandb.*; pip install 'fedmpi\[wandb\]'"),
         ("track=tensorboard", "track: 'tensorboard' is not allowed; must be a list"),
         ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; one is a name, or one name with its options"),
-        ("callbacks=[none.py:A]", r"callbacks: there is no file .*none\.py"),
+        ("callbacks=[none.py:A]", r"none\.py:A.*: there is no such file: .*none\.py"),
         ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),
         ("callbacks=[mine.py:Mute]", "Mute has no begin, round, end; a class with one of them is needed"),
         ("callbacks=[mine.py:Late]", "Late cannot be made: OSError: no such place"),
