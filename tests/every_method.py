@@ -67,21 +67,6 @@ VARIANTS = {
         "cnn",
         {"options": {"period": 2, "client": "fedsol"}, "server": {"rule": {"name": "principal", "groups": ["coef"]}}},
     ),
-    **{
-        f"fedatom, {net['name']}": (
-            "fedatom",
-            "cnn",
-            {
-                "rounds": 2,
-                "model": net,
-                "options": {"period": 2},
-                "cohort": {"fraction": 0.3},  # two clients, few steps, one evaluation: these nets take a while
-                "evaluate": {"every": 100, "protocol": ["global"]},
-                "train": {"batch_size": 25},
-            },
-        )
-        for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})
-    },
     "fedavg, int8 up, fp16 down": ("fedavg", "norm", wire("int8", "fp16")),
     "fedavg, topk up": ("fedavg", "cnn", wire("topk", "fp32")),
     "scaffold, bf16": ("scaffold", "norm", wire("bf16", "bf16")),

@@ -88,7 +88,6 @@ def test_what_needs_no_torch_imports_none(path, tmp_path):
         ["run", f"{config}.none"],
         ["run", config, "seed=x"],
     ]
-    wrong += [["run", config, "model.name=none.py:f"]]
     wrong += [["validate", config, "sede=1"], ["validate", config, "compute.threads=1000000"]]
     wrong += [["resume", str(tmp_path)], ["replay", str(tmp_path)], ["analyse", "virtual", str(tmp_path)]]
     wrong += [["analyse", "variance", config, "train.lr=x"], ["analyse", "communication"]]
