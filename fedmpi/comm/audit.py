@@ -40,7 +40,7 @@ class Audit:
         self._write(self.waiting)
 
     def sent(self, about: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
-        """Note a message to one rank."""
+        """Record in the audit file that tensor x was sent to rank `to`."""
         self.said(about, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
     def said(self, about: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:

@@ -37,7 +37,7 @@ def complaints(error: ValidationError, document: Document, source: str) -> list[
 
 
 def _sections_around(key: Key) -> list[str]:
-    """Return the dotted key and those of the sections around it, the innermost first."""
+    """Return the dotted names of a key and of the sections that contain it: `a.b.c`, `a.b`, `a`."""
     return [".".join(map(str, key[:depth])) for depth in range(len(key), 0, -1)]
 
 

@@ -137,7 +137,7 @@ class StoredArrays:
     dtype = np.dtype(np.uint8)
 
     def __init__(self, parts: Sequence[Any]) -> None:
-        """parts: h5py.Dataset, of files that stay open, with rows of one shape."""
+        """Join arrays on disk, `parts`, which are h5py.Dataset objects of open files with rows of the same shape."""
         self.parts, self.sizes = parts, [len(part) for part in parts]
         self.shape = (sum(self.sizes), *parts[0].shape[1:])
         self.ndim = len(self.shape)

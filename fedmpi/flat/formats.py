@@ -198,7 +198,7 @@ def _blocks(n: int) -> int:
 
 
 def _rows(x: Tensor) -> list[Tensor]:
-    """x (n,) as the rows of its whole blocks, and what is left as one row more; no copies."""
+    """Return views of x (n,): a matrix with one row for each complete block, then the remaining entries as one row."""
     full = len(x) // BLOCK * BLOCK
     return [part for part in (x[:full].view(-1, BLOCK), x[full:].view(1, -1)) if part.numel()]
 

@@ -129,7 +129,7 @@ class FedAtomPersonal(Method):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Groups of the personal model that are the client's."""
+        """Return the groups of parameters that each client keeps for its personal model."""
         return (ATOM,) if self.pers_head == "global" else (ATOM, BODY, HEAD)
 
     @declared

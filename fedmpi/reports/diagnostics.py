@@ -137,7 +137,7 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Draw features, heads and outputs of the models; for one run also what local models predict, as maps."""
+    """Return the charts of features, heads and outputs of models; for a single run also maps of local predictions."""
     parts = _over_rounds(runs, "features", FEATURES, _analysis(runs))
     return parts if runs.alone is None else [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
 

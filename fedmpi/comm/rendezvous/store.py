@@ -165,7 +165,7 @@ class StoreAllgather:
         store.compare_set(f"{self.name}/{self.calls}/silent", "", CANCELLED)
 
     def leave(self, timeout_s: float) -> None:
-        """The last call of every rank: rank 0 may end after it, and its store. Raises Lost if a rank does not come."""
+        """Wait until all ranks call this as their last call, so that rank 0 can end its store; raise Lost if one does not."""
         try:
             verdict, _ = self.store.gather("left", 0, self.rank, self.ranks, b"", timeout_s)
         except DistError:  # rank 0 has left

@@ -85,5 +85,5 @@ class LostRanks:
         return {int(k): r for each in self.of(t) for k, r in each["reverted"].items()}
 
     def needed(self) -> set[tuple[int, int]]:
-        """Return (client, round) of all states to which clients revert."""
+        """Return (client, round) of each earlier client state that is used again after a rank failure."""
         return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != START}
