@@ -65,8 +65,8 @@ def show_(
         if one.name == option
     ]
     if not rows:
-        beside = [name for name in known if name.rpartition(".")[0] == section]
-        raise UserError(f"show: there is no key '{key}'; {nearest(key, beside or known)}")
+        same_section = [name for name in known if name.rpartition(".")[0] == section]
+        raise UserError(f"show: there is no key '{key}'; {nearest(key, same_section or known)}")
     typer.echo(f"{key}: an option of some {kind} (`fedmpi list NAME` shows all of one)")
     table(rows)
 

@@ -179,8 +179,8 @@ def metrics_by_site(run: Run, sites: Sequence[Site], baseline: Baseline | None) 
     for site in evaluated:
         alone = baseline.evaluated.get(site.client) if baseline else None
         for name in site.metrics:
-            beside = [alone.last(name), verdict(site, alone, name)] if alone else [None, None]
-            rows.append([site.name, site.samples, metric_title(name), site.last(name), *beside])
+            alone_values = [alone.last(name), verdict(site, alone, name)] if alone else [None, None]
+            rows.append([site.name, site.samples, metric_title(name), site.last(name), *alone_values])
     head = ("site", "test samples", "figure", "together", "alone", "verdict")
     parts: list[Part] = [
         Text(f"Of {of}. One figure for all would hide who is served badly."),

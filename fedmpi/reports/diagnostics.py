@@ -107,8 +107,8 @@ def updates(runs: Runs) -> list[Part | None]:
         values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
         norms, length = numbers(row.get("norms")), number(row.get("direction"))
         shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        kept = length / fmean(norms) if length is not None and any(norms) else None
-        rows[path].append({**row, "shares": shares, "kept": kept})
+        remaining_share = length / fmean(norms) if length is not None and any(norms) else None
+        rows[path].append({**row, "shares": shares, "kept": remaining_share})
     parts = _over_rounds(runs, "updates", UPDATES, rows)
     if runs.alone is not None:
         lengths, cosines = (_of_clients(runs.alone, runs.alone.updates, key) for key in ("norms", "to_direction"))

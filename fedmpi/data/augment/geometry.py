@@ -201,7 +201,7 @@ def weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
 
 
 def scaled(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Multiply each channel of x (B, C, H, W) by `rows` (B, h, H) and the transpose of `columns` (B, w, W): (B, C, h, w)."""
+    """Multiply each channel of x (B, C, H, W) by rows (B, h, H) and by columns (B, w, W), transposed: (B, C, h, w)."""
     return rows[:, None] @ (x @ columns[:, None].transpose(2, 3))
 
 

@@ -153,24 +153,24 @@ def unpack(archive: Path, to: Path) -> None:
 
     The files are moved when all are there, so that what lies in `to` is complete; other files there stay.
     """
-    beside = to.with_name(f"{to.name}.unpacked")
-    shutil.rmtree(beside, ignore_errors=True)
+    temporary = to.with_name(f"{to.name}.unpacked")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as packed:
-                packed.extractall(beside)
+                packed.extractall(temporary)
         else:
             with tarfile.open(archive) as packed_tar:
                 # Pythons before 3.10.12 and 3.11.4 have no filters; the MD5 of the archive is known at any rate.
                 safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-                packed_tar.extractall(beside, **safe)  # type: ignore[arg-type]
-        entries = list(beside.iterdir())
-        inner = entries[0] if len(entries) == 1 and entries[0].is_dir() else beside
+                packed_tar.extractall(temporary, **safe)  # type: ignore[arg-type]
+        entries = list(temporary.iterdir())
+        inner = entries[0] if len(entries) == 1 and entries[0].is_dir() else temporary
         shutil.copytree(inner, to, dirs_exist_ok=True, copy_function=os.replace)
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise UserError(f"{archive} cannot be unpacked to {to.parent}: {error}") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def ready(name: str, root: Path, download: bool) -> None:

@@ -139,11 +139,11 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
     lost = read_rows(run / "faults.jsonl", findings)
     falling = tuple(getattr(task, "falling", ()))
     try:
-        made = summary(rows, metric_names(rows), "", lost, best_model(run), falling)
+        recomputed = summary(rows, metric_names(rows), "", lost, best_model(run), falling)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
     written = json_of(run / "summary.json") or {}
-    was, now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, made))
+    was, now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
     for key in {**now, **was}:
         if was.get(key) != now.get(key):
             findings.add_altered(f"summary.json: {key} is {was.get(key)}, metrics.jsonl makes {now.get(key)}")

@@ -92,8 +92,8 @@ def describe_wire(experiment: Experiment) -> list[str]:
         uploads = [messages.upload(t).coding for t in range(max(messages.rounds, 1))]
         coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
         uncoded = [name for name, slot in experiment.method.sends.items() if messages.large(slot) and name not in coded]
-        whole = f"; whole: {', '.join(uncoded)}" if uncoded else ""
-        directions.append(f"up {wire.up} ({', '.join(coded) or 'nothing'}{whole})")
+        uncoded_text = f"; whole: {', '.join(uncoded)}" if uncoded else ""
+        directions.append(f"up {wire.up} ({', '.join(coded) or 'nothing'}{uncoded_text})")
     if wire.down:
         directions.append(f"down {wire.down} of the model")
     return [f"wire: {', '.join(directions)}"] if directions else []

@@ -77,10 +77,10 @@ def _read(home: Path, names: Sequence[str], decoding: DecodeOptions, val: str, t
             f"image_folder: the folders of {folder} hold no picture but in folders of their own, such as "
             f"{files.paths[0]}; are they sites? then data.sites: true"
         )
-    beside = {PARTS.get(name.lower()): home / name for name in ([] if folder == home else class_folders(home))}
-    if val == "join" and "val" in beside:
-        files += pictures_by_class(beside["val"], names)
-    test = beside.get("test")
+    part_folders = {PARTS.get(name.lower()): home / name for name in ([] if folder == home else class_folders(home))}
+    if val == "join" and "val" in part_folders:
+        files += pictures_by_class(part_folders["val"], names)
+    test = part_folders.get("test")
     fraction = checked_fraction(test_fraction, str(test or ""))
     return dataset_of_files(files, fraction if test is None else pictures_by_class(test, names), names, decoding)
 
