@@ -165,7 +165,7 @@ class StoreAllgather:
         store.compare_set(f"{self.name}/{self.calls}/silent", "", CANCELLED)
 
     def leave(self, timeout_s: float) -> None:
-        """Wait until all ranks have made this last call, so that rank 0 can end its store; raise Lost if one does not."""
+        """Wait until all ranks have called this, so that rank 0 can end its store; raise Lost if one does not."""
         try:
             verdict, _ = self.store.gather("left", 0, self.rank, self.ranks, b"", timeout_s)
         except DistError:  # rank 0 has left
