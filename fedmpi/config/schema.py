@@ -19,7 +19,6 @@ from fedmpi.config.field_types import (
     Rounds,
     Seconds,
     Section,
-    ShortSection,
     flat,
 )
 from fedmpi.config.sections import (
@@ -43,34 +42,6 @@ Analysis = Literal[
 ]  # engine/probes
 
 
-FRACTION = 0.01  # of topk, where none is given
-
-
-class Up(ShortSection):
-    """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
-
-    short = "name"
-    name: Literal["fp32", "bf16", "fp16", "int8", "topk"] = "fp32"  # the format (docs/wire.md)
-    # of topk: the share of the entries that travels, by default 0.01; they take 8 bytes each, so that 1/2 saves nothing
-    fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None
-    feedback: bool = True  # whether a client adds what the format left out the next time
-
-    @model_validator(mode="after")
-    def _check(self) -> Up:
-        if self.fraction is not None and self.name != "topk":
-            raise ValueError(f"fraction: {self.fraction:g} has no effect with {self.name}; it is topk's; leave it out")
-        if self.name == "fp32" and not self.feedback:
-            raise ValueError("feedback: false has no effect with fp32, which leaves nothing out; leave it out")
-        return self
-
-
-class WireSettings(ShortSection):
-    """`wire: bf16` is short for `wire: {up: bf16}`: what clients send."""
-
-    short = "up"
-    up: Up = Up()
-
-
 class CommSettings(Section):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = (
         "auto"  # auto: nccl where each rank has a GPU of its own, else gloo
@@ -80,7 +51,7 @@ class CommSettings(Section):
     interface: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = None
     start_timeout_s: Seconds = 300  # how long ranks wait for all to come
     round_timeout_s: Seconds = 1800  # how long a rank waits for a message within a round
-    wire: WireSettings = WireSettings()  # formats of what travels; `wire: bf16` is that of uploads
+    wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"  # the format of uploads (docs/wire.md)
 
 
 class FaultSettings(Section):

@@ -228,7 +228,6 @@ class CohortSettings(Section):
     # cycles: every client once before one comes again; with fraction 1 / N the model goes from client to client
     draw: Literal["uniform", "cycles"] = "uniform"
     placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
-    replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
     # p_k in the aggregate: by training samples, or all clients of the cohort alike
     weighting: Literal["samples", "uniform"] = "samples"
 
@@ -247,8 +246,6 @@ class CohortSettings(Section):
             )
         if self.size is None and self.fraction is None:
             raise ValueError("fraction: null leaves nobody to train; give fraction or size")
-        if self.replay is not None and self.placement == "pinned":
-            raise ValueError(f"replay: {self.replay} has no effect with placement: pinned; leave one of them out")
         return self
 
 

@@ -1,10 +1,11 @@
-"""Checks of what hooks return: against what the method declares, at the upload and at the server's step."""
+"""Checks of hooks: that they return what the method declares, and only read what they may only read."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from fedmpi.common.inputs import Samples, describe
 from fedmpi.common.metrics_row import RESERVED
 from fedmpi.common.text import nearest
 from fedmpi.common.user_code_errors import in_user_code, known_fix, located_error, source_location
+from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
-from fedmpi.method.base import Method
+from fedmpi.method.base import Method, overrides
 from fedmpi.method.slots import Slots
 from fedmpi.method.values import Row, State
 
@@ -24,8 +26,14 @@ UNCHANGED = {  # hook -> the state that it may return as it was
     "aggregate": "; return server.state for state that stays as it was",
     "train, upload": "; return client.state for state that stays as it was",
 }
+SAMPLE = 1 << 16  # values of a tensor that are compared; of a larger one some from everywhere
+NOT_SENT = (
+    "no message carries it, so what one client leaves there would pass to the next one on its rank; let a parameter "
+    "that changes require gradients, register a buffer without persistent=False, and write into buffers (copy_)"
+)
 
 
+# ---- what hooks return ----
 def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
     """Return the error `round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`.
 
@@ -167,10 +175,7 @@ def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
 
 
 def check_figures(method: Method, figures: Collection[str], metrics: Collection[str], where: str) -> None:
-    """Raise UserError if a number that the method reports has the name of another key of a round's row.
-
-    metrics: the names of the task's metrics.
-    """
+    """Raise UserError if a number that the method reports has the name of another key of a round's row, or a metric."""
     for name in figures:
         if name in RESERVED or name in metrics:
             text = f"figures({name}=...) has the name of another key of a row of metrics.jsonl; choose another"
@@ -190,10 +195,8 @@ def check_declarations(method: Method) -> None:
                 needed = f"an option that is a number{', or a hook f(self, shape, generator)' if hook else ''}"
                 raise UserError(f"{text}, {name}: slot {slot!r} starts at {start!r}, which is not {needed}")
     if isinstance(method.receives, str) or not {*method.receives} <= {*method.server_state}:
-        declared = ", ".join(method.server_state) or "none are declared"
-        raise UserError(
-            f"{text}: receives is {method.receives!r}; it must be a tuple of server_state's slots: {declared}"
-        )
+        slots = ", ".join(method.server_state) or "none are declared"
+        raise UserError(f"{text}: receives is {method.receives!r}; it must be a tuple of server_state's slots: {slots}")
 
 
 def numbers(method: Method) -> dict[str, float]:
@@ -201,3 +204,103 @@ def numbers(method: Method) -> dict[str, float]:
     names: list[str] = [f.name for f in fields(method)] if is_dataclass(method) else []
     options = {name: getattr(method, name) for name in names}
     return {n: value for n, value in options.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+
+
+# ---- what hooks may only read ----
+class ReadOnlyCheck:
+    """Detects writes to tensors that hooks may only read, as other clients or rounds would see them.
+
+    torch counts how often a tensor, or a view of it, has been written to.
+    """
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        """tensors: by the names that they have in messages."""
+        self.tensors = tensors
+        self.versions = [tensor._version for tensor in tensors.values()]
+
+    def written(self) -> str | None:
+        """Return the name of the first tensor that was written to since the check was made; None if none was."""
+        if [tensor._version for tensor in self.tensors.values()] == self.versions:
+            return None
+        pairs = zip(self.tensors.items(), self.versions, strict=True)
+        return next(name for (name, tensor), version in pairs if tensor._version != version)
+
+    def check_hooks(self, method: Method, where: str, *hooks: str, by: Any = None) -> None:
+        """Raise UserError if one of `hooks`, which were called, wrote to a tensor. by: the server rule, if it was."""
+        name = self.written()
+        if name is None:
+            return
+        own = [hook for hook in hooks if overrides(method, hook)]
+        who = f"a hook of method {type(method).__name__} wrote" if hooks else "the server rule wrote"
+        text = f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an assignment to "
+        text += "[...]); make a copy, and return it as new state" + (f". It was {' or '.join(own)}" if own else "")
+        raise located_error(text, *(getattr(method, hook) for hook in own[:1]), by)
+
+
+@dataclass
+class LocalTensor:
+    """A tensor of a model that no message carries, and how a change is noticed."""
+
+    name: str
+    place: dict[str, Any]  # the module's, under `leaf`
+    leaf: str
+    compared: bool  # by its values; else it must remain the same tensor, as a buffer that travels
+
+    def __post_init__(self) -> None:
+        self.note(self.place[self.leaf])
+        self.digest = _digest(self.tensor) if self.compared else None
+
+    def note(self, tensor: Tensor) -> None:
+        self.tensor, self.version = tensor, _version(tensor)
+
+    def has_changed(self, thorough: bool) -> bool:
+        now = self.place.get(self.leaf)
+        if now is self.tensor and (not self.compared or (_version(now) == self.version and not thorough)):
+            return False
+        if now is None or not self.compared or _digest(now) != self.digest:
+            return True
+        self.note(now)  # the same values again, as of a table of positions that each pass makes
+        return False
+
+
+class FrozenTensorGuard:
+    """Detects changes of the tensors of a rank's model that no message carries from client to client.
+
+    These are frozen parameters and buffers that are not persistent. Other buffers must remain the same tensors: one
+    that is assigned (`self.mean = ...`) is no part of `b` any more. A write shows in torch's version counter, and at
+    the checks 1, 2, 4, 8, ... in the values, as writes through `.data` are not counted.
+    """
+
+    def __init__(self, model: FlatModel) -> None:
+        self.module, self.tensors, self.checks = model.module, list[LocalTensor](), 0
+        frozen = {id(p) for p in model.frozen.values()}
+        for path, owner in model.module.named_modules():
+            places: list[tuple[dict[str, Any], str, bool]]
+            places = [(owner._parameters, leaf, True) for leaf, p in owner._parameters.items() if id(p) in frozen]
+            places += [(owner._buffers, leaf, leaf in owner._non_persistent_buffers_set) for leaf in owner._buffers]
+            for place, leaf, compared in places:
+                if place[leaf] is not None:  # else some pass makes it
+                    self.tensors.append(LocalTensor(f"{path}.{leaf}" if path else leaf, place, leaf, compared))
+
+    def check(self, where: str = "") -> None:
+        """Raise UserError if one of them has changed, after passes that `where` (round and client) names."""
+        self.checks += 1
+        thorough = not self.checks & (self.checks - 1)
+        for each in self.tensors:
+            if each.has_changed(thorough):
+                text = f"{each.name!r} of model {type(self.module).__name__} is not what it was when the model was made"
+                raise located_error(f"{where}{': ' if where else ''}{text}: {NOT_SENT}", self.module)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # in inference mode writes are not counted
+
+
+def _digest(tensor: Tensor) -> bytes | None:
+    """Return a digest of type, shape and a sample of the values; None if these cannot be read (sparse, vmap's)."""
+    try:
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: -(-len(flat) // SAMPLE) | 1].cpu().contiguous().view(torch.uint8)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return hashlib.sha256(repr((tensor.dtype, tensor.shape)).encode() + some.numpy().tobytes()).digest()

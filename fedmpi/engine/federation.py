@@ -161,7 +161,7 @@ class Federation:
     # ---- the steps of a round ----
     def report_previous_round(self, t: int, command: RoundCommand) -> None:
         """Hash, save and evaluate the round before t, at the beginning of round t."""
-        began, line = time.perf_counter(), self.reporter.metrics_row
+        line = self.reporter.metrics_row
         self.timeline.flush()
         self.timeline.span("settle")
         if self.server is not None and line and "sha256" not in line:
@@ -178,14 +178,10 @@ class Federation:
         self.timeline.span("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
-            evaluated = self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
-        evaluated_s = time.perf_counter() - began if evaluated else 0.0
+            self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
         self.timeline.span("evaluate")
-        if command is TRAIN:
-            if self.config.replays_failures:
-                self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
-            if self.scheduler.speeds is not None:
-                self.scheduler.consider_rebalancing(t + 1, evaluated_s)
+        if command is TRAIN and self.config.replays_failures:
+            self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
 
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
@@ -238,9 +234,8 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        if self.scheduler.speeds is not None:
-            timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
-            self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
+        timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
+        self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
         upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
@@ -279,7 +274,7 @@ class Federation:
         """Return what rank 0 saves of the latest round beside the server's tensors."""
         update_filter = self.server.update_filter.memory() if self.server else None
         reporter, best = self.reporter, self.config.best and self.config.best.figure
-        memory = {"line": reporter.metrics_row, "guard": update_filter, "pace": self.scheduler.memory()}
+        memory = {"line": reporter.metrics_row, "guard": update_filter}
         return {**memory, "watch": reporter.divergence.memory(), "best": best}
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
@@ -292,7 +287,6 @@ class Federation:
         if self.server is not None and memory and server:
             self.reporter.metrics_row = memory["line"]
             self.server.update_filter.recall(memory["guard"])
-            self.scheduler.recall(memory["pace"])
             self.server.restore(server)
             self.reporter.divergence.recall(memory["watch"])
             best = self.server.best

@@ -60,7 +60,7 @@ class RunCallbacks:
             self.on_round(row)
 
     def append(self, file: str, *rows: dict[str, Any]) -> None:
-        """Take rows of another file: clients.jsonl, updates.jsonl, placement.jsonl, analysis.jsonl."""
+        """Take rows of another file: clients.jsonl, updates.jsonl, analysis.jsonl."""
 
     def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         """Save the state after round t. memory: of rank 0, beside tensors; last: whether the run ends."""

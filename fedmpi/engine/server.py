@@ -20,10 +20,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.federated import Federated
 from fedmpi.engine import checks
+from fedmpi.engine.checks import ReadOnlyCheck
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
-from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides

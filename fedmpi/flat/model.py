@@ -5,7 +5,7 @@ Loading a client and sending an update are one operation each, and a server rule
 weights may lie in the vector as O,H,W,I blocks, which channels-last kernels read in place; names, order and row-major
 shapes of the state_dict are what the outside world sees.
 A frozen parameter (requires_grad False in the module given) is no part of it, and stays what it is on every rank; so
-does a buffer that is not persistent (engine/readonly.py sees to it).
+does a buffer that is not persistent (engine/checks.py sees to it).
 Float buffers (batch-norm statistics) are a second vector `b`. Integer buffers (counters of batches) do not travel: they
 start every client's round as they started the experiment.
 """
@@ -69,7 +69,7 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
-        # What the engine writes does not count as written to `w` or `b` (engine/readonly.py).
+        # What the engine writes does not count as written to `w` or `b` (engine/checks.py).
         self.live, self.live_b = self.w.data, self.b.data
         states = module.state_dict()
         self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]

@@ -147,7 +147,7 @@ def method(run: Run) -> list[list[Value]]:
         ["at a site", f"{work} a round, {local}"],
         ["weights of sites", "alike" if c.get("cohort.weighting") == "uniform" else "by training samples"],
         ["the server's rule", "the method's own" if rule == "auto" else str(rule)],
-        ["on the way", str(c.get("comm.wire.up.name") or "in the model's type")],
+        ["on the way", str(c.get("comm.wire") or "in the model's type")],
     ]
 
 

@@ -20,7 +20,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config import Settings, resources
-from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
 from fedmpi.engine.checks import are_finite
@@ -33,7 +32,7 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import Rule
-from fedmpi.flat.formats import Format, Half, Int8, TopK
+from fedmpi.flat.formats import Format, Half, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
@@ -238,27 +237,20 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     """Make the layouts and formats of all messages between server and clients, and of what clients keep.
 
     Raises:
-        UserError: a format (comm.wire) for a model of half-precision numbers, or topk beside a rule that looks at
-            single entries.
+        UserError: a format (comm.wire) for a model of half-precision numbers.
     """
-    up, dtype = settings.comm.wire.up, model.w.dtype
-    if up.name != "fp32" and dtype not in (torch.float32, torch.float64):
+    wire, dtype = settings.comm.wire, model.w.dtype
+    if wire != "fp32" and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.wire: up {up.name}: the parameters of model {settings.model.name} are "
+            f"comm.wire: {wire}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.wire out"
         )
-    if up.name == "topk" and settings.server.rule.name in ("median", "trimmed_mean"):
-        raise UserError(
-            f"comm.wire.up: topk does not go with server.rule: {settings.server.rule.name}, which compares clients "
-            "entry by entry: what most of them leave out would be 0 for ever; use bf16, fp16 or int8, or another rule"
-        )
-    plain: dict[str, Format | None] = {"fp32": None, "int8": Int8(), "bf16": Half("bf16"), "fp16": Half("fp16")}
-    sent = TopK(up.fraction or FRACTION) if up.name == "topk" else plain[up.name]
+    form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else Half(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, sent, up.feedback, states)
+        return Messages(method, model, *sizes, form, states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:

@@ -16,11 +16,11 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
+from fedmpi.engine.evaluate import own_parts
 from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.model_selection import SelectionCriterion
-from fedmpi.engine.reporting import own_parts
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import (
     CLASSES,
@@ -183,15 +183,14 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
         _check_sums(settings, messages)
     if settings.server.placement == "sharded" and form is not None:
         raise UserError(
-            f"comm.wire.up: {form.name} is for uploads to one rank, and server.placement: sharded shares "
-            "them out; use server.placement: root, or leave comm.wire.up out"
+            f"comm.wire: {form.name} is for uploads to one rank, and server.placement: sharded shares "
+            "them out; use server.placement: root, or leave comm.wire out"
         )
     large = [key for key, slot in sends.items() if messages.large(slot)]
     if form is not None and form.changes_only and large and not any(is_change(key, sends[key]) for key in large):
         raise UserError(
-            f"comm.wire.up: {form.name} is for changes, of which a client may send the rest later; method {name} sends "
-            f"none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 (Slot(..., change=True) in a "
-            "method says that what a slot holds is added to what the server has)"
+            f"comm.wire: {form.name} is for changes; method {name} sends none, but {', '.join(large)}; use bf16 or "
+            "fp16 (Slot(..., change=True) in a method says that what a slot holds is added to what the server has)"
         )
     if rule.name != "auto" and "dw" not in sends:
         raise UserError(f"server.rule: method {name} sends no updates of the model to act on; leave {rule.name} out")
@@ -230,7 +229,7 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
         settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
         faults.replay is not None and "faults.replay may leave some out",
         settings.record.updates == "gram" and "record.updates: gram compares them",
-        messages.wire is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
+        messages.wire is not None and f"comm.wire: {settings.comm.wire} is for single uploads",
     ]
     if reason := next(filter(None, reasons), None):
         raise UserError(f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root")

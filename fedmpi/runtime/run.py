@@ -247,11 +247,9 @@ def _restore(run: RunContext, fed: Federation) -> int:
     own_facts: dict[str, Any] = {}
     if directory is not None:
         own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
-        own_facts |= resume.earlier_records(settings, directory)
+        own_facts |= {"losses": resume.earlier_losses(settings, directory)}
     start = comm.broadcast_json(own_facts)
     fed.scheduler.lost_ranks = LostRanks(start["losses"])
-    if start["placement"]:
-        fed.scheduler.replayed_rows = resume.placement_of_these_ranks(start["placement"], fed, experiment)
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
@@ -301,8 +299,6 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
         recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
         directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
-    placed = directory.rows("placement.jsonl")[-1:]
-    fed.scheduler.recorded = {k: v for row in placed for k, v in row.items() if k != "round"}
     recorder.say(report_text.resume_line(after, settings.rounds, rows_before))
 
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from fedmpi.data.batches import drawn, gather, order
+from fedmpi.engine.checks import ReadOnlyCheck
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.losses import backward
@@ -23,7 +24,6 @@ from fedmpi.engine.packed.batched_view import BatchedClientView, CannotPackError
 from fedmpi.engine.packed.linear_chain import LinearChain
 from fedmpi.engine.packed.low_rank import LowRankWeights, is_worthwhile
 from fedmpi.engine.packed.stacked_weights import StackedWeights
-from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.method.base import overrides
 from fedmpi.method.values import Quadratic
 from fedmpi.tasks.classification import Classification

@@ -94,7 +94,7 @@ def describe_wire(experiment: Experiment) -> list[str]:
     coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
     uncoded = [name for name, slot in experiment.method.sends.items() if messages.large(slot) and name not in coded]
     uncoded_text = f"; whole: {', '.join(uncoded)}" if uncoded else ""
-    return [f"wire: up {messages.wire} ({', '.join(coded) or 'nothing'}{uncoded_text})"]
+    return [f"wire: up {messages.wire.name} ({', '.join(coded) or 'nothing'}{uncoded_text})"]
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:

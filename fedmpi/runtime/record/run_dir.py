@@ -26,10 +26,10 @@ MODEL, BEST, REPORT, SEAL = "model.safetensors", "model-best.safetensors", "repo
 SEALED_BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
 SEALED = (  # and plugins/; what other ranks write, or what is written later, is not among them
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
-    *(*SEALED_BY_ROUND, "faults.jsonl", "placement.jsonl"),
+    *(*SEALED_BY_ROUND, "faults.jsonl"),
     *("initial.safetensors", "accepted.jsonl", MODEL, BEST, "summary.json"),
 )
-SYNCED = ("faults.jsonl", "accepted.jsonl", "placement.jsonl")  # a resumed run depends on every line of these
+SYNCED = ("faults.jsonl", "accepted.jsonl")  # a resumed run depends on every line of these
 END_S = 5.0  # allowed for a write in progress where a run is ended
 
 
@@ -131,7 +131,7 @@ class RunDirectory:
         Returns:
             How many rows metrics.jsonl had.
         """
-        ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed, "placement.jsonl": t + 2}
+        ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed}
         rows_before = len(read_jsonl(self.path / "metrics.jsonl", rounds=True).rows)
         for name, end in ends.items():
             if (self.path / name).exists():

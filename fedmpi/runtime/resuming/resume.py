@@ -6,7 +6,6 @@ answers for; the first checkpoint that all find whole is taken, and every refuse
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,11 +17,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
-from fedmpi.engine.faults.lost_ranks import check
+from fedmpi.engine.faults.lost_ranks import Row, check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.scheduler import Row, pace_of
-from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
@@ -71,13 +68,10 @@ def _accepted(path: Path, identity: Mapping[str, str], settings: Settings) -> li
     if "data.silos" in changed:
         _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
     differences = [_difference(key, before, now, settings) for key in changed]
-    # What clients and server have kept belongs to comm.wire.
-    is_fixed = any(key.startswith("comm.wire.") and key in before for key in changed)
-    if differences and (is_fixed or settings.checkpoint.changes != "accept"):
-        accept = "" if is_fixed else ", or go on all the same with checkpoint.changes=accept"
+    if differences and settings.checkpoint.changes != "accept":
         raise UserError(
             f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, or start a new run "
-            f"(another name){accept}"
+            "(another name), or go on all the same with checkpoint.changes=accept"
         )
     return differences
 
@@ -175,49 +169,18 @@ def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
     return ""
 
 
-def earlier_records(settings: Settings, directory: RunDirectory) -> dict[str, list[Row]]:
-    """Return rows of rank failures ("losses") and of the placement of clients ("placement") with which a run begins.
-
-    They are those of the run that is replayed, as far as the config names files of one; else the failures in the run
-    directory.
-    """
-    faults, placement = settings.faults.replay, settings.cohort.replay
-    own = directory.rows("faults.jsonl") if faults is None else []
-    return {
-        "losses": own if faults is None else _rows(settings, faults, "faults.replay", "faults.jsonl", check),
-        "placement": []
-        if placement is None
-        else _rows(settings, placement, "cohort.replay", "placement.jsonl", _check_placement),
-    }
-
-
-def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[Row], object]) -> list[Row]:
-    """Return the rows of a file that the config names. kind: the file of a run whose form they have; check: raises
-    where a row has another one."""
+def earlier_losses(settings: Settings, directory: RunDirectory) -> list[Row]:
+    """Return the rows of rank failures with which a run begins: of the run that is replayed, else its own."""
+    faults = settings.faults.replay
+    if faults is None:
+        return directory.rows("faults.jsonl")
     try:
-        if not (settings.working_dir / path).exists():
-            raise UserError(f"{path} does not exist")
-        rows = read_jsonl(settings.working_dir / path, strict=True).rows
+        if not (settings.working_dir / faults).exists():
+            raise UserError(f"{faults} does not exist")
+        rows = read_jsonl(settings.working_dir / faults, strict=True).rows
         for row in rows:
             check(row)
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"a row of {path} has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{key}: {why}; the {kind} of a run is needed, or null") from error
+        why = f"a row of {faults} has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"faults.replay: {why}; the faults.jsonl of a run is needed, or null") from error
     return rows
-
-
-def _check_placement(row: Row) -> None:
-    pace_of(row), int(row["round"])
-
-
-def placement_of_these_ranks(rows: list[Row], fed: Federation, experiment: Experiment) -> list[Row]:
-    """Return a placement if it is one of these ranks, else [].
-
-    On other ranks it means nothing, and only clients that are trained together have other bits there.
-    """
-    same = all(set(map(int, row["pace"])) == set(fed.scheduler.ranks) for row in rows)
-    if not same and experiment.pack > 1 and fed.comm.rank == 0:
-        ranks = ", ".join(rows[0]["pace"])
-        message = f"cohort.replay: those clients were trained by ranks {ranks}, others have other bits (compute.pack)"
-        warnings.warn(message, stacklevel=2)
-    return rows if same else []

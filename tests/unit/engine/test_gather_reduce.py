@@ -99,7 +99,7 @@ def test_an_update_that_is_not_finite_ends_the_run_as_ever(size, monkeypatch):
         ({"faults": {"on_client_error": "drop"}}, "faults.on_client_error: drop"),
         ({"faults": {"on_lost_rank": "redo"}}, "faults.on_lost_rank: redo"),
         ({"record": {"updates": "gram"}}, "record.updates: gram compares them"),
-        ({"comm": {"wire": "bf16"}}, "comm.wire.up: bf16 is for single uploads"),
+        ({"comm": {"wire": "bf16"}}, "comm.wire: bf16 is for single uploads"),
     ],
 )
 def test_what_needs_single_uploads_is_refused(changes, said):

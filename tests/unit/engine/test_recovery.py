@@ -49,7 +49,6 @@ def make(config, folder=None, room=10**6, feds=None):
     def on(seat: Seat) -> FinishedRun:
         it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
         it.told, it.fed.reporter.callbacks.record_lost_ranks = [], lambda row: it.told.append(row)
-        it.placements = it.files["placement.jsonl"]
         if folder is not None:
             attach(it, folder, room)
         if feds is not None:
@@ -151,7 +150,7 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
 
 
 @pytest.mark.parametrize("policy", ["drop", "redo"])
-@pytest.mark.parametrize("wire", ["int8", "topk"], ids=str)
+@pytest.mark.parametrize("wire", ["int8"], ids=str)
 def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
     """What clients and server keep of it; and those who are left have what the server thinks that they have."""
     for number, method in enumerate(("fedavg", "scaffold", "fedbabu", "fedavg")):

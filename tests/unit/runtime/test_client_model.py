@@ -32,7 +32,7 @@ WAYS = {
     "whole model, no state": ("fedavg", {}),
     "state that no evaluation reads": ("scaffold", {}),
     "kept optimisers": ("fedper", {"train": {"keep_optim": True}}),
-    "topk up": ("ditto", {"comm": {"wire": "topk"}}),
+    "int8": ("ditto", {"comm": {"wire": "int8"}}),
     "own heads in fast rounds": ("fedatom_personal", {"options": {"period": 2, "pers_head": "local"}}),
     "early stopping": ("fedper", BEST),
     **{method: (method, {}) for method in (*PARTS, *MODELS)},

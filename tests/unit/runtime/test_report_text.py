@@ -42,7 +42,7 @@ def test_classes_are_those_of_a_classification():
 def test_formats_and_what_they_cost():
     """Bytes of a message are those of its format."""
 
-    def lines(method, **wire):
+    def lines(method, wire="fp32"):
         made = prepare(settings(method, "norm", comm={"wire": wire})).made
         traffic = report_text.describe_traffic(made.messages, 1, made.itemsize)
         return report_text.describe_wire(made), traffic, made.model.layout.size
@@ -50,11 +50,11 @@ def test_formats_and_what_they_cost():
     text = size_text
     wire, traffic, d = lines("fedavg")
     assert (wire, traffic) == ([], f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round")
-    wire, traffic, _ = lines("fedavg", up="bf16")
+    wire, traffic, _ = lines("fedavg", "bf16")
     assert wire == ["wire: up bf16 (dw)"]
     assert traffic.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
-    wire, _, _ = lines("fedpac", up={"name": "topk", "fraction": 0.1})
-    assert wire == ["wire: up topk of 0.1 (dw; whole: head)"]
+    wire, _, _ = lines("fedpac", "int8")
+    assert wire == ["wire: up int8 (dw; whole: head)"]
 
 
 def test_how_a_run_trains(tmp_path):
