@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -237,67 +238,47 @@ class ReadOnlyCheck:
         raise located_error(text, *(getattr(method, hook) for hook in own[:1]), by)
 
 
-@dataclass
-class LocalTensor:
-    """A tensor of a model that no message carries, and how a change is noticed."""
-
-    name: str
-    place: dict[str, Any]  # the module's, under `leaf`
-    leaf: str
-    compared: bool  # by its values; else it must remain the same tensor, as a buffer that travels
-
-    def __post_init__(self) -> None:
-        self.note(self.place[self.leaf])
-        self.digest = _digest(self.tensor) if self.compared else None
-
-    def note(self, tensor: Tensor) -> None:
-        self.tensor, self.version = tensor, _version(tensor)
-
-    def has_changed(self, thorough: bool) -> bool:
-        now = self.place.get(self.leaf)
-        if now is self.tensor and (not self.compared or (_version(now) == self.version and not thorough)):
-            return False
-        if now is None or not self.compared or _digest(now) != self.digest:
-            return True
-        self.note(now)  # the same values again, as of a table of positions that each pass makes
-        return False
-
-
 class FrozenTensorGuard:
     """Detects changes of the tensors of a rank's model that no message carries from client to client.
 
-    These are frozen parameters and buffers that are not persistent. Other buffers must remain the same tensors: one
-    that is assigned (`self.mean = ...`) is no part of `b` any more. A write shows in torch's version counter, and at
-    the checks 1, 2, 4, 8, ... in the values, as writes through `.data` are not counted.
+    These are frozen parameters and buffers that are not persistent: their values must stay. Other buffers must remain
+    the same tensors: one that is assigned (`self.mean = ...`) is no part of `b` any more. It looks after the passes 1,
+    2, 4, 8, ... of training, and of evaluation.
     """
 
     def __init__(self, model: FlatModel) -> None:
-        self.module, self.tensors, self.checks = model.module, list[LocalTensor](), 0
-        frozen = {id(p) for p in model.frozen.values()}
-        for path, owner in model.module.named_modules():
-            places: list[tuple[dict[str, Any], str, bool]]
-            places = [(owner._parameters, leaf, True) for leaf, p in owner._parameters.items() if id(p) in frozen]
-            places += [(owner._buffers, leaf, leaf in owner._non_persistent_buffers_set) for leaf in owner._buffers]
-            for place, leaf, compared in places:
-                if place[leaf] is not None:  # else some pass makes it
-                    self.tensors.append(LocalTensor(f"{path}.{leaf}" if path else leaf, place, leaf, compared))
+        self.module, self.passes = model.module, Counter[bool]()
+        self.frozen = {id(p) for p in model.frozen.values()}
+        self.initial = self._look()
+
+    def _look(self) -> dict[str, Any]:
+        """Return name -> a digest of the values, or the tensor itself where only that counts."""
+        found = dict[str, Any]()
+        for path, owner in self.module.named_modules():
+            for leaf, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+                compared = leaf in owner._non_persistent_buffers_set or id(tensor) in self.frozen
+                if compared or leaf in owner._buffers:
+                    found[f"{path}.{leaf}" if path else leaf] = _digest(tensor) if compared else tensor
+        return found
 
     def check(self, where: str = "") -> None:
-        """Raise UserError if one of them has changed, after passes that `where` (round and client) names."""
-        self.checks += 1
-        thorough = not self.checks & (self.checks - 1)
-        for each in self.tensors:
-            if each.has_changed(thorough):
-                text = f"{each.name!r} of model {type(self.module).__name__} is not what it was when the model was made"
+        """Raise UserError if one of them has changed, after passes of training that `where` names, or of evaluation."""
+        self.passes[bool(where)] += 1
+        if self.passes[bool(where)] & (self.passes[bool(where)] - 1):
+            return
+        now = self._look()
+        for name, before in self.initial.items():
+            after = now.get(name)
+            same = after is before if isinstance(before, Tensor) else after == before
+            if before is not None and not same:  # what was not there some pass makes
+                text = f"{name!r} of model {type(self.module).__name__} is not what it was when the model was made"
                 raise located_error(f"{where}{': ' if where else ''}{text}: {NOT_SENT}", self.module)
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # in inference mode writes are not counted
-
-
-def _digest(tensor: Tensor) -> bytes | None:
+def _digest(tensor: Tensor | None) -> bytes | None:
     """Return a digest of type, shape and a sample of the values; None if these cannot be read (sparse, vmap's)."""
+    if tensor is None:
+        return None
     try:
         flat = tensor.detach().reshape(-1)
         some = flat[:: -(-len(flat) // SAMPLE) | 1].cpu().contiguous().view(torch.uint8)

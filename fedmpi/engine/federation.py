@@ -69,9 +69,7 @@ class Federation:
             comm,
             messages,
             model.w,
-            config.sharded,
-            sums=config.streams_sums,
-            reduce=config.reduces_locally,
+            config.gather,
             acknowledge=tolerant or config.acknowledges,
         )
         self.server: FederationServer | None = None
@@ -86,7 +84,6 @@ class Federation:
                 criterion=config.best,
                 records=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
-                keeps_undo=tolerant and bool(config.probes),
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
@@ -272,10 +269,10 @@ class Federation:
     # ---- checkpoints ----
     def memory(self) -> dict[str, Any]:
         """Return what rank 0 saves of the latest round beside the server's tensors."""
-        update_filter = self.server.update_filter.memory() if self.server else None
         reporter, best = self.reporter, self.config.best and self.config.best.figure
-        memory = {"line": reporter.metrics_row, "guard": update_filter}
-        return {**memory, "watch": reporter.divergence.memory(), "best": best}
+        idle_since = self.server.update_filter.idle_since if self.server else None
+        watch = reporter.divergence.memory()
+        return {"line": reporter.metrics_row, "idle_since": idle_since, "watch": watch, "best": best}
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
@@ -286,7 +283,7 @@ class Federation:
         self.states.trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.metrics_row = memory["line"]
-            self.server.update_filter.recall(memory["guard"])
+            self.server.update_filter.idle_since = memory["idle_since"]
             self.server.restore(server)
             self.reporter.divergence.recall(memory["watch"])
             best = self.server.best

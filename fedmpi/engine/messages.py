@@ -2,7 +2,7 @@
 
     announcement   [word | declared server state | float buffers | w]             broadcast, one for all
     per client     [declared per_client_download]                                 one row a client, where declared
-    upload         [loss, seconds, flag | float buffers | declared slots]    one row a client
+    upload         [loss, seconds, flag | float buffers | declared slots, large ones last]   one row a client
     client state   [own weights | own float buffers | declared client state | optimiser's]   stays with it
 Entries have the model's type. The engine's own fields begin with an underscore. Which layout groups of w and of the
 buffers a message holds is a matter of the round (`Method.travels`): every set of groups has a layout of its own.
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.engine.checks import check_declarations, numbers
+from fedmpi.flat import linear
 from fedmpi.flat.formats import Coding, Format
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
 from fedmpi.flat.model import FlatModel
@@ -40,7 +43,6 @@ class Upload:
     """One round's uploads: a row's packing, and what of a client's w and b goes into it."""
 
     packing: Packing
-    groups: Groups
     w: Selection  # of (d,)
     b: Selection  # of the float buffers
     columns: Layout  # of dw
@@ -98,7 +100,7 @@ class Messages:
         self.personal, self.personal_b = (layout.select(self.every - self.shared_groups) for layout in layouts)
         self._shared_layouts = (model.layout.part(self.shared_groups), model.buffer_layout.part(self.shared_groups))
         self._uploads: dict[tuple[Groups, tuple[str, ...]], Upload] = {}
-        self._last: tuple[int, Upload | None] = (-1, None)  # the round that was asked for last
+        self._last: tuple[int, Any] = (-1, None)  # the round that was asked for last, and its upload
         self._announcements: dict[Groups, Announcement] = {}
         self.head = model.layout.select({HEAD})
         self.options = numbers(method)
@@ -107,15 +109,17 @@ class Messages:
         letters = {"d": model.layout.size, "s": self.shared.size, "h": self.head.size, "b": model.buffer_layout.size}
         self.sizes = {**whole, **named, **letters, "c": classes, "z": features, "N": clients}
 
-        bound: dict[str, Packing] = {}
-        for declaration in ("server_state", "per_client_download", "scratch", "client_state"):
-            try:
-                bound[declaration] = getattr(method, declaration).bind(self.sizes)
-            except TypeError as error:
-                raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
-        self.server_state, self.per_client, self.scratch, kept = bound.values()
+        declared = ("server_state", "per_client_download", "scratch", "client_state")
+        self.server_state, self.per_client, self.scratch, kept = map(self._bind, declared)
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
         self.client_state = Packing(own | kept.shapes | dict(optim))
+
+    def _bind(self, declaration: str) -> Packing:
+        try:
+            packing: Packing = getattr(self.method, declaration).bind(self.sizes)
+        except TypeError as error:
+            raise UserError(f"method {type(self.method).__name__}, {declaration}: {error}") from error
+        return packing
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Raise UserError for a layout group that neither this model nor any other has."""
@@ -150,22 +154,23 @@ class Messages:
 
     def upload(self, t: int) -> Upload:
         """Return the layout of what each client uploads in round t."""
-        last, upload = self._last
-        if upload is None or t != last:
+        if self._last[0] != t:
             slots = self.travel(t).slots
-            groups, slots = self.groups(t), tuple(self.method.sends) if slots is None else slots
-            upload = self._uploads.get((groups, slots))
-            if upload is None:
-                w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
-                sent = Slots(**{name: self.method.sends[name] for name in slots})
-                declared = sent.bind(self.sizes | {"s": w.size})
-                packing = Packing({"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes})
-                coding = None if self.wire is None else self._coding(packing, sent, self.wire)
-                size = packing.size if coding is None else coding.entries
-                upload = Upload(packing, groups, w, b, self.model.layout.part(groups), coding, size)
-                self._uploads[groups, slots] = upload
-            self._last = t, upload
-        return upload
+            key = self.groups(t), tuple(self.method.sends) if slots is None else slots
+            if key not in self._uploads:
+                self._uploads[key] = self._make_upload(*key)
+            self._last = t, self._uploads[key]
+        return self._last[1]
+
+    def _make_upload(self, groups: Groups, slots: tuple[str, ...]) -> Upload:
+        w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
+        sent = Slots(**{name: self.method.sends[name] for name in slots})
+        declared = sent.bind(self.sizes | {"s": w.size})
+        shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
+        packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))  # ChunkPlan
+        coding = None if self.wire is None else self._coding(packing, sent, self.wire)
+        size = packing.size if coding is None else coding.entries
+        return Upload(packing, w, b, self.model.layout.part(groups), coding, size)
 
     def largest_upload(self) -> int:
         """Return the entries of the longest upload row of any round."""
@@ -173,7 +178,7 @@ class Messages:
 
     # ---- formats ----
     def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
-        """Return the coding of the rows of a packing, whose large slots are sent in a format; None if there is none."""
+        """Return the coding of upload rows, whose large slots are sent in a format; None if there is none."""
         takes = [n for n, slot in slots.items() if self.large(slot) and (is_change(n, slot) or not form.changes_only)]
         coding = Coding(packing, dict.fromkeys(takes, form), self.model.w.dtype)
         return coding if coding.formats else None

@@ -28,7 +28,7 @@ class BestModel:
     """The best model so far, at rank 0: its weights w and buffers b, round and metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
-        self.criterion, self.w, self.b, self.why = criterion, w.clone(), b.clone(), ""
+        self.criterion, self.w, self.b = criterion, w.clone(), b.clone()
         self._facts = torch.empty(4, dtype=torch.float64)  # round, value, evaluations since then, the last round seen
         self.forget()
 
@@ -50,11 +50,15 @@ class BestModel:
         return float(self._facts[1])
 
     def should_stop(self) -> bool:
-        """Return whether the run is to stop early; `why` is then the reason."""
-        if self.criterion.patience is None or int(self._facts[2]) < self.criterion.patience:
-            return False
-        self.why = self._stop_reason()
-        return True
+        return self.criterion.patience is not None and int(self._facts[2]) >= self.criterion.patience
+
+    @property
+    def why(self) -> str:
+        """Why the run ends if it should stop."""
+        more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
+        how = f"has not become {'lower' if self.criterion.lowest else 'higher'}{more}"
+        best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
+        return f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
         """Compare the model after round t; return whether it is the best one now. A nan is never better."""
@@ -66,13 +70,6 @@ class BestModel:
             self.w.copy_(w)
             self.b.copy_(b)
             self._facts.copy_(torch.tensor([t, value, 0.0, t], dtype=torch.float64))
-            self.why += f", and {value:.6g} in round {t}, which was under way" if self.why else ""
         else:
             self._facts[2:].copy_(torch.tensor([self._facts[2] + 1, t]))
         return better
-
-    def _stop_reason(self) -> str:
-        more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
-        how = f"has not become {'lower' if self.criterion.lowest else 'higher'}{more}"
-        best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
-        return f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"

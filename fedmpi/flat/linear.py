@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
 from math import floor
@@ -65,28 +66,18 @@ def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts)) if a < b else []
 
 
-def joined(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
-    """Spans that follow one another, so many in one.
-
-    >>> joined([(0, 4), (4, 8), (8, 9)], 2)
-    [(0, 8), (8, 9)]
-    """
-    shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
-    return [(share[0][0], share[-1][1]) for share in shares]
-
-
 def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
     """In which a sum of vectors of `width` entries is kept: float64; of more than WIDE entries their own type, or
     float32 where that is a half."""
     return torch.float64 if width <= WIDE else torch.promote_types(kind, torch.float32)
 
 
+@dataclass
 class Sum:
     """sum_i c_i x_i of vectors that come one after another, whole or in pieces."""
 
-    def __init__(self, place: Tensor, kind: torch.dtype) -> None:
-        """place: (n,) of sum_type(n, kind), where the sum is kept; kind: the vectors' type."""
-        self.total, self.kind = place, kind
+    total: Tensor  # (n,) of sum_type(n, kind), where the sum is kept
+    kind: torch.dtype  # the vectors' type
 
     def add(self, x: Tensor, c: float, first: bool, at: int = 0) -> None:
         """Add c x to total[at : at + len(x)]; first: in place of what is there."""
@@ -96,7 +87,7 @@ class Sum:
 
         spans = chunks(x, at, at + len(x))
         if x.dtype == self.total.dtype:  # nothing lies in between: as few calls as keep the cores busy
-            spans = joined(spans, -(-len(spans) // 4))
+            spans = _shares(spans, -(-len(spans) // 4))
         spread(piece, spans, x)
 
     def value(self) -> Tensor:
@@ -146,21 +137,26 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
 
     spans = chunks(rows[0], start, start + n)
     if kind == rows.dtype:
-        spans = joined(spans, len(spans) if rows.is_cuda else WITHIN)
+        spans = _shares(spans, len(spans) if rows.is_cuda else WITHIN)
     spread(one_by_one, spans, rows)
     return out
+
+
+def _shares(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
+    """Join spans that follow one another, so many to one."""
+    shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
+    return [(share[0][0], share[-1][1]) for share in shares]
 
 
 def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """K_ij = <rows_i, rows_j>, block by block of columns.   (m, n) -> (blocks, m, m) float64 on the CPU.
 
-    On a CPU little more than one triangle is formed of wide rows: rows are taken in groups, of which the second has
-    half of what the first leaves, and so on, and each group is multiplied with all rows up to it.
-    start, width: as of `combine`.
+    On a CPU little more than one triangle is formed of wide rows: each group of rows is multiplied with all rows up to
+    it. start, width: as of `combine`.
     """
-    (m, n), size = rows.shape, BLOCK
-    groups = _halves(m) if (n if width is None else width) > size and not rows.is_cuda else [(0, m)]
-    first, blocks = start // size, -(-(start + n) // size) - start // size if n else 0
+    m, n = rows.shape
+    groups = _halves(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
+    first, blocks = _blocks(start, n)
     parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
     spans = chunks(rows, start, start + n)
 
@@ -173,7 +169,7 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
     # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
     for (column, _), results in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
         for (a, b), products_ in zip(groups, results, strict=True):
-            parts[column // size - first, a:b, :b] += products_
+            parts[column // BLOCK - first, a:b, :b] += products_
     parts = parts.cpu()
     return parts if len(groups) < 2 else parts.tril() + parts.tril(-1).mT
 
@@ -197,16 +193,16 @@ def block_norms(rows: Tensor) -> Tensor:
         (blocks, m) float64 on the rows' device. A GPU sums in float64, where no square overflows, and the host does not
         wait for it.
     """
-    size, n = BLOCK, rows.shape[1]
+    n = rows.shape[1]
     if rows.is_cuda:
-        full = n - n % size
-        parts = [rows[:, :full].unflatten(1, (-1, size))] if full else []
+        full = n - n % BLOCK
+        parts = [rows[:, :full].unflatten(1, (-1, BLOCK))] if full else []
         parts += [rows[:, None, full:]] if full < n else []
         norms = [torch.linalg.vector_norm(part, dim=2, dtype=torch.float64).T for part in parts]
         values = torch.cat(norms) if norms else rows.new_zeros(0, len(rows), dtype=torch.float64)
         return torch.where(values.isfinite(), values, torch.nan)
     kind = torch.float32 if rows.element_size() < 4 else rows.dtype
-    pieces = [rows[:, a : a + size] for a in range(0, n, size)]
+    pieces = [rows[:, a : a + BLOCK] for a in range(0, n, BLOCK)]
     if not pieces:
         return torch.zeros(0, len(rows), dtype=torch.float64)
     values = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=kind) for piece in pieces]).double()
@@ -251,10 +247,9 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """(blocks, m) the products block by block of columns, chunk by chunk within each."""
-    size, n = BLOCK, rows.shape[1]
-    blocks = range(start // size, -(-(start + n) // size)) if n else range(0)
-    out = torch.zeros(len(blocks), len(rows), dtype=torch.float64, device=rows.device)
-    spans = chunks(rows, start, start + n)
+    first, blocks = _blocks(start, rows.shape[1])
+    out = torch.zeros(blocks, len(rows), dtype=torch.float64, device=rows.device)
+    spans = chunks(rows, start, start + rows.shape[1])
 
     def one(span: tuple[int, int]) -> Tensor:
         a, b = span[0] - start, span[1] - start
@@ -262,7 +257,7 @@ def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
         return _product_on_gpu(wide, part[None])[:, 0] if rows.is_cuda else wide @ part
 
     for (a, _), part in zip(spans, spread(one, spans, rows), strict=True):
-        out[a // size - blocks.start] += part
+        out[a // BLOCK - first] += part
     return out.cpu()
 
 
@@ -285,6 +280,12 @@ def total(parts: Tensor) -> Tensor:
     return out
 
 
+def _blocks(start: int, n: int) -> tuple[int, int]:
+    """Return the first block of the columns start to start + n, and how many there are."""
+    first = start // BLOCK
+    return first, -(-(start + n) // BLOCK) - first if n else 0
+
+
 def _halves(m: int) -> list[tuple[int, int]]:
     """(0, m) cut in the middle, its rest again, and so on.
 
@@ -298,11 +299,7 @@ def _halves(m: int) -> list[tuple[int, int]]:
 
 
 def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, int]], x: Tensor) -> Iterator[Work]:
-    """work(span) for all of them, results in order.
-
-    On the CPU they are spread over the cores that this process may use: the other ranks wait for the server, and a
-    chunk is one core's work whatever their number, so the bits do not depend on it.
-    """
+    """work(span) for all of them, on all cores of a CPU that this process may use; results in order."""
     threads = _threads(len(spans), x.is_cuda)
     if threads == 1:
         return iter([work(span) for span in spans])

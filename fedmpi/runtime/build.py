@@ -102,10 +102,10 @@ class Experiment:
     def can_stream_sums(self, ranks: int) -> bool:
         """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
 
-        It holds rows where the config has a rule of its own, or has their products recorded; and where it trains beside
-        others, for whose turn it would have to wait.
+        It holds rows where the config has a rule of its own, has their products recorded, or a format for them; and
+        where it trains beside others, for whose turn it would have to wait.
         """
-        reads_rows = self.rule is not None or self.settings.record.updates == "gram"
+        reads_rows = self.rule is not None or self.settings.record.updates == "gram" or self.messages.wire is not None
         return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains)
 
 
@@ -331,6 +331,8 @@ def federation(
 ) -> Federation:
     """Make the federation, ready to run on this rank. regroups: whether the job can go on without a rank."""
     s = experiment.settings
+    way = "streaming" if experiment.can_stream_sums(comm.size) else "rows"
+    way = "reducing" if s.server.reduce == "local" else "sharded" if s.server.placement == "sharded" else way
     config = FederationConfig(
         rounds=s.rounds,
         seed=s.seed,
@@ -344,9 +346,7 @@ def federation(
         measures_speed=experiment.pack == 1,  # packed with others a client gets other bits: time may not decide
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
-        sharded=s.server.placement == "sharded",
-        streams_sums=experiment.can_stream_sums(comm.size),
-        reduces_locally=s.server.reduce == "local",
+        gather=way,
         evaluate_every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,

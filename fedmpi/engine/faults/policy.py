@@ -111,8 +111,6 @@ class FailurePolicy:
         # Moved states stay where they are if all ranks have moved what they had to: a dead rank cannot take its back.
         stay = all(each["t"] == t and each["moved"] for each in answers.values())
         states.restore(t, stay)
-        if self.control.server is not None:
-            self.control.server.undo_step(t)
         states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in answers], move=self.movable)
         self.reporter.reported_in = t if root["reported"] else -1
         return t
