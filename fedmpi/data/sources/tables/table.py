@@ -117,7 +117,7 @@ def table(
     groups = rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
     if split_column is not None:
         train = _trained_on(rows, split_column)
-        check_groups(groups, train, rows.at, f"{group_column}")  # of all sites: a patient of two is one patient
+        check_groups(groups, train, rows.at)  # of all sites: a patient of two is one patient
     else:
         warn_of_divided_groups(groups, [names[k] for k in owner] if names else ())
         train = np.ones(len(rows), dtype=bool)
