@@ -26,8 +26,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> 
         "label_column": "label_column",
         **DECODING,
     },
-    "saved_dataset": DECODING,
-    "table": {key: key for key in ("delimiter", "decimal", "thousands")},
+    "table": {key: key for key in ("delimiter", "decimal")},
     "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
     "volumes": {"image_pattern": "image_pattern"},
 }
@@ -66,7 +65,6 @@ def _declared(
     *,
     delimiter: Character = ",",
     decimal: Literal[".", ","] = ".",
-    thousands: Character | None = None,
     folder: Name = ".",
     picture_column: Name = "path",
     image_column: Name = "image",

@@ -24,7 +24,7 @@ registry: dict[str, str] = {
     "medmnist": "fedmpi.data.sources.pictures.public_arrays:medmnist",
     "mnist": "fedmpi.data.sources.pictures.public_arrays:mnist",
     "nifti": "fedmpi.data.sources.nifti:nifti",
-    "npz": "fedmpi.data.sources.npz:npz",
+    "npz": "fedmpi.data.sources.named_arrays:npz",
     "office_home": "fedmpi.data.sources.pictures.public_files:office_home",
     "pacs": "fedmpi.data.sources.pictures.public_files:pacs",
     "retina": "fedmpi.data.sources.pictures.public_files:retina",

@@ -1,4 +1,4 @@
-"""What several sources need: finding a file, pictures as a data set, holding out a test part, joining sites."""
+"""What several sources need: finding a file, holding out a test part, joining sites."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import of_bytes, stacked
+from fedmpi.data.pictures import stacked
 from fedmpi.data.preparation import shared
-from fedmpi.data.sources.pictures.preparation import of_arrays
-from fedmpi.data.streaming import Stream
 
 PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
     **dict.fromkeys(("train", "training"), "train"),
@@ -149,25 +147,6 @@ def warn_of_divided_groups(groups: Sequence[str] | np.ndarray, sites: Sequence[s
 def number_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     """Number the groups of rows, (n,) as `Dataset.group` needs them; None without groups."""
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
-
-
-def pictures(
-    train: tuple[np.ndarray | Stream, Tensor],
-    test: tuple[np.ndarray | Stream, Tensor],
-    classes: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    channels: int | None = None,
-) -> Dataset:
-    """A data set of pictures, which are normalised when they are read.
-
-    train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
-    or one a channel; channels: to which C = 1 is repeated.
-    """
-    (x, y), (test_x, test_y) = train, test
-    samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
-    preparation = of_arrays(x, mean, std, channels or x.shape[1])
-    return Dataset(samples, y, test_samples, test_y, classes, preparation=preparation)
 
 
 def chosen_sites(what: str, names: Sequence[str], site: str | None) -> Sequence[str]:

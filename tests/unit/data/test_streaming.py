@@ -15,7 +15,7 @@ from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import augmented, split
 from fedmpi.data.pictures import of_bytes, stacked
-from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.sources.pictures.class_pictures import image_folder
 from fedmpi.data.sources.pictures.reading import DecodedFiles
 from fedmpi.data.streaming import AHEAD, Stream, prefetch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,8 +17,10 @@ from fedmpi.data.augment.colour import SETS as NORMAL
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.catalogue import MEDMNIST, SETS, medmnist_file
 from fedmpi.data.fetching.getting import ready
+from fedmpi.data.pictures import of_bytes
 from fedmpi.data.sources.arrays import channels_first
-from fedmpi.data.sources.common import find, pictures
+from fedmpi.data.sources.common import find
+from fedmpi.data.sources.pictures.preparation import of_arrays
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 STL10_SIDE = 96  # pixels
@@ -58,6 +60,18 @@ def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
     if wrong.any():
         row = int(wrong.reshape(len(wrong), -1).any(1).argmax())
         raise ValueError(f"it holds the label {labels[wrong][0]} in row {row}; {low}..{high} is allowed")
+
+
+def pictures(
+    train: Part, test: Part, classes: int, mean: Sequence[float], std: Sequence[float], channels: int
+) -> Dataset:
+    """A data set of pictures, which are normalised when they are read.
+
+    mean, std: of pixels in 0..1, one number or one a channel; channels: to which one grey channel is repeated.
+    """
+    (x, y), (test_x, test_y) = train, test
+    samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
+    return Dataset(samples, y, test_samples, test_y, classes, preparation=of_arrays(x, mean, std, channels))
 
 
 # ---- MNIST and its kin ----
