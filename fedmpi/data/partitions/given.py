@@ -99,7 +99,12 @@ def _read_csv(path: Path, samples: int) -> Partition:
 
 def _read_npz(path: Path, samples: int) -> Partition:
     """`indices`, client after client, and `offsets` (N + 1,); what a run has held out for validation belongs to it."""
+    pieces = []
     with np.load(path, allow_pickle=False) as arrays:
-        kinds = [kind for kind in ("", "validation_") if f"{kind}offsets" in arrays]
-        pieces = [np.split(arrays[f"{kind}indices"], arrays[f"{kind}offsets"][1:-1]) for kind in kinds]
+        for kind in [kind for kind in ("", "validation_") if f"{kind}offsets" in arrays]:
+            indices, offsets = arrays[f"{kind}indices"], arrays[f"{kind}offsets"]
+            ascend = offsets.ndim == 1 and offsets.dtype.kind in "iu" and (np.diff(offsets) >= 0).all()
+            if not ascend or [*offsets[:1], *offsets[-1:]] != [0, len(indices)]:
+                raise ValueError("offsets that ascend from 0 to the number of indices are needed")
+            pieces.append(np.split(indices, offsets[1:-1]))
     return Partition.from_parts(index_array(np.concatenate(own), samples) for own in zip(*pieces, strict=True))
