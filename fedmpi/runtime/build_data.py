@@ -126,8 +126,7 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
-            "disk are uint8 pictures in HDF5 or in a .npz that is not compressed (numpy.savez), and picture files; "
-            "leave it out"
+            "disk are uint8 pictures in HDF5, and picture files; leave it out"
         )
     warn_of_leaks(dataset, settings.task.name == "survival", whose)
     if isinstance(x, Tensor) and x.is_floating_point() and len(x):
