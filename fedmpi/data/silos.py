@@ -23,7 +23,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, Shard, count_labels
 from fedmpi.data.preparation import ready
 
-COLUMNS = ("client", "n_train", "n_test", "classes, shapes and types of a sample and its target, digest of names")
+COLUMNS = ("client", "n_train", "n_test", "form of samples, digest of names")
 TEXT = 512  # bytes of the last column, 8 in each of its numbers
 WIDTH = 3 + TEXT // 8
 
