@@ -41,7 +41,7 @@ MEANING = {  # of names in an audit file
     "n_train": "numbers of samples",
     "n_test": "numbers of samples",
     "label counts": "how many samples it has of each class",
-    "digest of names": "hashes of its columns' names",
+    "form of samples, digest of names": "the form of its samples, and a hash of its columns' names",
     "text": "host, versions, and hashes of settings and code",
     "client state": "what the method keeps for the site",
     "local model": "all of its local model (analysis)",

@@ -166,7 +166,6 @@ TOGETHER = {
     "task.name=next_symbol": r"next_symbol: test data: .*the number of the symbol at each place, int64 \(n, L\)",
     "task.name=segmentation": r"segmentation: test data: .*the class of each pixel, int64 .*is needed",
     "task.metrics=[acc]": r"task\.metrics: task classification has no metric 'acc'; did you mean 'accuracy'\?",
-    "task.metrics=[]": r"task\.metrics is empty; allowed: accuracy, auroc",
     "method.name=pfedme;;train.momentum=0.9": r"needs plain SGD, but train\.momentum is 0\.9; set train\.momentum=0",
     "method.name=fedfomo;;data.validation=0": r"needs validation rows, but .* is 0; set data\.validation=0\.1, say",
     "method.name=fedatom;;method.client=fedper": r"shares and trains the whole model; FedPer does not fit",
