@@ -38,9 +38,9 @@ from fedmpi.config.sections import (
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
-Analysis = Literal[
-    "losses", "drift", "knowledge", "contribution", "features", "similarity", "orthogonality", "layers"
-]  # engine/probes
+Analysis = Literal[  # engine/probes
+    "losses", "drift", "knowledge", "contribution", "features", "orthogonality", "layers"
+]
 
 
 FRACTION = 0.01  # of topk, where none is given

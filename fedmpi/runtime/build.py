@@ -28,6 +28,7 @@ from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
+from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
@@ -287,8 +288,9 @@ def clients_at_once(experiment: Experiment) -> int:
     elif uses_counts and not s.data.share_label_counts and not reason:
         reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
-        other_gradient = any(overrides(experiment.method, hook) for hook in ("loss", "gradient"))
-        full = train.momentum or train.weight_decay or other_gradient
+        hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
+        chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
+        full = train.momentum or train.weight_decay or hooks or chain is None
         samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":

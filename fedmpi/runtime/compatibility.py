@@ -292,8 +292,8 @@ def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, me
             raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
     classification = getattr(task, "classification", False)
     refusals = (
-        ({"knowledge", "features", "similarity"}, data.global_test is None, "a global test set; silos have none"),
-        ({"features", "similarity"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
+        ({"knowledge", "features"}, data.global_test is None, "a global test set; silos have none"),
+        ({"features"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
         ({"knowledge", "orthogonality"}, not classification, f"classes; task {settings.task.name} has none"),
     )
     for concerned, lacks, what in refusals:
