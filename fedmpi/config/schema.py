@@ -46,13 +46,6 @@ Analysis = Literal[  # engine/probes
 FRACTION = 0.01  # of topk, where none is given
 
 
-class Down(ShortSection):
-    """What the server sends."""
-
-    short = "name"
-    name: Literal["fp32", "bf16", "fp16"] = "fp32"  # the format (docs/wire.md)
-
-
 class Up(ShortSection):
     """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
 
@@ -76,7 +69,6 @@ class WireSettings(ShortSection):
 
     short = "up"
     up: Up = Up()
-    down: Down = Down()
 
 
 class CommSettings(Section):
@@ -96,9 +88,8 @@ class FaultSettings(Section):
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too;
-    # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
-    on_bad_update: Literal["abort", "drop", "clip"] = "abort"
+    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
+    on_bad_update: Literal["abort", "drop"] = "abort"
     on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
     on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
     # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others

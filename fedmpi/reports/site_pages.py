@@ -123,7 +123,6 @@ def contribution(run: Run, site: Site, total: int) -> list[Part]:
         ["test samples", "not told" if site.samples is None else f"{site.samples:,}"],
         ["rounds in which it took part", f"{len(site.took_part)} of {len(run.rounds)}"],
         ["uploads that did not count", f"{len(site.refused)}"],
-        ["uploads taken at the bound", f"{len(site.clipped)}"],
         ["share of weight, mean over rounds", "-" if site.share is None else f"{site.share:.1%}"],
     ]
     rule = run.config.get("server.rule.name", "auto")

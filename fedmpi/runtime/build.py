@@ -34,7 +34,6 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import Rule
-from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
@@ -90,7 +89,7 @@ class Experiment:
 
     @property
     def drops_uploads(self) -> bool:
-        """Whether uploads of a round may be left out, clipped or sent once more (faults)."""
+        """Whether uploads of a round may be left out or sent once more (faults)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
@@ -243,10 +242,10 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
         UserError: a format (comm.wire) for a model of half-precision numbers, or topk beside a rule that looks at
             single entries.
     """
-    up, down, dtype = settings.comm.wire.up, settings.comm.wire.down, model.w.dtype
-    if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
+    up, dtype = settings.comm.wire.up, model.w.dtype
+    if up.name != "fp32" and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
+            f"comm.wire: up {up.name}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.wire out"
         )
@@ -260,7 +259,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, Wire(sent, plain[down.name], up.feedback), states)
+        return Messages(method, model, *sizes, sent, up.feedback, states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
@@ -364,7 +363,6 @@ def federation(
         probes=s.analysis,
         max_norm=s.faults.max_norm,
         drops_bad_updates=s.faults.on_bad_update != "abort",
-        clips_updates=s.faults.on_bad_update == "clip",
         stops_on_divergence=s.faults.on_divergence == "stop",
         on_lost_rank=s.faults.on_lost_rank if regroups else "abort",
         replays_failures=s.faults.replay is not None,

@@ -178,7 +178,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
 
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
     """Check that server rule, format, sums and statistics get the uploads that they are for."""
-    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire.up
+    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
     if settings.server.reduce == "local":
         _check_sums(settings, messages)
     if settings.server.placement == "sharded" and form is not None:
@@ -230,7 +230,7 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
         settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
         faults.replay is not None and "faults.replay may leave some out",
         settings.record.updates == "gram" and "record.updates: gram compares them",
-        messages.wire.up is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
+        messages.wire is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
     ]
     if reason := next(filter(None, reasons), None):
         raise UserError(f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root")

@@ -87,7 +87,6 @@ VALUES = {
     "evaluate.protocol=[global, global]": r"protocol: each name once; 'global' stands twice",
     "comm.backend=tcp": r"backend: 'tcp' .*'auto', 'nccl', 'gloo' or 'mpi'",
     "comm.wire=int4": r"comm\.wire: 'int4' is not allowed; must be 'fp32', 'bf16', 'fp16', 'int8' or 'topk'",
-    "comm.wire.down=int8": r"comm\.wire\.down: 'int8' is not allowed; must be 'fp32', 'bf16' or 'fp16'",
     "comm.wire=8": r"comm\.wire: 8 is not allowed; must be a mapping",
     "comm.wire={name: topk}": r"comm\.wire\.name: unknown key; did you mean comm\.wire\.up\.name or ",
     "comm.wire.fraction=0.1": r"comm\.wire\.fraction: unknown key; did you mean comm\.wire\.up\.fraction\?",

@@ -76,7 +76,7 @@ def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     """Say how much a client sends and receives in a round; if some rounds send less, also how much on average."""
     up = [messages.upload(t).size for t in range(max(rounds, 1))]
     sends, fast = size_text(max(up) * itemsize), size_text(min(up) * itemsize)
-    receives = size_text((messages.announcement().size + messages.per_client.size) * itemsize)
+    receives = size_text((messages.announcement().packing.size + messages.per_client.size) * itemsize)
     if min(up) == max(up):
         return f"a client sends {sends} and receives {receives} a round"
     mean = sum(up) / len(up) / max(up)
@@ -87,16 +87,14 @@ def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
 
 def describe_wire(experiment: Experiment) -> list[str]:
     """Say which messages travel in another format than the model's own; [] where none does."""
-    messages, wire, directions = experiment.messages, experiment.messages.wire, list[str]()
-    if wire.up:
-        uploads = [messages.upload(t).coding for t in range(max(messages.rounds, 1))]
-        coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
-        uncoded = [name for name, slot in experiment.method.sends.items() if messages.large(slot) and name not in coded]
-        uncoded_text = f"; whole: {', '.join(uncoded)}" if uncoded else ""
-        directions.append(f"up {wire.up} ({', '.join(coded) or 'nothing'}{uncoded_text})")
-    if wire.down:
-        directions.append(f"down {wire.down} of the model")
-    return [f"wire: {', '.join(directions)}"] if directions else []
+    messages = experiment.messages
+    if messages.wire is None:
+        return []
+    uploads = [messages.upload(t).coding for t in range(max(messages.rounds, 1))]
+    coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
+    uncoded = [name for name, slot in experiment.method.sends.items() if messages.large(slot) and name not in coded]
+    uncoded_text = f"; whole: {', '.join(uncoded)}" if uncoded else ""
+    return [f"wire: up {messages.wire} ({', '.join(coded) or 'nothing'}{uncoded_text})"]
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
@@ -158,8 +156,6 @@ def result_lines(
     if result["lost_ranks"]:
         gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
         lines.append(f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it")
-    if result["clipped_uploads"]:
-        lines.append(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
     if best := result["best_model"]:
         value = format_metric(best["figure"], best["value"], 4)
         lines.append(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
