@@ -33,17 +33,16 @@ from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, memory, rank_agreement, trust
+from fedmpi.runtime import build, build_data, memory, rank_agreement, resume, trust
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
 from fedmpi.runtime.device import pick_device, set_numerics, why_no_gpu
 from fedmpi.runtime.record import durable, plugins, report_text
 from fedmpi.runtime.record.data_files import write_own_preprocessing
 from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, resolve
 from fedmpi.runtime.record.plugins import PluginFile
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
-from fedmpi.runtime.record.timeline import TimelineFile
+from fedmpi.runtime.record.run_dir import TimelineFile
 from fedmpi.runtime.record.tracking import make_loggers
-from fedmpi.runtime.resuming import resume
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
 OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
 
@@ -180,7 +179,9 @@ def _agree(run: RunContext) -> None:
     names = trust.foreign(settings.model_dump(mode="json")).values()
     run.plugins = plugins.find_plugins(names, experiment.method, experiment.task, experiment.net.module)
     layout = {"(layout)": rank_agreement.digest(repr(experiment.model.layout))}
-    layout |= {} if experiment.initial is None else {"(initial weights)": experiment.initial.digest}
+    layout |= (
+        {} if experiment.initial is None else {"(initial weights)": rank_agreement.digest(experiment.initial.content)}
+    )
     layout |= rank_agreement.frozen_digest(experiment.model.frozen) if experiment.model.frozen else {}
     own = plugins.digests(run.plugins) if run.plugins else {}
     digests = {**run.code_digests, **own, **run.data_digests, **layout}
@@ -238,11 +239,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
     Returns the round after which the run goes on, -1 for a run from the start.
     """
     settings, comm, experiment, recorder = run.settings, run.comm, run.experiment, run.recorder
-    timeout_s, checkpoint, private = (
-        settings.comm.start_timeout_s,
-        settings.checkpoint,
-        settings.output_mode == "private",
-    )
+    timeout_s, checkpoint = settings.comm.start_timeout_s, settings.checkpoint
     directory = recorder.directory if isinstance(recorder, Recorder) else None
     own_facts: dict[str, Any] = {}
     if directory is not None:
@@ -255,12 +252,12 @@ def _restore(run: RunContext, fed: Federation) -> int:
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
-        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", private)
+        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl")
     if settings.data.silos:
         write_own_preprocessing(path, settings, experiment.data)
     if settings.timeline and path.is_dir():
         head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
-        file = TimelineFile(path, head, private)
+        file = TimelineFile(path, head)
         fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0  # it waits then
     if checkpoint.every == 0:
         return -1
@@ -274,9 +271,9 @@ def _restore(run: RunContext, fed: Federation) -> int:
         if comm.rank == 0:
             warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
         return -1
-    rows = Rows(path / "state", silos, private)
+    rows = Rows(path / "state", silos)
     if comm.rank == 0:
-        (path / "checkpoints").mkdir(0o700 if private else 0o777, exist_ok=True)
+        (path / "checkpoints").mkdir(exist_ok=True)
     recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
     if stateful:
         fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
@@ -292,11 +289,10 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
         recorder.say(f"accepted: {change}; from round {after + 1} on")
     if run.accepted:
         directory.append("accepted.jsonl", {"round": after + 1, "changes": run.accepted})
-    was_described = (directory.path / "config.yaml").exists()  # else it is where a replay begins
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
-    rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, was_described)
+    rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0)
     if best and best.round is not None:
         recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():

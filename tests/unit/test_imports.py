@@ -27,7 +27,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "sklearn": {"data.sources.heart_disease"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
     "scipy": {"methods._prototypes", "data.sources.pictures.public_arrays", "sweeps.table", "analysis.curvature"},
-    "safetensors": {"runtime.record", "runtime.resuming"},
+    "safetensors": {"runtime.record"},
     "matplotlib": {"analysis.charts"},
     "jinja2": {"reports.page"},
     "PIL": {"data.sources.pictures.decode", "data.sources.pictures.image_mask"},

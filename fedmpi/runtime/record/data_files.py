@@ -158,7 +158,7 @@ def write_preprocessing(directory: RunDirectory, settings: Settings, data: Feder
 
 def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
     """Write what the sites that this rank opens have fitted, each into its folder of state/."""
-    directory = RunDirectory(folder, settings.output_mode == "private")
+    directory = RunDirectory(folder)
     for client, preparation in data.own_preparation.items():
         site = data.site_names[client]
         scale = data.target_scales.get("", data.target_scales.get(site))

@@ -30,11 +30,11 @@ HELD = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextmanager
-def hold(directory: Path, private: bool = False) -> Iterator[None]:
+def hold(directory: Path) -> Iterator[None]:
     """Hold the directory's lock. Raises UserError, having touched nothing, where another process has it."""
     path = directory / NAME
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o666)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise UserError(f"run directory: cannot open {path}: {error.strerror}") from error
     try:

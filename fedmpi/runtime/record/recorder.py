@@ -22,6 +22,7 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.record import plugins, report_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.metadata import resolve
@@ -29,7 +30,6 @@ from fedmpi.runtime.record.run_dir import BEST, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
 from fedmpi.runtime.record.tracking import LoggerCollection
-from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from rich.progress import Progress

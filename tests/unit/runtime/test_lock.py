@@ -11,8 +11,8 @@ import pytest
 from helpers import settings
 
 from fedmpi.common.errors import UserError
+from fedmpi.runtime import resume
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.resuming import resume
 
 
 def contents(folder):

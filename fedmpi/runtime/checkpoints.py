@@ -33,8 +33,8 @@ Key = tuple[int, int]  # client, the round that made its row
 class Rows:
     """The state rows of a run's clients on disk, the engine's StateStore. With silos each site has a folder."""
 
-    def __init__(self, folder: Path, sites: Sequence[str] | None = None, private: bool = False) -> None:
-        self.folder, self.sites, self.private = folder, sites, private
+    def __init__(self, folder: Path, sites: Sequence[str] | None = None) -> None:
+        self.folder, self.sites = folder, sites
         self.waiting: dict[Key, Tensor] = {}  # copied, not written yet
         self.written: set[Key] = set()  # by this rank, and not removed
 
@@ -44,9 +44,8 @@ class Rows:
 
     def put(self, client: int, t: int, row: Tensor) -> None:
         path = self.path(client, t)
-        if not path.parent.exists():
-            path.parent.mkdir(0o700 if self.private else 0o777, parents=True, exist_ok=True)
-        write(path, serialize_tensors({"row": row}, {"client": client, "round": t}), self.private)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, serialize_tensors({"row": row}, {"client": client, "round": t}))
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
@@ -166,6 +165,6 @@ class Checkpoints:
             for path in self.folder.parent.glob("*.jsonl"):  # rounds before t, which no resume tells again
                 sync(path)
             content = serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)})
-            write(self.path(t), content, self.rows.private)
+            write(self.path(t), content)
         self.kept.append(t)
         self.needed[t] = dict(trained)

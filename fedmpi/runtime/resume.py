@@ -23,11 +23,11 @@ from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.scheduler import Row, pace_of
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import RunDirectory
-from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 IDENTITY = "identity.json"
 
@@ -42,9 +42,9 @@ def open_directory(
     experiment.
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
-    private, place = settings.output_mode == "private", settings.working_dir / path
+    place = settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
-        until_end.enter_context(lock.hold(place, private))
+        until_end.enter_context(lock.hold(place))
         is_run = (place / IDENTITY).is_file()
         if is_run and settings.checkpoint.every == 0:
             raise UserError(
@@ -53,11 +53,11 @@ def open_directory(
             )
         if is_run or how == "auto":  # else a job ended before it had said what it is
             changes = _accepted(path, identity, settings) if is_run else []
-            return RunDirectory(path, private, settings.working_dir), is_run, changes
+            return RunDirectory(path, settings.working_dir), is_run, changes
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
-    directory = RunDirectory.create(settings.output, settings.name, private, settings.working_dir)
-    until_end.enter_context(lock.hold(directory.path, private))
+    directory = RunDirectory.create(settings.output, settings.name, settings.working_dir)
+    until_end.enter_context(lock.hold(directory.path))
     return directory, False, []
 
 
