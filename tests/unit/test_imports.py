@@ -21,8 +21,8 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "torchvision": {"common.torchvision_compat"},
     "mpi4py": {"comm.backends.mpi"},
     "typer": {"cli"},
-    **{library: {"runtime.record.tracking"} for library in ("mlflow", "wandb")},
-    "rich": {"runtime.record.recorder", "data.fetching.getting"},
+    "wandb": {"runtime.record.tracking"},
+    "rich": {"data.fetching.getting"},
     "yaml": {"config.yaml_source"},
     "sklearn": {"data.sources.heart_disease"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
