@@ -165,7 +165,6 @@ class Settings(Section):
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")  # where run directories are made
-    output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     timeline: bool = True  # each rank writes what it did when (fedmpi analyse timeline)
     record: RecordSettings = RecordSettings()  # what is written down of the training itself
     report: bool = True  # rank 0 ends with report.html, a page of all that was recorded (fedmpi report)

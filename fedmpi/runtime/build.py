@@ -39,9 +39,8 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.model_checks import check_module, warn_of_untracked
-from fedmpi.runtime.resuming import initial
-from fedmpi.runtime.resuming.initial import Initial
+from fedmpi.runtime.compatibility import check_module, warn_of_untracked
+from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
 from fedmpi.tasks import contract
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
@@ -198,7 +197,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     start = None
     if settings.init.source is not None:
-        start = initial.load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
+        start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
@@ -210,7 +209,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_method(settings, method, task, net, local_training)
     warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
-    best = compatibility.best_model_choice(settings, task, data) if settings.evaluate.best.metric else None
+    best = compatibility.best_model_choice(settings, task, data)
     compatibility.check_data(settings, data, task, net)
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)
