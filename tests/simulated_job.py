@@ -20,8 +20,7 @@ import torch
 from torch.distributed import DistNetworkError, DistStoreError
 
 from fedmpi.comm.backends.torch_dist import Gloo
-from fedmpi.comm.base import ConnectionLostError
-from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.job import Job
@@ -390,9 +389,7 @@ class SimulatedRank:
         membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
         self.comm.at_end = self.error_reporter.close
-        self.error_reporter.subscribe(
-            lambda line, opened: timeout_tracing.answer(line, self.number, self.comm.waiting_for, opened)
-        )
+        self.error_reporter.waiting_for = lambda: self.comm.waiting_for
         return self.comm
 
     @property
@@ -407,7 +404,8 @@ class SimulatedRank:
 
     def fail(self, error: Exception, code: int = 1) -> NoReturn:
         """End the job for an error, as the command does."""
-        error = timeout_tracing.root_cause(self.error_reporter, error)
+        if isinstance(error, RankTimeoutError):
+            error = error.blame(self.error_reporter.find_root_cause(error.peers))
         self.error_reporter.fail(f"error: {error}", code, reacts=isinstance(error, ConnectionLostError))
 
 

@@ -22,12 +22,12 @@ from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import ConnectionLostError, Lost, T
-from fedmpi.comm.failures.error_reporter import MEMBERS, WHOM, ErrorReporter, EventLog, who
+from fedmpi.comm.base import ConnectionLostError, Lost
+from fedmpi.comm.failures.error_reporter import ASK, MEMBERS, ErrorReporter, EventLog, who
 from fedmpi.comm.rendezvous.store import STORE_IS_GONE, RankStore
+from fedmpi.comm.timeouts import T
 
-CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the event log
-POLL_S = 0.01
+CALL, GO, AGAIN = "regroup", "go", "again"  # lines of the event log
 
 
 @final
@@ -39,20 +39,19 @@ class GroupMembership:
         self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
         self.generation = 0  # attempts to settle so far, with or without success
-        self.questions = 0  # of this rank so far
         self.called = 0  # the attempt that somebody has called for; beyond `generation` if this rank must come to it
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()  # that are not read yet
         self._arrived = threading.Event()  # a line has been added, or rank 0 is gone
         self._rank_0_is_gone = False  # with its store
         self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
         store.set_at_end(f"dead/{rank}", "1")
-        error_reporter.subscribe(self._on_line)
+        error_reporter.on_event = self._on_event
 
     def regroup_requested(self) -> bool:
         """Whether the other ranks wait for this one to `regroup`, or have no rank 0 left."""
         return self.called > self.generation or self._rank_0_is_gone
 
-    def _on_line(self, line: str | None, store: Store) -> None:
+    def _on_event(self, line: str | None, store: Store) -> None:
         """Handle a line, in the thread that reads the event log."""
         if line is None:
             self._rank_0_is_gone = True
@@ -68,9 +67,7 @@ class GroupMembership:
             text = f"error: this rank was taken for lost at {at}: it was frozen, or came too late"
             self.process.say(f"{who(self.error_reporter.job)}: {text}")
             self.process.exit_after_eviction()
-        elif kind != WHOM:  # that one is for timeout_tracing.py
-            if kind == ASK:
-                store.set(f"answer/{words[0]}/{self.rank}", "1")
+        else:
             self._lines.put(line)
             self._arrived.set()
 
@@ -137,51 +134,35 @@ class GroupMembership:
         """
         expected = ranks
         while True:
-            self.questions += 1
-            self._add(f"{ASK} {self.questions}")
-            ranks = self._present(f"answer/{self.questions}", ranks, self.timeouts.frozen)
+            ranks = self._living(ranks)
             if every and ranks != expected:
                 return ranks
-            present = self._present(name, ranks, min(self.timeouts.probe, until - self.clock.now()))
+            limit_s = min(self.timeouts.probe, until - self.clock.now())
+            present = self.error_reporter.present(self.store, name, ranks, limit_s)
             if present == ranks or self.clock.now() > until:
                 return present
 
-    def _present(self, name: str, ranks: list[int], seconds: float) -> list[int]:
-        """Return those of `ranks` that write name/RANK in time; waits neither for dead ranks nor once all have."""
-        until = self.clock.now() + seconds
-        while True:
-            absent = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]
-            living = [rank for rank in absent if not self.store.check([f"dead/{rank}"])]
-            if not living or self.clock.now() > until:
-                return [rank for rank in ranks if rank not in absent]
-            self.clock.sleep(POLL_S)  # torch's stores print a stack where a wait exceeds its time-out
+    def _living(self, ranks: list[int]) -> list[int]:
+        """Return those of `ranks` that answer."""
+        return [*self.error_reporter.roll_call(EventLog(self.store, self.error_reporter.at), ranks)]
 
     def _next_line(self, until: float, *kinds: str) -> str:
         """The next line of these kinds about this attempt; looks now and then whether rank 0 still lives."""
         while self.clock.now() < until + 2 * self.timeouts.reply:
             self._arrived.clear()
             if self._lines.empty() and not self._rank_0_is_gone:
-                if not self.clock.wait(self._arrived, self.timeouts.probe):
-                    self._look_at_rank_0()
+                # The store of a frozen rank 0, a process of its own, answers all the same.
+                if not self.clock.wait(self._arrived, self.timeouts.probe) and self.rank and not self._living([0]):
+                    raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
                 continue
             if self._lines.empty():
                 raise ConnectionLostError(STORE_IS_GONE)
             line = self._lines.get()
-            if line.startswith(ASK) and "/" not in line:  # rank 0 waits, too
+            if line.startswith(f"{ASK} 0/"):  # rank 0 waits, too
                 until = max(until, self.clock.now())
             elif line.split()[0] in kinds and int(line.split()[1]) == self.generation:
                 return line
         raise Lost("rank 0 is silent: it has not said which ranks go on")
-
-    def _look_at_rank_0(self) -> None:
-        """Raise Lost if rank 0 is frozen. Its store, a process of its own, answers all the same."""
-        self.store.check(["vote"])
-        if self.rank:
-            self.questions += 1
-            question = f"{self.rank}/{self.questions}"
-            self._add(f"{ASK} {question}")
-            if not self._present(f"answer/{question}", [0], self.timeouts.frozen):
-                raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
 
     def _add(self, line: str) -> None:
         EventLog(self.store, self.error_reporter.at).add(line)
