@@ -165,12 +165,17 @@ class SimulatedStore:
         self.check([])
 
     def gather(
-        self, name: str, call: int, rank: int, ranks: list[int], value: bytes, seconds: float
+        self, name: str, call: int, rank: int, ranks: list[int], value: bytes, seconds: float, living: bool = False
     ) -> tuple[str, list[bytes]]:
         verdict, keys = f"{name}/{call}/silent", [f"{name}/{call}/{each}" for each in ranks]
         self.set(f"{name}/{call}/{rank}", value)
-        decided = Condition(lambda: verdict in self.values or self.values.keys() >= set(keys) or self._is_gone())
-        self.rank.clock.wait(decided, seconds)
+        self.values.pop(f"dead/{rank}", None)
+
+        def is_decided() -> bool:
+            there = {f"{name}/{call}/{each}" for each in ranks if living and f"dead/{each}" in self.values}
+            return verdict in self.values or self.values.keys() | there >= set(keys) or self._is_gone()
+
+        self.rank.clock.wait(Condition(is_decided), seconds)
         with self.rank.job.time.lock:  # what the store has decided reaches all ranks, also if rank 0 ends at once
             if verdict not in self.values:
                 self.check([])

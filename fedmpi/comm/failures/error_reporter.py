@@ -197,21 +197,15 @@ class ErrorReporter:
         self._questions += 1
         question = f"{self.job.rank}/{self._questions}"
         events.add(f"{ASK} {question} {purpose}")
-        answers = {}
-        for rank in self.present(events.store, f"answer/{question}", list(ranks), self.timeouts.frozen):
-            text = events.store.get(f"answer/{question}/{rank}").decode()
-            answers[rank] = [int(word) for word in text[1:].split()]
-        return answers
-
-    def present(self, store: Store, name: str, ranks: list[int], seconds: float) -> list[int]:
-        """Return those of `ranks` that write name/RANK in time; waits neither for dead ranks nor once all have."""
-        until = self.clock.now() + seconds
-        while True:
-            absent = [rank for rank in ranks if not store.check([f"{name}/{rank}"])]
-            living = [rank for rank in absent if not store.check([f"dead/{rank}"])]
-            if not living or self.clock.now() > until:
-                return [rank for rank in ranks if rank not in absent]
+        store, until, answers = events.store, self.clock.now() + self.timeouts.frozen, dict[int, list[int]]()
+        while living := [rank for rank in ranks if rank not in answers and not store.check([f"dead/{rank}"])]:
+            for rank in living:
+                if store.check([key := f"answer/{question}/{rank}"]):
+                    answers[rank] = [int(word) for word in store.get(key).decode()[1:].split()]
+            if self.clock.now() > until:
+                break
             self.clock.sleep(POLL_S)  # torch's stores print a stack where a wait exceeds its time-out
+        return answers
 
     def find_root_cause(self, peers: Iterable[int]) -> list[int]:
         """Return the ranks at fault where `peers` have been silent to this one; where nobody can tell, the peers."""

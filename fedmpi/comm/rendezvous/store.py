@@ -96,10 +96,20 @@ class RankStore(Store):
         return False
 
     def gather(
-        self, name: str, call: int, rank: int, ranks: Sequence[int], value: bytes, seconds: float
+        self,
+        name: str,
+        call: int,
+        rank: int,
+        ranks: Sequence[int],
+        value: bytes,
+        seconds: float,
+        living: bool = False,
     ) -> tuple[str, list[bytes]]:
-        """Return the verdict about the ranks that are silent, and the values of all ranks (store_server.py)."""
-        verdict, *values = self._ask("gather", seconds, name, call, rank, value, *ranks, seconds=seconds)
+        """Return the verdict about the ranks that are silent, and the values of all ranks (store_server.py).
+
+        living: do not wait for dead ranks.
+        """
+        verdict, *values = self._ask("gather", seconds, living, name, call, rank, value, *ranks, seconds=seconds)
         return verdict, [each.encode("latin-1") for each in values]
 
     def _ask(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:

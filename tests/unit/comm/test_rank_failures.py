@@ -50,10 +50,17 @@ class Program:
                 else:
                     getattr(rank, each["act"])()
 
-        for name, where in (("_next_line", "vote"), ("_build", "build")):
-            plain = getattr(comm.membership, name)
-            setattr(comm.membership, name, lambda *a, plain=plain, where=where: (act(where), plain(*a))[1])
+        store, connect = comm.membership.store, comm.membership._connect
+        gather = store.gather
 
+        def vote(name, call, number, ranks, value, seconds, **more):
+            if name.startswith("vote"):
+                store.set(f"{name}/{call}/{number}", value)
+                act("vote")
+            return gather(name, call, number, ranks, value, seconds, **more)
+
+        store.gather = vote
+        comm.membership._connect = lambda build: (act("build"), connect(build))[1]
         t = 0
         try:
             while t < self.rounds:
