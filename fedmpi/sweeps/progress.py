@@ -76,7 +76,7 @@ def read_state(settings: Settings) -> State:
     reason = str(summary.get("exit_reason", ""))
     finished = reason == "finished" and rounds >= settings.rounds
     patience = "evaluate.best.patience"
-    enough = reason.startswith("enough: ") and recorded.get(patience) == settings.identity()[patience]
+    enough = reason.startswith("early stopped: ") and recorded.get(patience) == settings.identity()[patience]
     return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
 
 

@@ -179,7 +179,7 @@ class Recorder(RankRecorder):
         elif reason == "diverged":
             ended = f"diverged: {fed.reporter.divergence.message}"
         elif reason == "early_stopped" and best:
-            ended = f"enough: {best.why}"
+            ended = f"early stopped: {best.why}"
         result = self._write_summary(ended)
         if self.loggers is not None:
             self.loggers.end(result)

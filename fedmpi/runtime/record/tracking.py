@@ -217,7 +217,7 @@ class MLflow:
         self.client.log_batch(self.run, metrics=[self.metric(name, value, now, step) for name, value in named.items()])
 
     def end(self, summary: dict[str, Any]) -> None:
-        is_finished = summary["exit_reason"].startswith(("finished", "enough"))
+        is_finished = summary["exit_reason"].startswith(("finished", "early stopped"))
         self.client.set_terminated(self.run, "FINISHED" if is_finished else "KILLED")
 
 

@@ -145,7 +145,7 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
 def _has_finished(run_dir: Path) -> bool:
     """Return whether the run has finished, so that its results could be lost."""
     reason = (json_of(run_dir / "summary.json") or {}).get("exit_reason")
-    return str(reason).startswith(("finished", "enough"))
+    return str(reason).startswith(("finished", "early stopped"))
 
 
 def _proposals(
