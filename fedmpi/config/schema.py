@@ -14,7 +14,7 @@ from fedmpi.common.text import LARGEST
 from fedmpi.config.field_types import (
     Count,
     DirectoryName,
-    Hearer,
+    NameWithOptions,
     Place,
     Rounds,
     Seconds,
@@ -37,9 +37,9 @@ from fedmpi.config.sections import (
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
-Analysis = Literal[
-    "losses", "drift", "knowledge", "contribution", "features", "similarity", "orthogonality", "layers"
-]  # engine/probes
+Analysis = Literal[  # engine/probes
+    "losses", "drift", "knowledge", "contribution", "features", "orthogonality", "layers"
+]
 
 
 class CommSettings(Section):
@@ -57,6 +57,7 @@ class CommSettings(Section):
 class FaultSettings(Section):
     """How a round continues in which something goes wrong (engine/faults)."""
 
+    goes_with = {"replay": ("on_lost_rank", ("abort",))}
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
@@ -68,14 +69,9 @@ class FaultSettings(Section):
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
     replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
 
-    @model_validator(mode="after")
-    def _check(self) -> FaultSettings:
-        if self.replay is not None and self.on_lost_rank != "abort":
-            raise ValueError(f"replay needs on_lost_rank: abort, not {self.on_lost_rank}: it is told who was lost")
-        return self
-
 
 class ComputeSettings(Section):
+    goes_with = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     precision: Literal["fp32", "bf16"] = "fp32"  # of passes; bf16: autocast, the weights stay as they are
     channels_last: bool = True  # layout of pictures and convolutions in memory
@@ -93,19 +89,6 @@ class ComputeSettings(Section):
     # They change the last bits of what clients send (docs/packing.md)
     pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (config/resources.py)
-
-    @model_validator(mode="after")
-    def _check(self) -> ComputeSettings:
-        if self.graphs is True and self.compile:
-            raise ValueError(
-                "graphs: true and compile: true both decide how passes are launched; leave one of them out"
-            )
-        if self.cudnn_benchmark and self.deterministic:
-            raise ValueError(
-                "cudnn_benchmark: true chooses kernels by how long they take, which differs from run to run, and "
-                "deterministic is true; set one of them to false"
-            )
-        return self
 
 
 class CheckpointSettings(Section):
@@ -136,12 +119,11 @@ class Settings(Section):
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")  # where run directories are made
-    output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     timeline: bool = True  # each rank writes what it did when (fedmpi analyse timeline)
     record: RecordSettings = RecordSettings()  # what is written down of the training itself
     report: bool = True  # rank 0 ends with report.html, a page of all that was recorded (fedmpi report)
-    track: tuple[Hearer, ...] = ()  # `fedmpi list trackers`: who else hears of each round
-    callbacks: tuple[Hearer, ...] = ()  # file.py:Class: your own code hears of each round (docs/campaigns.md)
+    track: tuple[NameWithOptions, ...] = ()  # `fedmpi list trackers`: who else hears of each round
+    callbacks: tuple[NameWithOptions, ...] = ()  # file.py:Class: your own code hears of each round (docs/campaigns.md)
     data: DataSettings  # where samples come from, and whose they are
     model: ModelSettings  # the architecture
     init: InitSettings = InitSettings()  # given weights to start from
@@ -159,7 +141,6 @@ class Settings(Section):
     state: StateSettings = StateSettings()  # where what clients keep lies
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
-    _file: str = PrivateAttr("")  # the config itself
     _began_in: str = PrivateAttr("")  # the working directory in which the run began
 
     @model_validator(mode="after")
@@ -205,16 +186,6 @@ class Settings(Section):
         start, selector = f"{dotted}.", getattr(section(tuple(dotted.split("."))), "selector", "name")
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
-
-    def fragments(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that come from files under `base`: {file: {dotted key: value}}."""
-        fragments: dict[str, dict[str, Any]] = {}
-        for key, value in flat(redacted(self.model_dump(mode="json")), "").items():
-            origin = self._origins.get(key, "")
-            file = origin.rpartition(":")[0]
-            if file not in ("", self._file) and not origin.startswith("command line"):
-                fragments.setdefault(file, {})[key] = value
-        return fragments
 
     def identity(self) -> dict[str, str]:
         """Return `digest_items` with the SHA-256 of each value that may be a secret."""

@@ -54,11 +54,10 @@ def check_slots(
     like: Tensor,
     due: Collection[str] | None = None,
 ) -> None:
-    """Raise UserError if a hook did not return the slots that the method declares.
+    """Raise UserError if a hook did not return slots that the method declares, as dense tensors of real numbers of the
+    declared shapes; of shape () a number will do.
 
     Args:
-        given: what it returned: of each slot that the packing has a place for a dense tensor of real numbers, of the
-            declared shape; of shape () a number will do.
         declared: the slots that it may return.
         where: round and client.
         like: any tensor of the device.
@@ -104,14 +103,10 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
 
 
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
-    """Return for each row whether it holds neither nan nor inf.
+    """Return for each row whether it holds neither nan nor inf. sums: the rows' sums, if they were formed before.
 
-    Looks at the sums, one pass without a copy, which each device is asked for once. A sum of finite numbers can be
-    infinite, so a row with such a sum is looked at entry by entry.
-
-    Args:
-        rows: tensors of floats, of any shapes.
-        sums: their sums, if they were formed before.
+    Looks at the sums, which each device is asked for once. A sum of finite numbers can be infinite, so a row with such
+    a sum is looked at entry by entry.
     """
     sums = [row.sum() for row in rows] if sums is None else sums
     values = [0.0] * len(sums)

@@ -217,10 +217,6 @@ class Federation:
         """Step the server with the uploads that count; return round t's metrics, None where a rank was asked to stop.
 
         Args:
-            t: the round.
-            cohort: its clients, ascending.
-            placement: client -> rank.
-            received: the uploads, one row a client; released at the end.
             trained, arrived: when this rank had trained its clients, and all uploads had come (time.perf_counter).
             counted: bytes that this rank had sent and received before the round.
         """
@@ -286,6 +282,5 @@ class Federation:
             self.server.update_filter.idle_since = memory["idle_since"]
             self.server.restore(server)
             self.reporter.divergence.recall(memory["watch"])
-            best = self.server.best
-            if best and memory.get("best") != best.criterion.figure:
-                best.forget()  # it was chosen by another figure
+            if self.server.best and memory.get("best") != self.server.best.criterion.figure:
+                self.server.best.forget()  # it was chosen by another figure

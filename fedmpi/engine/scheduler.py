@@ -137,8 +137,8 @@ def draw_cohort(
 ) -> list[int]:
     """Draw the cohort S_t: m = max(floor(fraction N), 1) clients without replacement, or m = `members`; ascending.
 
-    draw: uniform, each round anew; cycles: in an order of its own each cycle deals out all clients once, m a round, the
-    last round of a cycle takes the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
+    draw: uniform, each round anew; cycles: each cycle deals out all clients once, m a round, the last round takes the
+    rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
     """
     m = cohort_size(clients, fraction, members)
     if draw == "cycles":

@@ -27,8 +27,8 @@ from fedmpi.common.host_memory import usable_cores
 CHUNK = 1 << 15
 CHUNK_GPU = 1 << 18  # a GPU wants few launches; divides a block, or is one
 SCRATCH_GPU = 1 << 24  # float64 entries, the most that one call makes of up to 2^18 rows on a GPU
-# Columns of one product of a batch: a GPU multiplies few rows of many columns slowly, as it computes each entry of the
-# result on one multiprocessor. On an H100 Gram matrices of 12 rows take a quarter of the time so.
+# Columns of one product of a batch: a GPU computes each entry of a product on one multiprocessor. On an H100 Gram
+# matrices of 12 rows take a quarter of the time so.
 PIECE_GPU = 1 << 11
 # Columns are shared out in whole blocks, of the same size on every device. A vector of one block, or less, is neither
 # shared out nor added up row by row.
@@ -58,8 +58,7 @@ def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
 def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     """Cut the columns a to b of a vector at the multiples of the chunk size; return (first, end) of each part.
 
-    x: rows (m, n) whose parts are copied in float64, by which many rows get smaller parts on a GPU; else any vector on
-        the same device.
+    x: rows (m, n) whose parts are copied in float64, many rows in smaller parts on a GPU; else any vector there.
     """
     size = chunk_size(x.is_cuda, len(x) if x.ndim > 1 else 1)
     cuts = [a, *range(a - a % size + size, b, size), b]
@@ -185,14 +184,8 @@ def products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
 
 
 def block_norms(rows: Tensor) -> Tensor:
-    """Return the norms of the rows' blocks of columns; nan where a number is not finite.
-
-    One pass without a copy, a seventh of what an average takes.
-
-    Returns:
-        (blocks, m) float64 on the rows' device. A GPU sums in float64, where no square overflows, and the host does not
-        wait for it.
-    """
+    """Return the norms of the rows' blocks of columns, (blocks, m) float64 on their device; nan where a number is not
+    finite. One pass without a copy; a GPU sums in float64, where no square overflows, and the host does not wait."""
     n = rows.shape[1]
     if rows.is_cuda:
         full = n - n % BLOCK

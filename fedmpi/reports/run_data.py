@@ -50,7 +50,7 @@ class Run:
         )
         self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
         self.state = str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
-        self.complete = self.state == "finished" or self.state.startswith("enough")
+        self.complete = self.state == "finished" or self.state.startswith("early stopped")
         self.rounds = [row["round"] for row in self.rows if row["round"] >= 0]
         self.last = {name: number(value) for row in self.rows for name, value in row.items()}  # None if it is none
         numbers, own = dict[str, None](), set[str]()

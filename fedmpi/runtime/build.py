@@ -27,6 +27,7 @@ from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
+from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
@@ -37,9 +38,8 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.model_checks import check_module, warn_of_untracked
-from fedmpi.runtime.resuming import initial
-from fedmpi.runtime.resuming.initial import Initial
+from fedmpi.runtime.compatibility import check_module, warn_of_untracked
+from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
 from fedmpi.tasks import contract
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
@@ -196,7 +196,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     start = None
     if settings.init.source is not None:
-        start = initial.load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
+        start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
@@ -208,7 +208,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_method(settings, method, task, net, local_training)
     warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
-    best = compatibility.best_model_choice(settings, task, data) if settings.evaluate.best.metric else None
+    best = compatibility.best_model_choice(settings, task, data)
     compatibility.check_data(settings, data, task, net)
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)
@@ -278,8 +278,9 @@ def clients_at_once(experiment: Experiment) -> int:
     elif uses_counts and not s.data.share_label_counts and not reason:
         reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
-        other_gradient = any(overrides(experiment.method, hook) for hook in ("loss", "gradient"))
-        full = train.momentum or train.weight_decay or other_gradient
+        hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
+        chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
+        full = train.momentum or train.weight_decay or hooks or chain is None
         samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":

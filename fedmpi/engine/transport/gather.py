@@ -214,7 +214,7 @@ class SendBuffer:
         return self.rows[first : first + len(places)] if places == [*range(first, first + len(places))] else None
 
     def of(self, client: int) -> Tensor:
-        """Return a client's row without waiting: it is being written."""
+        """Return a client's row without waiting, as it is being written."""
         return self.rows[self.place(client)]
 
     def message(self, client: int) -> Tensor:

@@ -122,7 +122,7 @@ def code(facts: Facts) -> int:
 
 
 def _ended(reason: str) -> tuple[str, str]:
-    if reason == "finished" or reason.startswith("enough"):
+    if reason == "finished" or reason.startswith("early stopped"):
         return FINISHED, reason.partition(": ")[2]
     if reason.startswith(("stopped", "signal ")):
         return STOPPED, reason if reason.startswith("signal") else "on request"

@@ -219,14 +219,14 @@ def test_at_most_twenty_mistakes_are_shown(tmp_path):
     ("override", "said"),
     [
         ("seed=${env:GONE}", "command line: seed=${env:GONE}: seed: the environment variable GONE is not set; set it"),
-        ("method={name: fedprox, mu: ${env:GONE}}", "method.mu: the environment variable GONE is not set"),
+        ("method={name: fedprox, mu: '${env:GONE}'}", "method.mu: the environment variable GONE is not set"),
         ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be a whole number"),
         ("seed=${env:}", "seed: '${env:}': write ${env:NAME}"),
         ("name=run-${USER}", "name: 'run-${USER}': write ${env:NAME}"),
         ("name=a${env:TEXT", "name: 'a${env:TEXT': write ${env:NAME}"),
         ("name=${env:CIRCLE}", "name: '${env:TEXT}': write ${env:NAME}"),
         ("name='${env:CONTROL}'", "holds the control character"),
-        ("train={${env:TEXT}: 3}", "the key '${env:TEXT}' is not plain text"),
+        ("train={'${env:TEXT}': 3}", "the key '${env:TEXT}' is not plain text"),
     ],
 )
 def test_what_no_reference_stands_for_is_one_mistake(tmp_path, monkeypatch, override, said):

@@ -14,8 +14,8 @@ from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.scheduler import pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.resuming import resume
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+from fedmpi.runtime import resume
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
 
 ROUNDS, SIZE = 5, 4
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
-from fedmpi.engine.reporting import OWN, own_parts
+from fedmpi.engine.evaluate import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
 from fedmpi.runtime.finished.models import ClientPredictor
 from fedmpi.runtime.record.durable import serialize_tensors, write
-from fedmpi.runtime.resuming.initial import load_initial_weights
+from fedmpi.runtime.record.saved_model import load_initial_weights
 from fedmpi.runtime.run import execute
 
 # What clients keep: parts of the model; models beside the global one.

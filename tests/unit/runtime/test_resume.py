@@ -14,9 +14,9 @@ from thread_ranks import play_in_threads
 from fedmpi.common.errors import UserError
 from fedmpi.data.augment.geometry import Resize
 from fedmpi.methods import registry
+from fedmpi.runtime import checkpoints, resume
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
 from fedmpi.runtime.record.durable import CorruptFileError
-from fedmpi.runtime.resuming import checkpoints, resume
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
 ROUNDS = 4
 

@@ -39,7 +39,7 @@ FEW = [row(t) for t in range(4)]
     ("summary", "rows", "checkpoint", "state", "why", "code"),
     [
         ("finished", [row(t) for t in range(10)], 9, status.FINISHED, "", 0),
-        ("enough: accuracy did not rise for 3 rounds", FEW, 3, status.FINISHED, "accuracy did not rise", 0),
+        ("early stopped: accuracy did not rise for 3 rounds", FEW, 3, status.FINISHED, "accuracy did not rise", 0),
         ("signal 15", FEW, 3, status.STOPPED, "signal 15", 75),
         ("stopped", FEW, None, status.STOPPED, "on request", 1),  # nothing to go on from
         ("failed: rank 2 on node5 is dead", FEW, 3, status.FAILED, "rank 2 on node5 is dead", 1),

@@ -71,7 +71,7 @@ def test_a_run_that_ends_early_is_done(file, tmp_path):
     done = fedmpi("sweep", file, *more, best % 1, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "few" / "fedavg_seed-0"
-    assert json.loads((run / "summary.json").read_text())["exit_reason"].startswith("enough: ")
+    assert json.loads((run / "summary.json").read_text())["exit_reason"].startswith("early stopped: ")
     rounds = len(hashes(run))
     assert rounds < 10
     assert "1 of them done" in fedmpi("sweep", file, *more, best % 1, cwd=tmp_path).stdout
