@@ -10,12 +10,11 @@ from pydantic import Field
 from fedmpi.common import options
 from fedmpi.common.errors import UserError
 from fedmpi.data.preparation import Preparation, from_facts
-from fedmpi.data.sources.pictures.decode import Pages, PixelRange
+from fedmpi.data.sources.pictures.decode import PixelRange
 
 Character = Annotated[str, Field(min_length=1, max_length=1)]
 Name = Annotated[str, Field(min_length=1)]
 
-DECODING = {key: f"decoding.{key}" for key in ("pages", "pixel_range")}
 FIELDS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> its field
     "arrays": {"pixel_range": "options.pixel_range"},
     "images": {
@@ -24,7 +23,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> 
         "picture_column": "picture_column",
         "image_column": "picture_column",
         "label_column": "label_column",
-        **DECODING,
+        "pixel_range": "decoding.pixel_range",
     },
     "table": {key: key for key in ("delimiter", "decimal")},
     "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
@@ -72,7 +71,6 @@ def _declared(
     author_column: Name = "author",
     text_column: Name = "text",
     image_pattern: Name = "*",
-    pages: Pages = "refuse",
     pixel_range: PixelRange | None = None,
 ) -> None:
     """Declare the types of these options as the data sources do."""
