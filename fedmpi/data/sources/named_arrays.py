@@ -20,7 +20,6 @@ from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
 from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of
 from fedmpi.data.sources.common import checked_fraction, file_name, find, holdout
 from fedmpi.data.sources.pictures.decode import PixelRange
-from fedmpi.data.streaming import in_archive, wanted
 
 KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "x": ("x_train", "train_images"),
@@ -70,7 +69,7 @@ def npz(
     name = file_name("npz", site, path)
     at = find(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     try:
-        arrays = _read(at, on_disk=pixel_range is None)
+        arrays = _read(at)
     except Exception as error:  # zip, zlib, numpy's header: what a damaged file makes of them is not to be foreseen
         raise UserError(
             f"{at} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
@@ -78,8 +77,8 @@ def npz(
     return from_arrays(arrays, at, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction, val)
 
 
-def _read(path: Path, on_disk: bool) -> dict[str, np.ndarray]:
-    """Read the known arrays under our names. on_disk: images may stay in the file, if they are many."""
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Read the known arrays under our names."""
     with np.load(path, allow_pickle=False) as archive:
         known = [key for key in archive.files if key in OWN_NAMES]
         unknown = [key for key in archive.files if key not in OWN_NAMES]
@@ -87,13 +86,7 @@ def _read(path: Path, on_disk: bool) -> dict[str, np.ndarray]:
             raise ValueError(f"it holds {', '.join(known)}; each once, under one of its names")
         if unknown:
             warnings.warn(f"{path}: not looked at: {', '.join(unknown)}; known are {', '.join(KEYS)}", stacklevel=3)
-        images = [key for key in known if OWN_NAMES[key].endswith("x")]
-        on_disk = on_disk and wanted(sum(archive.zip.getinfo(f"{key}.npy").file_size for key in images))
-        arrays = {}
-        for key in known:
-            mapped = in_archive(path, key) if on_disk and key in images else None
-            arrays[OWN_NAMES[key]] = archive[key] if mapped is None else mapped
-    return arrays
+        return {OWN_NAMES[key]: archive[key] for key in known}
 
 
 class Part(NamedTuple):

@@ -6,10 +6,9 @@ from test_csv_images import GREY, greys, write
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import split
+from fedmpi.data.federated import hold_out, split
 from fedmpi.data.sources.pictures.class_pictures import csv_images
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.validation import hold_out
 
 
 def dataset(group, site=None):
