@@ -18,14 +18,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedmpi.flat.layout import EVERYTHING
-from fedmpi.method.context import Client, Server, Uploads
+from fedmpi.method.context import Client, Quadratic, Row, Server, State, Uploads
 from fedmpi.method.slots import SHARED, Slots, Travel
-from fedmpi.method.values import Quadratic, Row, State
 
 # What a method may need of the experiment; checked before anything runs.
 
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
-SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.clip_value, train.keep_optim)"
+SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.keep_optim)"
 FEATURES = "a model with features and a last linear layer"
 LAST_LAYER = "a model with a last linear layer"  # of which nobody asks what it is given
 CLASSES = "a classification task"

@@ -50,7 +50,7 @@ from fedmpi.tasks.regression import StandardisedRegression
 
 SAME_NAME = (  # in the section `train` and in LocalTrainingConfig
     *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
-    *("clip_norm", "clip_value"),
+    "clip_norm",
 )
 
 
@@ -267,7 +267,7 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
     """Make what the engine is told of local training (the section `train`)."""
     train = settings.train
     options = {name: getattr(train, name) for name in SAME_NAME}
-    options |= {name: getattr(train, name) for name in ("eps", "alpha") if getattr(train, name) is not None}
+    options |= {"eps": train.eps} if train.eps is not None else {}
     options |= {"betas": tuple(train.betas)} if train.betas else {}
     batch_size = None if train.batch_size == "full" else train.batch_size
     return LocalTrainingConfig(batch_size=batch_size, keep=train.keep_optim, **options)

@@ -45,7 +45,6 @@ ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # server rules 
 REMEDIES = {  # what to set where a method needs something else
     "train.optim": "sgd",
     "train.clip_norm": "null",
-    "train.clip_value": "null",
     "train.keep_optim": "false",
     "train.momentum": "0",
     "data.share_label_counts": "true",

@@ -19,10 +19,8 @@ class LocalTrainingConfig:
     nesterov: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    alpha: float = 0.99
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    clip_value: float | None = None
     keep: bool = False  # the optimiser's state, from round to round
 
     def plain_sgd(self) -> LocalTrainingConfig:
@@ -34,7 +32,6 @@ class LocalTrainingConfig:
         reasons = {
             f"train.optim is {self.optim}": self.optim != "sgd",
             f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
-            f"train.clip_value is {self.clip_value}": self.clip_value is not None,
             "train.keep_optim is true": self.keep,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")

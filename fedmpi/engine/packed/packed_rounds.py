@@ -24,7 +24,7 @@ from fedmpi.engine.packed.vmap_steps import VmapSteps
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.values import State
+from fedmpi.method.context import State
 
 # Of pack: auto. Numbers (weights or factors) of all clients that are trained at once, by chain.py and under vmap: more
 # do not fit into the processor's cache. Clients: fewer than FEWEST do not make up for the calls of vmap.
