@@ -11,7 +11,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, create_model, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from fedmpi.config.field_types import (
     Augmentation,
@@ -142,14 +142,8 @@ OWN = ("momentum", "nesterov", "betas", "eps")  # keys that not every optimiser 
 NOTHING: dict[str, Any] = {"momentum": 0.0, "nesterov": False}  # else null
 
 
-def _whole(number: float) -> float:
-    """Return 2.0 as 2, so that a number of passes is shown as it was written."""
-    return int(number) if number == int(number) else number
-
-
 class TrainSettings(Section):
-    # passes over a client's samples in a round; of 0.5 the first half of the batches, rounded up, at least one
-    epochs: Annotated[float, Field(ge=0, le=100_000), AfterValidator(_whole), PlainSerializer(_whole)] | None = 1
+    epochs: Annotated[int, Field(ge=0, le=100_000)] | None = 1  # passes over a client's samples in a round
     # in place of epochs: steps of the optimiser in a round, as many for every client; passes follow one another, each
     # in an order of its own
     steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
@@ -189,7 +183,7 @@ class TrainSettings(Section):
     def _check(self) -> TrainSettings:
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
-                f"steps: {self.steps} does not go with epochs: {self.epochs:g}; a round has a number of steps, or of "
+                f"steps: {self.steps} does not go with epochs: {self.epochs}; a round has a number of steps, or of "
                 "passes: set one of them to null"
             )
         if self.steps is None and self.epochs is None:

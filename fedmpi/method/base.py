@@ -38,7 +38,7 @@ class Method:
     """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
 
     paper: ClassVar[str] = ""  # where the method was published; nothing reads it
-    # Kept with the client, wherever it trains; `receive`, `train` and `upload` return it, client.state has it.
+    # Kept with the client, wherever it trains; `train` and `upload` return it, client.state has it.
     client_state: ClassVar[Slots] = Slots()
     server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, server.state has it
     # Names of server_state that travel with the weights, the same for all: client.down.NAME.
@@ -141,8 +141,8 @@ class Method:
         """
         return client.grad(x, y)
 
-    def receive(self, client: Client) -> Tensor | tuple[Tensor, State]:
-        """Weights that local training starts from, or these and new client state.   -> (d,), or (d,) and State
+    def receive(self, client: Client) -> Tensor:
+        """Weights that local training starts from.   -> (d,)
 
         Called when the client receives, with client.w = client.received. It gives weights, not buffers: these start as
         received. Not called in evaluation.
@@ -161,8 +161,8 @@ class Method:
     def upload(self, client: Client) -> tuple[Row, State]:
         """What the client sends besides dw = w - w0 (formed by the engine where declared), and new client state.
 
-        `receive`, `train` and `upload` together return all of client_state, each slot one of them; `client.state`
-        stands for what stays as it was.
+        `train` and `upload` together return all of client_state, each slot one of them; `client.state` stands for what
+        stays as it was.
         """
         return Row(), State()
 

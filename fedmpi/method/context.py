@@ -225,7 +225,7 @@ class Client(Protocol):
 
     def fit(
         self,
-        epochs: float | None = None,
+        epochs: int | None = None,
         *,
         groups: Sequence[str] | None = None,
         lr: float | None = None,
@@ -238,7 +238,7 @@ class Client(Protocol):
         """The batch loop: steps of train.optim with a fresh optimiser, or with that which train.keep_optim has kept.
 
         Args:
-            epochs: passes, of a part of one the first batches; default train.epochs, or as many as make train.steps.
+            epochs: passes; default train.epochs, or as many as make train.steps.
             groups: layout groups to train; default the method's `trains`.
             lr: default eta_t.
             start: (d,) weights of another model to train from there; client.w, its buffers, counters and recorded loss

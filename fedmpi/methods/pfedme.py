@@ -12,7 +12,6 @@ those of passes at theta.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from fedmpi.method import PLAIN_SGD, Client, Method, Row, State, option
 from fedmpi.method.slots import FLAT, INITIAL, INITIAL_BUFFERS, Slots
 
 
-@final
 @dataclass(frozen=True)
 class PFedMe(Method):
     lam: float = option(15.0, "pull between the personal model and the local copy of the global one", gt=0)

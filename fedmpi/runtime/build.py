@@ -291,7 +291,7 @@ def clients_at_once(experiment: Experiment) -> int:
         hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
         chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
         full = train.momentum or train.weight_decay or hooks or chain is None
-        samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
+        samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")

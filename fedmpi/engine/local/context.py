@@ -66,7 +66,6 @@ class ClientContext(Client):
 
         broadcast, kept = trainer.unpack_broadcast(announcement), messages.client_state.views(state_row)
         self.state = State({name: getattr(kept, name) for name in trainer.method.client_state})
-        self.new = State()  # client state that `receive` has returned
         self.down = broadcast.beside(messages.per_client.views(download)) if messages.per_client.shapes else broadcast
         size = messages.scratch.size
         self.scratch_row = state_row.new_zeros(size) if size else trainer.nothing
@@ -119,9 +118,7 @@ class ClientContext(Client):
         """
         model = self.trainer.model
         if overrides(self.trainer.method, "receive"):
-            given = self.trainer.method.receive(self)
-            w0, self.new = given if isinstance(given, tuple) and len(given) == 2 else (given, self.new)
-            w0 = self.check("receive", w0)
+            w0 = self.check("receive", self.trainer.method.receive(self))
             self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # client.w is about to move
             self._frozen.clear()  # of the w0 from before
             if self.w0 is not self.received:

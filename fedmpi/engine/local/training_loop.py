@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ REMEDY = (
 
 def fit(
     client: ClientContext,
-    epochs: float | None = None,
+    epochs: int | None = None,
     *,
     groups: Sequence[str] | None = None,
     lr: float | None = None,
@@ -52,8 +51,8 @@ def fit(
     method = PLAIN if plain else trainer.method
     if groups is not None:
         trainer.messages.check_groups(groups, "client.fit, groups")
-    if epochs is not None and not (isinstance(epochs, int | float) and 0 <= epochs < inf):
-        raise UserError(f"client.fit: epochs is {epochs!r}; a number >= 0 is needed")
+    if epochs is not None and not (isinstance(epochs, int) and epochs >= 0):
+        raise UserError(f"client.fit: epochs is {epochs!r}; a whole number >= 0 is needed")
     found = batches_of(client, epochs, method.batches_a_step, trainer.generators(client.round, client.id, client.fits))
     client.fits += 1
     other_model = nullcontext() if start is None else client.elsewhere(start, buffers)
@@ -160,9 +159,9 @@ def clip(g: Tensor, trained: Selection, most: float) -> None:
 
 
 def batches_of(
-    client: ClientContext, epochs: float | None, many: int, drawn: tuple[Any, Any]
+    client: ClientContext, epochs: int | None, many: int, drawn: tuple[Any, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one fit, `many` for each step, pass after pass; of a pass begun in part the first ones.
+    """Yield the batches of one fit, `many` for each step, pass after pass.
 
     A batch of all rows has their own order, unless a step cuts it up. drawn: `trainer.generators`.
     """

@@ -48,7 +48,6 @@ def unsupported_reason(
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
         "train.nesterov is true": config.nesterov,
         f"train.steps is {config.steps}": config.steps is not None,  # a round may end within a pass over the data
-        f"train.epochs is {config.epochs}": config.steps is None and config.epochs != int(config.epochs or 0),
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
     }

@@ -58,8 +58,8 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     turn = " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
-    epochs = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}" if train.steps is None else ""
-    amount = "" if own_length else f"{epochs or count(train.steps or 0, 'step')} "
+    amount = count(train.epochs or 0, "epoch") if train.steps is None else count(train.steps, "step")
+    amount = "" if own_length else f"{amount} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"

@@ -52,8 +52,8 @@ def received(client_of):
         client = client_of(it)
         for name, value in (("last", last), ("learned", learned)):
             client.state[name].copy_(torch.tensor(value))
-        u, state = it.made.method.receive(client)
-        return u.tolist(), state.W.tolist(), bool(state.learned)
+        u = it.made.method.receive(client)
+        return u.tolist(), client.scratch.W.tolist(), bool(client.scratch.learned)
 
     return receive
 
