@@ -62,31 +62,29 @@ class Method:
 
     def __init_subclass__(cls) -> None:
         """Raise TypeError for a class that would quietly be another method than its author thinks."""
-        known, written = (*HOOKS, *DECLARATIONS), vars(cls)
+        written, mistake = vars(cls), f"method {cls.__name__}: "
         options = written.get("__annotations__", {})
-        for name in options:
-            if name in known and "ClassVar" not in str(options[name]):
-                raise TypeError(f"method {cls.__name__}: {name!r} is a declaration, not an option; write {name} = ...")
+        for name in {*options} & {*HOOKS, *DECLARATIONS}:
+            if "ClassVar" not in str(options[name]):
+                raise TypeError(f"{mistake}{name!r} is a declaration, not an option; write {name} = ...")
         for name, value in written.items():
-            if name.startswith("_") or name in options:
+            if name.startswith("_") or name in options or name in DECLARATIONS:
                 continue
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            if name not in HOOKS:
+                close = difflib.get_close_matches(name, (*HOOKS, *DECLARATIONS), n=1, cutoff=0.75)
                 if close:
-                    raise TypeError(
-                        f"method {cls.__name__}: {name!r} is no hook; did you mean {close[0]!r}? "
-                        f"(call a helper of your own _{name})"
-                    )
-            elif name in HOOKS and not isinstance(value, property):
-                if not inspect.isfunction(value):
-                    raise TypeError(f"method {cls.__name__}: {name!r} is a hook: a function, not {value!r}")
-                wanted = [*inspect.signature(getattr(Method, name)).parameters]
-                if len(inspect.signature(value).parameters) != len(wanted):
-                    raise TypeError(f"method {cls.__name__}: hook {name} takes ({', '.join(wanted)})")
-        if written.get("neutral"):
-            odd = set(written["neutral"]) - set(options)
-            if odd:
-                raise TypeError(f"method {cls.__name__}: neutral names {sorted(odd)[0]!r}, which is no option")
+                    meant = f"did you mean {close[0]!r}? (call a helper of your own _{name})"
+                    raise TypeError(f"{mistake}{name!r} is no hook; {meant}")
+                continue
+            if isinstance(value, property):
+                continue
+            if not inspect.isfunction(value):
+                raise TypeError(f"{mistake}{name!r} is a hook: a function, not {value!r}")
+            wanted = [*inspect.signature(getattr(Method, name)).parameters]
+            if len(inspect.signature(value).parameters) != len(wanted):
+                raise TypeError(f"{mistake}hook {name} takes ({', '.join(wanted)})")
+        for name in {*(written.get("neutral") or ())} - {*options}:
+            raise TypeError(f"{mistake}neutral names {name!r}, which is no option")
 
     def __new__(cls, *_: Any, **__: Any) -> Method:
         parameters = cls.__dict__.get("__dataclass_params__")
