@@ -14,25 +14,11 @@ from fedmpi.analysis.local_models import local_models
 from fedmpi.common.errors import UserError
 from fedmpi.engine.probes import features
 from fedmpi.engine.probes.probes import PROBES
-from fedmpi.methods import feduv
 from fedmpi.runtime import build
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_outputs_by_hand():
-    f = 2 * normal(30, 4)
-    told = features.output_statistics(normal(30, 6, seed=1), f, normal(4, 6, seed=2), 4)
-    P = torch.stack([row.exp() / row.exp().sum() for row in f])
-    deviations = torch.tensor([np.std(P[:, c].numpy(), ddof=1) for c in range(4)])
-    assert told["predicted"].tolist() == pytest.approx(P.mean(0).tolist())
-    assert told["deviation"].item() == pytest.approx(deviations.mean().item())
-    lacking = (0.5 - deviations).clamp(min=0).mean()  # V of FedUV, 1/sqrt(4)
-    assert feduv.variance(f.softmax(1)).item() == pytest.approx(lacking.item())
-    W = normal(4, 6, seed=2).numpy()
-    assert told["classifier"].tolist() == pytest.approx(np.sqrt(np.sort(np.linalg.eigvalsh(W @ W.T))[::-1]).tolist())
 
 
 def test_of_many_classes_and_of_numbers_less_is_told():
