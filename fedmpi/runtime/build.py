@@ -39,7 +39,7 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.compatibility import check_module, warn_of_untracked
+from fedmpi.runtime.compatibility import check_module
 from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
 from fedmpi.tasks import contract
 from fedmpi.tasks.base import Task
@@ -207,7 +207,6 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if not all(are_finite([model.w, model.b, *floats])):
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
     compatibility.check_method(settings, method, task, net, local_training)
-    warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
     best = compatibility.best_model_choice(settings, task, data)
     compatibility.check_data(settings, data, task, net)

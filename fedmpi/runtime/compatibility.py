@@ -9,7 +9,7 @@ from math import floor
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better, nearest, shorten
@@ -66,30 +66,6 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
             f"{where} has parameters of {', '.join(kinds)}; all that are trained must be of one type of floats, as "
             "they lie in one vector: module.float()",
             made_by,
-        )
-
-
-def warn_of_untracked(name: str, module: nn.Module) -> None:
-    """Warn of layers and tensors that PyTorch does not know of, as they are in lists or no buffers.
-
-    Layers with forward pre-hooks are left out: weight_norm and pruning make tensors in each pass.
-    """
-    registered = {id(x) for x in (*module.parameters(), *module.buffers())}
-    ours, unknown = vars(nn.Module()).keys(), list[str]()
-    for path, part in module.named_modules():
-        for key in sorted(vars(part).keys() - ours):
-            value = vars(part)[key]
-            inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-            parameters = [p for each in inside if isinstance(each, nn.Module) for p in each.parameters()]
-            tensors = [] if part._forward_pre_hooks else [x for x in (value, *inside) if isinstance(x, Tensor)]
-            if any(id(x) not in registered for x in (*(p for p in parameters if p.requires_grad), *tensors)):
-                unknown.append(f"{path}.{key}" if path else key)
-    if unknown:
-        warnings.warn(
-            f"model {name}: PyTorch does not know of {shorten(', '.join(unknown))}: these layers or tensors are "
-            "neither trained nor sent nor saved; use nn.ModuleList or nn.ModuleDict for layers, nn.ParameterList or "
-            "register_buffer (persistent=False for a constant) for tensors",
-            stacklevel=2,
         )
 
 

@@ -141,8 +141,7 @@ def _run(
     if experiment is None:
         experiment = build.experiment(settings, build_data.siloed(settings, comm), device)
     ranks = exchange_facts(experiment, job, comm, device)
-    names = trust.foreign(settings.model_dump(mode="json")).values()
-    own_code = trust.find_plugins(names, experiment.method, experiment.task, experiment.net.module)
+    own_code = trust.find_plugins(trust.foreign(settings.model_dump(mode="json")).values())
     digests |= trust.digests(own_code) | rank_agreement.model_digests(experiment.model, experiment.initial)
     rank_agreement.agree(comm, digests, settings.comm.start_timeout_s)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedmpi import config
 from fedmpi.common import plugin_imports, registry
 from fedmpi.common.errors import UserError
-from fedmpi.common.user_code_errors import PACKAGE, is_users_file
+from fedmpi.common.user_code_errors import PACKAGE
 from fedmpi.config import loading
 from fedmpi.config.yaml_source import Document, read
 from fedmpi.runtime import introspection
@@ -129,23 +129,16 @@ class PluginFile(NamedTuple):
     content: bytes
 
 
-def find_plugins(names: Iterable[str], *objects: Any) -> list[PluginFile]:
-    """Return the files that define these plug-ins (`file.py:Name` or `package.module:Name`), and the classes of the
-    `objects` as far as they are the user's own."""
-    files: list[str | None] = []
-    for name in names:
-        place = name.rpartition(":")[0]
-        files.append(place if registry.is_file(name) else getattr(sys.modules.get(place), "__file__", None))
-    paths = [Path(file) for file in files if file and not file.startswith(f"{PACKAGE}/")]
-    modules = [sys.modules.get(type(each).__module__) for each in objects]
-    files = [getattr(module, "__file__", None) for module in modules]
-    paths += [Path(file) for file in files if file and is_users_file(file)]
+def find_plugins(names: Iterable[str]) -> list[PluginFile]:
+    """Return the files that define these plug-ins (`file.py:Name` or `package.module:Name`)."""
+    places = [(name, name.rpartition(":")[0]) for name in names]
+    files = [at if registry.is_file(name) else getattr(sys.modules.get(at), "__file__", None) for name, at in places]
     plugins, same_name = list[PluginFile](), Counter[str]()
-    for path in dict.fromkeys(path.resolve() for path in paths):
-        if path.is_file():
-            same_name[path.name] += 1
-            name = path.name if same_name[path.name] == 1 else f"{path.stem}-{same_name[path.name]}{path.suffix}"
-            plugins.append(PluginFile(name, path, path.read_bytes()))
+    paths = [Path(file).resolve() for file in files if file and not file.startswith(f"{PACKAGE}/")]
+    for path in filter(Path.is_file, dict.fromkeys(paths)):
+        same_name[path.name] += 1
+        name = path.name if same_name[path.name] == 1 else f"{path.stem}-{same_name[path.name]}{path.suffix}"
+        plugins.append(PluginFile(name, path, path.read_bytes()))
     return plugins
 
 
