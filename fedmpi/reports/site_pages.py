@@ -41,7 +41,7 @@ MEANING = {  # of names in an audit file
     "n_train": "numbers of samples",
     "n_test": "numbers of samples",
     "label counts": "how many samples it has of each class",
-    "digest of names": "hashes of its columns' names",
+    "form of samples, digest of names": "the form of its samples, and a hash of its columns' names",
     "text": "host, versions, and hashes of settings and code",
     "client state": "what the method keeps for the site",
     "local model": "all of its local model (analysis)",
@@ -123,7 +123,6 @@ def contribution(run: Run, site: Site, total: int) -> list[Part]:
         ["test samples", "not told" if site.samples is None else f"{site.samples:,}"],
         ["rounds in which it took part", f"{len(site.took_part)} of {len(run.rounds)}"],
         ["uploads that did not count", f"{len(site.refused)}"],
-        ["uploads taken at the bound", f"{len(site.clipped)}"],
         ["share of weight, mean over rounds", "-" if site.share is None else f"{site.share:.1%}"],
     ]
     rule = run.config.get("server.rule.name", "auto")

@@ -28,12 +28,12 @@ from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
+from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import Rule
-from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
@@ -88,7 +88,7 @@ class Experiment:
 
     @property
     def drops_uploads(self) -> bool:
-        """Whether uploads of a round may be left out, clipped or sent once more (faults)."""
+        """Whether uploads of a round may be left out or sent once more (faults)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
@@ -132,30 +132,24 @@ def make_method(
     inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
     construct = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
-    inner_methods = {
-        key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}
-    }
+    options = dict[str, Method]()
+    for key in inner & {*choice.options}:  # a name, {name, ...options}, or null for none
+        given, at = choice.options[key], origins.get(key, "")
+        section = dict(given) if isinstance(given, dict) else {"name": given}
+        name = section.pop("name", None)
+        if name is not None:
+            own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
+            selection = registry.Selection(str(name), section)
+            options[key] = make_method(settings, selection, own | {"": own.get("name", at)}, f"{where}.{key}")
+        elif section:
+            prefix = f"{at}: " if at else ""
+            raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(section)} this is")
     try:
         with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
-            method: Method = construct(**{key: value for key, value in inner_methods.items() if value is not None})
+            method: Method = construct(**options)
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
     return method
-
-
-def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str, str], where: str) -> Method | None:
-    """Make the method given as option `key` of another one: a name, {name, ...options}, or null for none."""
-    section = given if isinstance(given, dict) else {"name": given}
-    options = {k: v for k, v in section.items() if k != "name"}
-    own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
-    at = origins.get(key, "")
-    if section.get("name") is not None:
-        chosen = registry.Selection(str(section["name"]), options)
-        return make_method(settings, chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
-    if options:
-        prefix = f"{at}: " if at else ""
-        raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(options)} this is")
-    return None
 
 
 def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
@@ -240,10 +234,10 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
         UserError: a format (comm.wire) for a model of half-precision numbers, or topk beside a rule that looks at
             single entries.
     """
-    up, down, dtype = settings.comm.wire.up, settings.comm.wire.down, model.w.dtype
-    if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
+    up, dtype = settings.comm.wire.up, model.w.dtype
+    if up.name != "fp32" and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
+            f"comm.wire: up {up.name}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.wire out"
         )
@@ -257,7 +251,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, Wire(sent, plain[down.name], up.feedback), states)
+        return Messages(method, model, *sizes, sent, up.feedback, states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
@@ -285,8 +279,9 @@ def clients_at_once(experiment: Experiment) -> int:
     elif uses_counts and not s.data.share_label_counts and not reason:
         reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
-        other_gradient = any(overrides(experiment.method, hook) for hook in ("loss", "gradient"))
-        full = train.momentum or train.weight_decay or other_gradient
+        hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
+        chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
+        full = train.momentum or train.weight_decay or hooks or chain is None
         samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
@@ -360,7 +355,6 @@ def federation(
         probes=s.analysis,
         max_norm=s.faults.max_norm,
         drops_bad_updates=s.faults.on_bad_update != "abort",
-        clips_updates=s.faults.on_bad_update == "clip",
         stops_on_divergence=s.faults.on_divergence == "stop",
         on_lost_rank=s.faults.on_lost_rank if regroups else "abort",
         replays_failures=s.faults.replay is not None,

@@ -25,13 +25,12 @@ from fedmpi.data import partitions, sources
 from fedmpi.data.augment.operation import Operation
 from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Federated, augmented, split
+from fedmpi.data.federated import Federated, augmented, hold_out, split
 from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
 from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import Stream, choosing
-from fedmpi.data.validation import hold_out
 from fedmpi.engine import scheduler
 from fedmpi.tasks.base import ignored_value, is_counted
 
@@ -174,8 +173,7 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
-            "disk are uint8 pictures in HDF5 or in a .npz that is not compressed (numpy.savez), and picture files; "
-            "leave it out"
+            "disk are uint8 pictures in HDF5, and picture files; leave it out"
         )
     warn_of_leaks(dataset, settings.task.name == "survival", whose)
 

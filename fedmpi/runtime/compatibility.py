@@ -193,8 +193,8 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
 # ---- uploads ----
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
     """Check that server rule, format, sums and statistics get the uploads that they are for."""
-    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire.up
-    model, first = settings.model.name, messages.travel(0)
+    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
+    model, wire_name, first = settings.model.name, settings.comm.wire.up.name, messages.travel(0)
     uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
     large = [key for key, slot in sends.items() if messages.large(slot)]
     no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
@@ -202,10 +202,10 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
         settings.server.reduce == "local" and _no_sums_reason(settings, messages),
         settings.server.placement == "sharded"
         and form is not None
-        and f"comm.wire.up: {form.name} is for uploads to one rank, and server.placement: sharded shares them out; use "
+        and f"comm.wire.up: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; use "
         "server.placement: root, or leave comm.wire.up out",
         no_changes
-        and f"comm.wire.up: {form and form.name} is for changes, of which a client may send the rest later; method "
+        and f"comm.wire.up: {wire_name} is for changes, of which a client may send the rest later; method "
         f"{name} sends none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 (Slot(..., change=True) "
         "in a method says that what a slot holds is added to what the server has)",
         rule.name != "auto"
@@ -246,7 +246,7 @@ def _no_sums_reason(settings: Settings, messages: Messages) -> str:
         settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
         faults.replay is not None and "faults.replay may leave some out",
         settings.record.updates == "gram" and "record.updates: gram compares them",
-        messages.wire.up is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
+        messages.wire is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
     ]
     reason = next(filter(None, reasons), "")
     return f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root" if reason else ""
@@ -305,8 +305,8 @@ def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, me
             raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
     classification = getattr(task, "classification", False)
     needs = (
-        ({"knowledge", "features", "similarity"}, data.global_test is None, "a global test set; silos have none"),
-        ({"features", "similarity"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
+        ({"knowledge", "features"}, data.global_test is None, "a global test set; silos have none"),
+        ({"features"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
         ({"knowledge", "orthogonality"}, not classification, f"classes; task {settings.task.name} has none"),
     )
     for names, lacks, what in needs:

@@ -31,17 +31,15 @@ def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dic
     """
     s, messages = experiment.settings, experiment.messages
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
-    if messages.wire.up:  # the bytes of the format lie beside the numbers
+    if messages.wire:  # the bytes of the format lie beside the numbers
         upload += max(messages.upload(t).size for t in range(max(s.rounds, 1)))
-    download = messages.announcement().packing.size
-    if messages.wire.down:
-        download += messages.announcement().size + model
+    announcement = messages.announcement().packing.size
     states = _client_states(experiment, size) * messages.client_state.size
     root_rows, trainer_rows = upload_rows(experiment, size)
     server_models = 3 + (s.evaluate.best.metric is not None)
     client_models = 6 + 3 * (experiment.pack if experiment.pack > 1 else 0)
-    server = root_rows * upload + download + server_models * model + messages.server_state.size
-    trainer = trainer_rows * upload + download + client_models * model + states
+    server = root_rows * upload + announcement + server_models * model + messages.server_state.size
+    trainer = trainer_rows * upload + announcement + client_models * model + states
     scratch = linear.scratch_bytes(round(root_rows), messages.largest_upload(), gathers_on_gpu)
     needs = {part: int(experiment.itemsize * n) for part, n in ((ROOT, server), (TRAINER, trainer), (STATE, states))}
     return needs | {ROOT: needs[ROOT] + scratch}

@@ -21,8 +21,7 @@ import torch
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.audit import Audit
 from fedmpi.comm.backends.choice import gpu_uuid
-from fedmpi.comm.base import ConnectionLostError
-from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
 from fedmpi.comm.failures.process_exit import tell_fatal_signals
 from fedmpi.comm.timeouts import Timeouts
@@ -91,7 +90,8 @@ def execute(
     except Exception as error:
         if error_reporter is not None:
             # Still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard.
-            error = timeout_tracing.root_cause(error_reporter, error)
+            if isinstance(error, RankTimeoutError):
+                error = error.blame(error_reporter.find_root_cause(error.peers))
             error_reporter.fail(*_explained(error), reacts=isinstance(error, ConnectionLostError))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
             recorder.close_failed(reason(_explained(error)[0]))

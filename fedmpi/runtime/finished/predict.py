@@ -30,8 +30,7 @@ from fedmpi.data.augment.operation import Operation, to_memory_format
 from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.preparation import NewRows, Request
-from fedmpi.data.reading_options import with_options
+from fedmpi.data.preparation import NewRows, Request, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime import trust
 from fedmpi.runtime.device import pick_device, set_numerics

@@ -58,9 +58,12 @@ def describe_experiment(experiment: Experiment) -> str:
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    amount = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'} "
-    if own_length or train.steps is not None:
-        amount = "" if own_length else f"{count(train.steps or 0, 'step')} "
+    if own_length:
+        amount = ""
+    elif train.epochs is not None:
+        amount = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'} "
+    else:
+        amount = f"{count(train.steps or 0, 'step')} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"
@@ -75,10 +78,9 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     """Say how much a client sends and receives in a round, on average where rounds differ, and in which formats."""
     up = [messages.upload(t).size * itemsize for t in range(max(rounds, 1))]
-    receives = size_text((messages.announcement().size + messages.per_client.size) * itemsize)
+    receives = size_text((messages.announcement().packing.size + messages.per_client.size) * itemsize)
     mean = f" ({size_text(int(fmean(up)))} on average)" if min(up) < max(up) else ""
-    wire = [f"{way} {form}" for way, form in (("up", messages.wire.up), ("down", messages.wire.down)) if form]
-    formats = f"; wire: {', '.join(wire)}" if wire else ""
+    formats = f"; wire: up {messages.wire}" if messages.wire else ""
     return f"a client sends {size_text(max(up))}{mean} and receives {receives} a round{formats}"
 
 
@@ -169,8 +171,6 @@ def result_lines(
         and f"{result['refused_uploads']} uploads were refused, {result['client_errors']} of them after an error while "
         "a client trained (`refused` in metrics.jsonl)",
         gone and f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it",
-        result["clipped_uploads"]
-        and f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)",
         best
         and f"best model: {format_metric(best['figure'], best['value'], 4)} {best['figure']} in round {best['round']} "
         f"({best['file']})",

@@ -10,9 +10,8 @@ from helpers import fedmpi
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import split
+from fedmpi.data.federated import hold_out, split
 from fedmpi.data.partitions.given import file
-from fedmpi.data.validation import hold_out
 from fedmpi.reports.groups import read
 from fedmpi.reports.results import CLIENTS, partition
 from fedmpi.reports.run_data import Run
