@@ -8,8 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.comm.job import Job
-from fedmpi.comm.launchers import detect
+from fedmpi.comm.launchers import Job, detect
 from fedmpi.comm.timeouts import Timeouts
 
 if TYPE_CHECKING:

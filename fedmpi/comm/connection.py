@@ -12,7 +12,7 @@ import torch
 from fedmpi.comm import network
 from fedmpi.comm.base import Communicator, Lost, Solo
 from fedmpi.comm.failures.error_reporter import ErrorReporter
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
 
 

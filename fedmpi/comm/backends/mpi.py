@@ -25,7 +25,7 @@ from fedmpi.comm.base import (
     absent_error,
     tree_broadcast,
 )
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
@@ -41,15 +41,12 @@ LOOK_S = 0.5  # between two looks which messages are not there yet
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
 
 GUARD = """
-left=$3
+left=$2
 while sleep 1 && kill -0 $1 2>/dev/null; do
-    left=$((left - 1)) said= parent=$2
-    [ $left -gt 0 ] || said=$4
-    { read -r line < /proc/$1/stat && line=${line##*) } && line=${line#* } && parent=${line%% *}; } 2>/dev/null
-    [ $parent = $2 ] || said=$5
-    [ -z "$said" ] || { echo "$said" >&2; kill -9 $1; exit; }
+    left=$((left - 1))
+    [ $left -gt 0 ] || { echo "$3" >&2; kill -9 $1; exit; }
 done
-"""  # of process $1, whose parent is $2, for $3 seconds
+"""  # ends process $1 after $2 seconds
 
 NEEDS_MPIRUN = (
     "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun and the variables RANK, WORLD_SIZE, MASTER_ADDR and "
@@ -114,15 +111,14 @@ def finalize(job: Job, timeout_s: float) -> None:
 
 @contextmanager
 def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
-    """End the process, with an error, if the block takes longer, or if the launcher dies meanwhile.
+    """End the process, with an error, if the block takes longer.
 
     Such a call holds the interpreter: no thread of Python runs beside it, and a shell has to look after it.
     """
-    who = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}"
-    words = (f"{who}, after {timeout_s:.0f} s; a rank is dead, hung or was never started", f"{who}; the launcher died")
-    pids = (str(os.getpid()), str(job.parent_pid))
+    text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}, after {timeout_s:.0f} s"
     limit_s = max(1, int(timeout_s)) + (RANK_0_FIRST_S if job.rank else 0)
-    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(limit_s), *words])
+    words = [str(os.getpid()), str(limit_s), f"{text}; a rank is dead, hung or was never started"]
+    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *words])
     try:
         yield
     finally:

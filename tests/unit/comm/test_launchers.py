@@ -3,8 +3,7 @@
 import pytest
 
 from fedmpi.comm import launchers
-from fedmpi.comm.job import Job
-from fedmpi.comm.launchers import address_of_node, detect, first_host, survivors, tasks_per_node
+from fedmpi.comm.launchers import Job, address_of_node, detect, first_host, survivors, tasks_per_node
 from fedmpi.common.errors import UserError
 
 OPEN_MPI = {
@@ -137,12 +136,6 @@ def test_a_launcher_of_as_many_ranks_comes_before_inherited_variables(launcher, 
     assert detect(env | ({} if launcher == "torchrun" else {"WORLD_SIZE": "1", "RANK": "0"})).size == 5
 
 
-@pytest.mark.parametrize(("starter", "env"), [("srun", STEP), ("mpirun", OPEN_MPI)])
-def test_a_launcher_and_variables_that_disagree_are_refused(starter, env):
-    with pytest.raises(UserError, match=f"{starter} started 5 ranks, but WORLD_SIZE=2.*\n.*unset RANK WORLD_SIZE"):
-        detect(env | BY_ENV | {"RANK": "1", "WORLD_SIZE": "2"})
-
-
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
@@ -213,12 +206,6 @@ def test_one_process_of_other_launchers(env):
     assert detect(env) == Job("single", 0, 1, 0, 1, "a02")
 
 
-def test_flux_that_srun_started_is_not_taken_for_srun():
-    """Its tasks inherit SLURM_PROCID from the broker: several of them have the same one."""
-    with pytest.raises(UserError, match="srun started 5 ranks, but FLUX_JOB_SIZE=8"):
-        detect(STEP | {"FLUX_JOB_SIZE": "8", "FLUX_TASK_RANK": "6"})
-
-
 @pytest.mark.parametrize(
     ("launcher", "env", "reason"),
     [
@@ -253,20 +240,16 @@ def test_the_first_of_slurms_hosts(hostlist, first):
 @pytest.mark.parametrize(
     ("name", "master", "expected"),
     [
-        ("localhost.invalid", "", "192.0.2.7"),  # slurm.conf's NodeAddr
-        ("localhost", "", "192.0.2.7"),  # a name that leads to the loopback interface of each host
-        ("unknown", "192.0.2.9", "192.0.2.9"),
         ("192.0.2.5", "192.0.2.9", "192.0.2.5"),  # the host list's own name comes first
-        ("unknown", "", UserError),
+        ("localhost", "192.0.2.9", "192.0.2.9"),  # a name that leads to the loopback interface of each host
+        ("localhost", "", "127.0.0.1"),
+        ("unknown.invalid", "192.0.2.9", "192.0.2.9"),
     ],
 )
-def test_a_name_that_leads_nowhere_has_the_address_of_slurm_or_of_the_job_script(tmp_path, name, master, expected):
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text('#!/bin/sh\n[ "$3" = unknown ] || echo "NodeName=$3 NodeAddr=192.0.2.7 State=IDLE"\n')
-    scontrol.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MASTER_ADDR": master}
-    if expected is UserError:
-        with pytest.raises(UserError, match=r"'unknown' \(rank 0's, from Slurm\) does not resolve"):
-            address_of_node(name, env)
-    else:
-        assert address_of_node(name, env) == expected
+def test_a_name_that_leads_nowhere_has_the_address_of_the_job_script(name, master, expected):
+    assert address_of_node(name, {"MASTER_ADDR": master}) == expected
+
+
+def test_a_name_without_any_address_is_an_error():
+    with pytest.raises(UserError, match=r"'unknown.invalid' \(rank 0's, from Slurm\) does not resolve"):
+        address_of_node("unknown.invalid", {})

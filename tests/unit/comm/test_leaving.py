@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedmpi.comm.failures import process_exit
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 
 PROGRAM = "import sys; from fedmpi.comm.failures import process_exit; process_exit.setup_stdio(); "
 

@@ -20,16 +20,12 @@ CPU = torch.device("cpu")
 
 def cards(*changes, backend="auto"):
     """A card for each rank, on one host, with a GPU of its own; and what is different."""
-    own = [
-        {"backend": backend, "host": "a", "gpu": f"uuid{n}", "card": f"0000:{n}:00", "nccl": True, "shares": False}
-        for n in range(9)
-    ]
+    own = [{"backend": backend, "host": "a", "card": f"0000:{n}:00", "nccl": True} for n in range(9)]
     return [card | change for card, change in zip(own, changes, strict=False)]
 
 
-NO_GPU = {"gpu": "", "card": ""}
-FIRST = {"gpu": "uuid0", "card": "0000:0:00"}
-SLICE = {"card": "0000:0:00"}
+NO_GPU = {"card": ""}
+FIRST = {"card": "0000:0:00"}  # also where both are slices of it
 
 
 @pytest.mark.parametrize(
@@ -37,11 +33,8 @@ SLICE = {"card": "0000:0:00"}
     [
         (({}, {}, {}), ""),
         (({}, NO_GPU, {}), r"rank 1 on a computes without a GPU"),
-        (({}, {}, FIRST), r"ranks 0 and 2 share GPU 0000:0:00 of a.*server.trains=true.*comm.backend=gloo"),
-        (({}, {}, SLICE), r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices, MIG\), which NCCL refuses"),
-        (({}, {}, SLICE | {"host": "b"}), ""),
-        (({"shares": True}, FIRST | {"shares": True}), ""),
-        (({"shares": True}, FIRST), "NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"),
+        (({}, {}, FIRST), r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices, MIG\).*server.trains=true.*=gloo"),
+        (({}, {}, FIRST | {"host": "b"}), ""),
         (({}, {"nccl": False}), r"rank 1 on a has a PyTorch that was built without NCCL"),
     ],
 )
@@ -69,10 +62,9 @@ def test_ranks_with_different_back_ends_are_told():
 def test_a_card_is_known_by_its_address(monkeypatch, address, card):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u", **address))
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    facts = {"backend": "auto", "host": "a", "nccl": True, "shares": True}
-    assert describe("auto", "a", GPU) == facts | {"gpu": "u", "card": card}
-    assert describe("auto", "a", CPU) == facts | {"gpu": "", "card": ""}
+    facts = {"backend": "auto", "host": "a", "nccl": True}
+    assert describe("auto", "a", GPU) == facts | {"card": card}
+    assert describe("auto", "a", CPU) == facts | {"card": ""}
 
 
 # ---- its group ----

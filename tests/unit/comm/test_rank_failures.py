@@ -9,7 +9,7 @@ from simulated_job import SimulatedJob, SimulatedStore
 from fedmpi.comm.backends import mpi, torch_dist
 from fedmpi.comm.backends.torch_dist import Nccl
 from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, Solo
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
