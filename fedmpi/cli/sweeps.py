@@ -122,7 +122,7 @@ def table(
         file, before = status.read_sweep_list(file)
         given = [*before, *given]
     asked = expand.load(file, given)
-    table_formats.analyse(asked, metric, of, rows, to, typer.echo)
+    table_formats.show(asked, metric, of, rows, to, typer.echo)
 
 
 def train_child(settings: Settings) -> NoReturn:

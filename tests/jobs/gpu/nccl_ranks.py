@@ -63,7 +63,7 @@ def runs(comm, folder):
     from helpers import prepare, settings
 
     from fedmpi.flat import linear
-    from fedmpi.runtime.resuming.checkpoints import Rows
+    from fedmpi.runtime.checkpoints import Rows
 
     linear.CHUNK, linear.BLOCK, found = 64, 128, {}
     for placement in ("root", "sharded"):
