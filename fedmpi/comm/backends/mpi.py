@@ -23,7 +23,6 @@ from fedmpi.comm.base import (
     ConnectionLostError,
     Message,
     absent_error,
-    tree_broadcast,
 )
 from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
@@ -144,14 +143,8 @@ class Mpi(Communicator):
         self.job, self.comm, self.timeouts = job, comm, timeouts
         self.unfinished: list[Request] = []  # MPI may still write into their memory
 
-    def _barrier(self) -> None:
-        self.allgather_bytes(b"", self.round_timeout_s)
-
     def _shutdown(self) -> None:
         finalize(self.job, self.round_timeout_s)
-
-    def _broadcast(self, x: Tensor) -> None:
-        tree_broadcast(x, self.rank, self.alive, self._exchange)
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[Request]:
         requests = [self._receive(peer, x, DATA) for peer, x in incoming]
@@ -184,7 +177,7 @@ class Mpi(Communicator):
         if silent.any():
             absent, remedy = silent.nonzero().flatten().tolist(), "" if self.hosts else START_REMEDY
             raise absent_error(absent, self.size, deadline_s, self.hosts, remedy)
-        tree_broadcast(frames.flatten(), self.rank, self.alive, self._exchange)
+        self._broadcast(frames.flatten())
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
 
     def _wait(self, requests: list[Request], timeout_s: float) -> set[int]:
