@@ -23,7 +23,7 @@ from fedmpi.comm.backends.torch_dist import Gloo
 from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.rendezvous.store_server import ALL
 from fedmpi.comm.timeouts import Clock, Timeouts
@@ -384,9 +384,7 @@ class SimulatedRank:
     def connect(self) -> Gloo:
         """What `fedmpi.comm.connect` builds, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
-        self.error_reporter = ErrorReporter(
-            job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive
-        )
+        self.error_reporter = ErrorReporter(job, timeouts, SimulatedProcess(self), lambda: self.job.launcher_alive)
         store = SimulatedStore(self)
         self.error_reporter.listen(store.new_connection)
         allgather = StoreAllgather(store, self.number, range(self.job.size))

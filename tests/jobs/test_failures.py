@@ -233,7 +233,7 @@ def test_a_port_held_by_a_silent_service(tmp_path):
 INIT = """
 import os, sys, time
 from fedmpi.comm.backends import mpi
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     time.sleep(1000)
 mpi.world(Job("mpi", 0, 2, 0, 2, "here"), 2)

@@ -23,11 +23,10 @@ from fedmpi.comm.base import (
     Message,
     Posted,
     ranks,
-    tree_broadcast,
 )
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import lookup
 from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
@@ -111,9 +110,6 @@ class _StoreCommunicator(Communicator):
         Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
         self.job, self.allgather, self.timeouts = job, allgather, timeouts
 
-    def _barrier(self) -> None:
-        self.allgather(b"", self.round_timeout_s)
-
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
 
@@ -149,9 +145,6 @@ class Gloo(_StoreCommunicator):
     def _shutdown(self) -> None:
         self.group = self.broken = None
         _StoreCommunicator._shutdown(self)
-
-    def _broadcast(self, x: Tensor) -> None:
-        tree_broadcast(x, self.place[self.rank], self.alive, self._exchange)
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         if not outgoing and not incoming:

@@ -9,7 +9,7 @@ from simulated_job import SkippingClock
 
 from fedmpi.comm import launchers
 from fedmpi.comm.base import Lost
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import auth, lookup
 from fedmpi.comm.rendezvous.store_server import StoreServer
 from fedmpi.comm.timeouts import Timeouts
