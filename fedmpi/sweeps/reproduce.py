@@ -74,9 +74,8 @@ def missing_data(sweep: Sweep) -> dict[str, tuple[Path, str]]:
 
 def _is_present(name: str, settings: Settings) -> bool:
     if name in getting.SETS:
-        return all(
-            any((settings.data.root / path).exists() for path in part.paths) for part in getting.SETS[name].parts
-        )
+        root = settings.data.root
+        return all(any((root / path).exists() for path in part.paths) for part in getting.SETS[name].parts)
     from fedmpi.runtime import build_data
 
     try:

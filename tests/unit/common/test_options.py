@@ -82,7 +82,7 @@ def test_what_has_no_options_says_so():
     )
     assert said.splitlines() == [
         "method.width: unknown key; model bare has no options; allowed: name",
-        "method.learning_rate: unknown key; model bare has no options; did you mean train.lr? allowed: name",
+        "method.learning_rate: unknown key; model bare has no options; allowed: name",
     ]
 
 
