@@ -46,13 +46,6 @@ Analysis = Literal[
 FRACTION = 0.01  # of topk, where none is given
 
 
-class Down(ShortSection):
-    """What the server sends."""
-
-    short = "name"
-    name: Literal["fp32", "bf16", "fp16"] = "fp32"  # the format (docs/wire.md)
-
-
 class Up(ShortSection):
     """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
 
@@ -69,7 +62,7 @@ class WireSettings(ShortSection):
 
     short = "up"
     up: Up = Up()
-    down: Down = Down()
+    down: Literal["fp32", "bf16", "fp16"] = "fp32"  # the format of what the server sends
 
 
 class CommSettings(Section):

@@ -243,9 +243,9 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
             single entries.
     """
     up, down, dtype = settings.comm.wire.up, settings.comm.wire.down, model.w.dtype
-    if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
+    if (up.name, down) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
+            f"comm.wire: up {up.name}, down {down}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.wire out"
         )
@@ -259,7 +259,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, Wire(sent, plain[down.name], up.feedback), states)
+        return Messages(method, model, *sizes, Wire(sent, plain[down], up.feedback), states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:

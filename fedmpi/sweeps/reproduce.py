@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, nearest
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
@@ -56,56 +56,36 @@ def find_table(name: str) -> Path:
     return known[stem]
 
 
-def missing_data(sweep: Sweep) -> dict[str, tuple[Path, str]]:
-    """Return {data set: (data.root, what becomes of it)}: "" if its files exist, "to be fetched" or "missing, by hand".
-
-    The sets of MedMNIST have their own names. The content of files is checked when they are read.
-    """
-    sets: dict[str, tuple[Path, str]] = {}
+def data_sets(sweep: Sweep) -> dict[str, Settings]:
+    """Return {data set: settings of a run that reads it}, with the sets of MedMNIST by their own names."""
+    examples: dict[str, Settings] = {}
     for settings in map(sweep.settings, sweep.covering()):
-        source, root = settings.data.source, settings.data.root
+        source = settings.data.source
         name = str(settings.data.options.get("set", source)) if source == "medmnist" else source
-        if name not in sets:
-            known = getting.SETS.get(name)
-            state = "to be fetched" if known and known.downloads else "missing, by hand"
-            sets[name] = (root, "" if _is_present(name, settings) else state)
-    return sets
-
-
-def _is_present(name: str, settings: Settings) -> bool:
-    if name in getting.SETS:
-        root = settings.data.root
-        return all(any((root / path).exists() for path in part.paths) for part in getting.SETS[name].parts)
-    from fedmpi.runtime import build_data
-
-    try:
-        build_data.open_source(settings)(settings.data.root)
-    except MissingDataError:
-        return False
-    return True
+        examples.setdefault(name, settings)
+    return examples
 
 
 def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, number of runs and data sets with their state) for each table."""
+    """Yield (name, number of runs, data sets, and who has published it) for each table."""
     for name, path in files().items():
         sweep = expand.load(path, overrides)
-        data = ", ".join(data + (f" ({state})" if state else "") for data, (_, state) in missing_data(sweep).items())
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
-        yield name, f"{count(len(sweep.labels), 'run')} on {data}{published}"
+        yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(data_sets(sweep))}{published}"
 
 
 def fetch_data(sweep: Sweep, say: Say) -> None:
     """Fetch missing data sets. Raises UserError, with instructions, where a data set must be fetched by hand."""
-    for name, (root, state) in missing_data(sweep).items():
-        if state and name not in getting.SETS:
-            raise UserError(
-                f"reproduce: {sweep.path.stem} needs {name}, which is not below {root}; docs/data.md says how to "
-                "come by it, data.root=DIR where it is"
-            )
-        if state:
-            say(f"fetching {name} to {root}")
-            with getting.one_at_a_time(root):
-                getting.fetch(name, root)
+    from fedmpi.runtime import build_data
+
+    for name, settings in data_sets(sweep).items():
+        root = settings.data.root
+        if name not in getting.SETS:
+            build_data.open_source(settings)(root)
+            continue
+        with getting.one_at_a_time(root):
+            if getting.fetch(name, root):
+                say(f"{name} was fetched to {root}")
 
 
 def write(sweep: Sweep, to: Path, say: Say) -> int:

@@ -48,7 +48,7 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
         ("CUDA error: out of memory", "out of memory", "train.batch_size"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out of memory", "fewer ranks"),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "out of memory", "fewer ranks"),
-        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "no GPU memory is left", "fewer ranks"),
+        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "out of memory", "fewer ranks"),
         ("CUDA error: no kernel image is available for execution on the device", "does not fit", "compute.device=cpu"),
         ("CUDA error: device-side assert triggered", "out of range, mostly a label", "compute.device=cpu"),
         ("The NVIDIA driver on your system is too old (found version 12080).", "does not fit", "install a wheel"),

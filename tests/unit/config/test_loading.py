@@ -92,11 +92,11 @@ def test_wire_by_name_or_in_full(tmp_path):
     """`comm.wire: int8` is what clients send; what one layer says of downloads another one adds to."""
     path = write(tmp_path, f"{GOOD}comm: {{wire: int8}}")
     wire = config.load(path).comm.wire
-    assert (wire.up.name, wire.up.feedback, wire.down.name) == ("int8", True, "fp32")
+    assert (wire.up.name, wire.up.feedback, wire.down) == ("int8", True, "fp32")
     wire = config.load(path, ["comm.wire.up=topk", "comm.wire.down=fp16"]).comm.wire
-    assert (wire.up.name, wire.down.name) == ("topk", "fp16")
+    assert (wire.up.name, wire.down) == ("topk", "fp16")
     wire = config.load(path, ["comm.wire={up: {name: topk, fraction: 0.02, feedback: false}, down: bf16}"]).comm.wire
-    assert (wire.up.name, wire.up.fraction, wire.up.feedback, wire.down.name) == ("topk", 0.02, False, "bf16")
+    assert (wire.up.name, wire.up.fraction, wire.up.feedback, wire.down) == ("topk", 0.02, False, "bf16")
     assert config.load(path, ["comm.wire.up=fp16"]).comm.wire.up.name == "fp16"
 
 
