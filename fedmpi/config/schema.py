@@ -38,9 +38,9 @@ from fedmpi.config.sections import (
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
-Analysis = Literal[
-    "losses", "drift", "knowledge", "contribution", "features", "similarity", "orthogonality", "layers"
-]  # engine/probes
+Analysis = Literal[  # engine/probes
+    "losses", "drift", "knowledge", "contribution", "features", "orthogonality", "layers"
+]
 
 
 FRACTION = 0.01  # of topk, where none is given
@@ -62,7 +62,6 @@ class WireSettings(ShortSection):
 
     short = "up"
     up: Up = Up()
-    down: Literal["fp32", "bf16", "fp16"] = "fp32"  # the format of what the server sends
 
 
 class CommSettings(Section):
@@ -83,9 +82,8 @@ class FaultSettings(Section):
     goes_with = {"replay": ("on_lost_rank", ("abort",))}
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too;
-    # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
-    on_bad_update: Literal["abort", "drop", "clip"] = "abort"
+    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
+    on_bad_update: Literal["abort", "drop"] = "abort"
     on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
     on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
     # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
@@ -143,7 +141,6 @@ class Settings(Section):
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")  # where run directories are made
-    output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     timeline: bool = True  # each rank writes what it did when (fedmpi analyse timeline)
     record: RecordSettings = RecordSettings()  # what is written down of the training itself
     report: bool = True  # rank 0 ends with report.html, a page of all that was recorded (fedmpi report)

@@ -15,7 +15,6 @@ from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading import status as run_status
 from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.runtime.reading.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
-from fedmpi.runtime.record.plugins import moved_with
 from fedmpi.sweeps import slurm
 from fedmpi.sweeps.expand import Sweep, is_sweep, load
 
@@ -25,7 +24,7 @@ Facts = dict[str, Any]
 
 
 def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
-    """Return the file and the overrides of the sweep in a directory, which may have been moved or renamed.
+    """Return the file and the overrides of the sweep in a directory.
 
     Raises:
         UserError: no sweep.json, a secret that is left out of it, or a file that is missing.
@@ -37,11 +36,9 @@ def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
     if any(MARK in text for text in given):
         raise UserError(f"{place / SWEEP_LIST} leaves out a secret of the command line; give the sweep's file and all")
     here = place.resolve()
-    # It may have been moved together with the runs, whose settings are compared with its own.
-    path = next((path for path in (Path(file), *moved_with(here, file)) if path.is_file()), None)
-    if path is None:
+    if not Path(file).is_file():
         raise UserError(f"{place / SWEEP_LIST}: {file}, of which these runs are, does not exist; give the file itself")
-    return path, [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
+    return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
 def listed_runs(place: Path) -> list[str]:

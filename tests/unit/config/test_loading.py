@@ -89,19 +89,17 @@ def test_server_rule_by_name_or_with_options(tmp_path):
 
 
 def test_wire_by_name_or_in_full(tmp_path):
-    """`comm.wire: int8` is what clients send; what one layer says of downloads another one adds to."""
+    """`comm.wire: int8` is what clients send."""
     path = write(tmp_path, f"{GOOD}comm: {{wire: int8}}")
     wire = config.load(path).comm.wire
-    assert (wire.up.name, wire.up.feedback, wire.down) == ("int8", True, "fp32")
-    wire = config.load(path, ["comm.wire.up=topk", "comm.wire.down=fp16"]).comm.wire
-    assert (wire.up.name, wire.down) == ("topk", "fp16")
-    wire = config.load(path, ["comm.wire={up: {name: topk, fraction: 0.02, feedback: false}, down: bf16}"]).comm.wire
-    assert (wire.up.name, wire.up.fraction, wire.up.feedback, wire.down) == ("topk", 0.02, False, "bf16")
+    assert (wire.up.name, wire.up.feedback) == ("int8", True)
+    wire = config.load(path, ["comm.wire={up: {name: topk, fraction: 0.02, feedback: false}}"]).comm.wire
+    assert (wire.up.name, wire.up.fraction, wire.up.feedback) == ("topk", 0.02, False)
     assert config.load(path, ["comm.wire.up=fp16"]).comm.wire.up.name == "fp16"
 
 
 def test_resolved_loads_to_the_same_settings(tmp_path):
-    more = ["evaluate.protocol=[global, personal]", "method.bound=.inf", "comm.wire={up: topk, down: bf16}"]
+    more = ["evaluate.protocol=[global, personal]", "method.bound=.inf", "comm.wire=topk"]
     settings = config.load(write(tmp_path, GOOD), more)
     again = config.load(write(tmp_path, yaml.safe_dump(settings.model_dump(mode="json")), "again.yaml"))
     assert again.model_dump(mode="json") == settings.model_dump(mode="json")
