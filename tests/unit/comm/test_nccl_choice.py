@@ -176,14 +176,16 @@ def test_what_is_no_failure_of_the_group_keeps_its_own_remedy(connecting):
     ],
 )
 def test_a_message_that_fails(gone, said):
-    def allgather(payload, deadline_s):
-        if gone:
-            raise Lost(gone)
+    class Gone:
+        def gather(self, *_):
+            if gone:
+                raise Lost(gone)
+            return "all", []
 
     def post():
         raise dist.DistBackendError(f"{SAID}Cuda failure 'invalid argument'")
 
-    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, allgather, Timeouts())
+    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, Gone(), Timeouts())
     with pytest.raises(Lost, match=said):
         comm._wait([0], post)
 
@@ -196,8 +198,7 @@ def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
     clock, store = SkippingClock(), dist.HashStore()
     if ended:
         store.set(torch_dist.ENDED, "2")
-    allgather, timeouts = SimpleNamespace(store=store), Timeouts(round=9, clock=clock)
-    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, allgather, timeouts)
+    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, store, Timeouts(round=9, clock=clock))
     comm.hosts = {2: "b"}
     with pytest.raises(Lost, match=said):
         comm._wait([0], lambda: [SimpleNamespace(is_completed=lambda: False)])

@@ -10,7 +10,7 @@ from fedmpi.comm.backends import mpi, torch_dist
 from fedmpi.comm.backends.torch_dist import Nccl
 from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, Solo
 from fedmpi.comm.launchers import Job
-from fedmpi.comm.rendezvous.store import StoreAllgather
+from fedmpi.comm.rendezvous.store import allgather
 from fedmpi.comm.timeouts import Timeouts
 
 DEADLINE_S = 20
@@ -224,7 +224,7 @@ def test_ranks_that_never_arrive_are_named(absent):
 
     def program(rank):
         with pytest.raises(Lost) as lost:
-            StoreAllgather(SimulatedStore(rank), rank.number, range(4))(b"", 30)
+            allgather(SimulatedStore(rank), "g", 0, rank.number, range(4), b"", 30)
         said[rank.number] = str(lost.value)
 
     job.run(program, absent)

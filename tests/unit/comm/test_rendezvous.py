@@ -171,11 +171,6 @@ def test_a_first_host_that_does_not_resolve_is_said_at_once():
         lookup.find_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
 
 
-def test_torchrun_without_an_address_is_said():
-    with pytest.raises(UserError, match="MASTER_ADDR or MASTER_PORT is not set"):
-        lookup.find_store(Job("torchrun", 1, 2, 0, 1, "here"), 30, {})
-
-
 # ---- the user's secret ----
 def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
     env, keys = {"HOME": str(tmp_path)}, set()
