@@ -47,7 +47,7 @@ VARIANTS = {
     "fedavg, adam": ("fedavg", "mlp", {"server": {"optim": "adam", "lr": 0.01}}),
     "fedavg, adamw kept, then nesterov": ("fedavg", "norm", DILOCO),
     "fedavg, sgd kept": ("fedavg", "mlp", {"train": {"keep_optim": True}}),
-    "fedrep, rmsprop kept": ("fedrep", "mlp", {"train": {"optim": "rmsprop", "lr": 0.003, "keep_optim": True}}),
+    "fedrep, adamw kept": ("fedrep", "mlp", {"train": {**ADAMW, "steps": None, "epochs": 1}}),
     "fedavg, the best model": ("fedavg", "norm", BEST),
     "fedper, the best model": ("fedper", "norm", BEST),
     "scaffold, pinned": ("scaffold", "mlp", {"cohort": {"placement": "pinned"}}),
@@ -62,10 +62,10 @@ VARIANTS = {
     "fedavg, median": ("fedavg", "cnn", {"server": {"rule": "median"}}),
     "fedatom, fast and slow": (PERSONAL, "norm", {"rounds": 4, "options": {"period": 3, "pers_head": "local"}}),
     "fedatom, alpha kept": (PERSONAL, "norm", {"rounds": 4, "options": {"period": 3, "alpha_fast": "keep"}}),
-    "fedatom, fedsol's clients, principal coefficients": (
+    "fedatom, fedsol's clients, principal": (
         "fedatom",
         "cnn",
-        {"options": {"period": 2, "client": "fedsol"}, "server": {"rule": {"name": "principal", "groups": ["coef"]}}},
+        {"options": {"period": 2, "client": "fedsol"}, "server": {"rule": "principal"}},
     ),
     "fedavg, int8": ("fedavg", "norm", wire("int8")),
     "scaffold, bf16": ("scaffold", "norm", wire("bf16")),

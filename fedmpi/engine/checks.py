@@ -20,8 +20,8 @@ from fedmpi.common.user_code_errors import in_user_code, known_fix, located_erro
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method, overrides
+from fedmpi.method.context import Row, State
 from fedmpi.method.slots import Slots
-from fedmpi.method.values import Row, State
 
 UNCHANGED = {  # hook -> the state that it may return as it was
     "aggregate": "; return server.state for state that stays as it was",

@@ -26,8 +26,7 @@ from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
-from fedmpi.method.context import Server, Uploads
-from fedmpi.method.values import State
+from fedmpi.method.context import Server, State, Uploads
 
 Rule = Callable[[Uploads, Server], Tensor]
 

@@ -14,7 +14,7 @@ from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import means_of
-from fedmpi.method.values import State
+from fedmpi.method.context import State
 from fedmpi.methods import registry
 
 SIZE, BYTES = 4, ("sent_bytes", "received_bytes")

@@ -72,7 +72,7 @@ def train(self, k): k.fit(groups='hea'); return State()
 def train(self, k): k.fit(groups=('haed',)); return State()
     there is no layout group 'haed'; this model has body, head
 def train(self, k): k.fit(epochs=-1); return State()
-    client.fit: epochs is -1; a number >= 0
+    client.fit: epochs is -1; a whole number >= 0
 def train(self, k): k.fit(start=k.w[:1]); return State()
     ValueError: weights of shape \(1,\) for a model of \(26,\)
 def weights(self, k): return k.lift('head', k.w[:1], into=k.received)
@@ -288,14 +288,6 @@ def test_message(tmp_path, kind, code, message, located):
         run_with(tmp_path, kind, code)
     # A source's mistake shows where it makes its Dataset.
     assert not located or re.search(r"/(mine|plugin_play)\.py:\d+", str(caught.value))
-
-
-def test_a_rule_for_some_groups_is_checked_there(tmp_path):
-    """One number would be spread over the group."""
-    (tmp_path / "mine.py").write_text(HEAD + BEGIN["rule"] + "return up.mean('dw')[:1]\n")
-    said = r"server.rule for the groups head returned \(1,\); it must return a tensor \(10,"
-    with pytest.raises(UserError, match=said):
-        play(server={"rule": {"name": f"{tmp_path}/mine.py:plugin", "groups": ["head"]}})
 
 
 def test_samples_that_a_partition_forgets_are_counted(tmp_path):
