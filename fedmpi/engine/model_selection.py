@@ -28,7 +28,7 @@ class BestModel:
     """The best model so far, at rank 0: its weights w and buffers b, round and metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
-        self.criterion, self.w, self.b = criterion, w.clone(), b.clone()
+        self.criterion, self.w, self.b, self.why = criterion, w.clone(), b.clone(), ""
         self._facts = torch.empty(4, dtype=torch.float64)  # round, value, evaluations since then, the last round seen
         self.forget()
 
@@ -50,15 +50,14 @@ class BestModel:
         return float(self._facts[1])
 
     def should_stop(self) -> bool:
-        return self.criterion.patience is not None and int(self._facts[2]) >= self.criterion.patience
-
-    @property
-    def why(self) -> str:
-        """Why the run ends if it should stop."""
+        """Return whether the run is to stop early; `why` is then the reason."""
+        if self.criterion.patience is None or int(self._facts[2]) < self.criterion.patience:
+            return False
         more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
         how = f"has not become {'lower' if self.criterion.lowest else 'higher'}{more}"
         best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
-        return f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"
+        self.why = f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"
+        return True
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
         """Compare the model after round t; return whether it is the best one now. A nan is never better."""
