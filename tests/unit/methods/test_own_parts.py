@@ -71,15 +71,6 @@ def test_a_head_that_is_not_trained_is_the_initial_one_everywhere(net):
 
 
 # ---- FedPer, LG-FedAvg, FedRep ----
-def test_an_unsampled_client_has_the_new_body_and_its_old_head(client_of):
-    it = play(settings("fedper"))
-    messages = it.made.messages
-    absent = it.fed.states.rows.keys() - set(it.rows[-1]["cohort"])
-    assert any(k in row["cohort"] for row in it.rows for k in absent), "or no head is old"
-    for k in absent:
-        used = it.made.method.weights(client_of(it, k))
-        assert torch.equal(messages.shared.take(used), messages.shared.take(it.w))
-        assert torch.equal(messages.head.take(used), it.kept(k)._w)
 
 
 @pytest.mark.parametrize("method", ["fedper", "lg_fedavg"])
