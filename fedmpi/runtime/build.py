@@ -39,7 +39,7 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.compatibility import check_module, warn_of_untracked
+from fedmpi.runtime.compatibility import check_module
 from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
 from fedmpi.tasks import contract
 from fedmpi.tasks.base import Task
@@ -132,30 +132,24 @@ def make_method(
     inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
     construct = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
-    inner_methods = {
-        key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}
-    }
+    options = dict[str, Method]()
+    for key in inner & {*choice.options}:  # a name, {name, ...options}, or null for none
+        given, at = choice.options[key], origins.get(key, "")
+        section = dict(given) if isinstance(given, dict) else {"name": given}
+        name = section.pop("name", None)
+        if name is not None:
+            own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
+            selection = registry.Selection(str(name), section)
+            options[key] = make_method(settings, selection, own | {"": own.get("name", at)}, f"{where}.{key}")
+        elif section:
+            prefix = f"{at}: " if at else ""
+            raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(section)} this is")
     try:
         with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
-            method: Method = construct(**{key: value for key, value in inner_methods.items() if value is not None})
+            method: Method = construct(**options)
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
     return method
-
-
-def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str, str], where: str) -> Method | None:
-    """Make the method given as option `key` of another one: a name, {name, ...options}, or null for none."""
-    section = given if isinstance(given, dict) else {"name": given}
-    options = {k: v for k, v in section.items() if k != "name"}
-    own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
-    at = origins.get(key, "")
-    if section.get("name") is not None:
-        chosen = registry.Selection(str(section["name"]), options)
-        return make_method(settings, chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
-    if options:
-        prefix = f"{at}: " if at else ""
-        raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(options)} this is")
-    return None
 
 
 def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
@@ -207,7 +201,6 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if not all(are_finite([model.w, model.b, *floats])):
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
     compatibility.check_method(settings, method, task, net, local_training)
-    warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
     best = compatibility.best_model_choice(settings, task, data)
     compatibility.check_data(settings, data, task, net)
