@@ -25,8 +25,6 @@ class FedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
     init: str = option("factors", "what starts with variance 2 / fan_in", choices=("factors", "product"))
 
-    paper = "Hyeon-Woo et al., ICLR 2022"  # (2): all parameters are shared
-
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         return factorise(module, self.ratio, personal=False, init=self.init)  # (1)
 
@@ -35,8 +33,6 @@ class FedPara(Method):
 class PFedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
     init: str = option("product", "what starts with variance 2 / fan_in", choices=("factors", "product"))
-
-    paper = "Hyeon-Woo et al., ICLR 2022"
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(groups=(BODY, NORM, HEAD))

@@ -16,7 +16,6 @@ from naive import (
 )
 from torch import nn
 
-from fedmpi.methods.fedbn import FedBN
 from fedmpi.models.fedpara import OWN
 from fedmpi.runtime import build_data
 
@@ -146,10 +145,6 @@ def test_which_layers_stay(bn_match, stays):
 def test_a_model_without_normalisation_is_fedavg():
     with pytest.warns(UserWarning, match="all of model mlp travels"):
         assert_is_fedavg("fedbn")
-    with pytest.warns(UserWarning, match="the model has no batch normalisation, .*: the results are those of FedAvg$"):
-        FedBN().prepare(nn.Sequential(nn.Linear(2, 2)), 2)
-    with pytest.warns(UserWarning, match="those of FedAvg; bn_match: any keeps its other normalisation layers"):
-        FedBN().prepare(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 2)
 
 
 # ---- FedPara, pFedPara ----
