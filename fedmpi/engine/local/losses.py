@@ -77,6 +77,9 @@ def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
 
 def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Tensor:
     """Return the value of a hook if it is a scalar to descend on. by: the function that gave it, if not the hook."""
+    fine = type(value) is Tensor and value.requires_grad and not value.shape and value.layout is torch.strided
+    if fine and value.is_floating_point() and value.device == client.w.device:
+        return value  # as nearly all are; what follows says what is wrong
     client.check(hook, value, (), by)
     if not value.requires_grad:
         text = f"returned {NO_GRADIENT[hook]}, so that there is no gradient: it was made under no_grad, with .detach()"
