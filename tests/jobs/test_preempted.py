@@ -34,18 +34,9 @@ def preempt(folder, times, seed):
     return job, rounds
 
 
-def check(folder, times, seed):
-    job, rounds = preempt(folder / "torn", times, seed)
+@pytest.mark.parametrize("times", [pytest.param(3, marks=pytest.mark.smoke), pytest.param(20, marks=pytest.mark.soak)])
+def test_preemptions(tmp_path, times):
+    job, rounds = preempt(tmp_path / "torn", times, 0 if times == 3 else random.randrange(10**6))
     assert job.text().count("stopped early") <= times
     assert "Traceback" not in job.text()
     assert_same(job.run, undisturbed(job, rounds))
-
-
-@pytest.mark.smoke
-def test_three_preemptions(tmp_path):
-    check(tmp_path, 3, 0)
-
-
-@pytest.mark.soak
-def test_twenty_preemptions(tmp_path):
-    check(tmp_path, 20, random.randrange(10**6))
