@@ -49,13 +49,11 @@ def open_source(settings: Settings) -> partial[Any]:
     source = registry.make(sources.KIND, chosen, settings.origins("data"))
     if not settings.data.download:
         return source
-    parameters = inspect.signature(source.func).parameters.values()
-    if not any(each.name == "download" or each.kind is each.VAR_KEYWORD for each in parameters):
-        where = settings.origins("data").get("download")
+    if "download" not in inspect.signature(source.func).parameters:
+        at = settings.origin("data.download")
         reason = f"data.download: true, but data set {settings.data.source} cannot fetch its files; leave it out"
-        raise UserError(f"{where}: {reason}" if where else reason)
-    chosen = replace(chosen, options={**settings.data.options, "download": True})
-    return registry.make(sources.KIND, chosen, settings.origins("data"))
+        raise UserError(f"{at}: {reason}" if at else reason)
+    return partial(source, download=True)
 
 
 def operations(settings: Settings) -> list[Operation]:

@@ -14,7 +14,6 @@ from fedmpi.common.formatting import duration, table
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, format_metric
 from fedmpi.config.schema import Settings
-from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import learning_rate
 from fedmpi.engine.messages import Messages
@@ -58,21 +57,15 @@ def describe_experiment(experiment: Experiment) -> str:
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    if own_length:
-        amount = ""
-    elif train.epochs is not None:
-        amount = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'} "
-    else:
-        amount = f"{count(train.steps or 0, 'step')} "
+    epochs = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}" if train.epochs is not None else ""
+    amount = "" if own_length else f"{epochs or count(train.steps or 0, 'step')} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"
     warm_up = f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
-    optimiser: list[str] = [] if train.optim == "sgd" else [train.optim]
-    if "momentum" in OPTIONS[train.optim]:
-        optimiser += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
+    momentum = f", {'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}" if train.momentum else ""
     who = f"{members} of {count(clients, 'client')}"
-    return f"{who}, {amount}in {batches}; lr {train.lr:g}, {train.schedule}{end}{warm_up}; {', '.join(optimiser)}"
+    return f"{who}, {amount}in {batches}; {train.optim}{momentum}, lr {train.lr:g}, {train.schedule}{end}{warm_up}"
 
 
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
