@@ -160,13 +160,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
-    """Check that samples are streamed if they are to be, and warn of leaks.
-
-    Args:
-        settings: of the run.
-        dataset: all rows, or those of one site.
-        whose: " of SITE", for messages.
-    """
+    """Check that samples are streamed if they are to be, and warn of leaks. whose: " of SITE", for messages."""
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(

@@ -49,10 +49,7 @@ REMEDIES = {  # what to set where a method needs something else
 def check_module(where: str, module: Any, made_by: Any) -> None:
     """Check that a module has parameters to train, of one type of floats.
 
-    Args:
-        where: what made it, for messages: "model.name: cnn".
-        module: what was made.
-        made_by: the function or class that made it; an error names its file.
+    where: what made it, for messages: "model.name: cnn"; made_by: the function or class, whose file an error names.
     """
     trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
     if not trained:
@@ -253,13 +250,9 @@ def _no_sums_reason(settings: Settings, messages: Messages) -> str:
 
 
 def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int]) -> None:
-    """Check that a robust server rule can do here what it is chosen for.
+    """Check that a robust server rule can do here what it is chosen for, in cohorts of so many members.
 
-    Args:
-        rule: its name.
-        options: its options.
-        members: clients of a cohort.
-        idle: clients that make no step: their updates, zeros, would be taken for the others' middle.
+    idle: clients that make no step: their updates, zeros, would be taken for the others' middle.
     """
     if idle:
         raise UserError(

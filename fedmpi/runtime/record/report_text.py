@@ -88,13 +88,7 @@ def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def resume_line(after: int, rounds: int, rows: int) -> str:
-    """Say where a resumed run goes on.
-
-    Args:
-        after: the last complete round, -1: none.
-        rounds: of the whole run.
-        rows: rounds that metrics.jsonl has.
-    """
+    """Say where a run goes on. after: the last complete round, -1: none; rows: rounds that metrics.jsonl has."""
     if after >= 0:
         return f"going on after round {after} ({after + 1} of {rounds} done)"
     anew = f"no checkpoint is whole, {count(rows, 'round')} to be trained anew" if rows else "no round was complete"
@@ -103,14 +97,8 @@ def resume_line(after: int, rounds: int, rows: int) -> str:
 
 # ---- during ----
 def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], seconds: Sequence[float]) -> str:
-    """Return the line on a round: its number, its metrics if it was evaluated, its seconds, and the time left.
-
-    Args:
-        row: of metrics.jsonl.
-        rounds: of the whole run.
-        names: the metrics to show.
-        seconds: that each round of this job took.
-    """
+    """Return the line on a row of metrics.jsonl: its number, the metrics `names` if the round was evaluated, its
+    seconds, and the time left. seconds: that each round of this job took."""
     done = int(row["round"]) + 1
     metrics = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
     left_s = max(rounds - done, 0) * fmean(seconds)
@@ -141,12 +129,7 @@ def result_lines(
 ) -> list[str]:
     """Return the lines that a run prints last: metrics of a few clients, the headline metric, faults, traffic.
 
-    Args:
-        rows: those of metrics.jsonl.
-        result: the content of summary.json.
-        headline: the metric that is shown first.
-        clients: rows of clients.jsonl of the last evaluation.
-        experiment: of the run.
+    rows: of metrics.jsonl; result: summary.json; clients: rows of clients.jsonl of the last evaluation.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
     if 0 < len(clients) <= MOST_CLIENTS:
