@@ -48,7 +48,7 @@ from fedmpi.tasks.regression import StandardisedRegression
 
 SAME_NAME = (  # in the section `train` and in LocalTrainingConfig
     *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
-    *("clip_norm", "clip_value"),
+    "clip_norm",
 )
 
 
@@ -255,7 +255,7 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
     """Make what the engine is told of local training (the section `train`)."""
     train = settings.train
     options = {name: getattr(train, name) for name in SAME_NAME}
-    options |= {name: getattr(train, name) for name in ("eps", "alpha") if getattr(train, name) is not None}
+    options |= {"eps": train.eps} if train.eps is not None else {}
     options |= {"betas": tuple(train.betas)} if train.betas else {}
     batch_size = None if train.batch_size == "full" else train.batch_size
     return LocalTrainingConfig(batch_size=batch_size, keep=train.keep_optim, **options)
@@ -279,7 +279,7 @@ def clients_at_once(experiment: Experiment) -> int:
         hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
         chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
         full = train.momentum or train.weight_decay or hooks or chain is None
-        samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
+        samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")

@@ -36,7 +36,6 @@ FAULTS = ("on_bad_update", "on_client_error", "on_lost_rank")
 REMEDIES = {  # what to set where a method needs something else
     "train.optim": "sgd",
     "train.clip_norm": "null",
-    "train.clip_value": "null",
     "train.keep_optim": "false",
     "train.momentum": "0",
     "data.share_label_counts": "true",

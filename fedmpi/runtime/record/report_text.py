@@ -57,8 +57,8 @@ def describe_experiment(experiment: Experiment) -> str:
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    epochs = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}" if train.epochs is not None else ""
-    amount = "" if own_length else f"{epochs or count(train.steps or 0, 'step')} "
+    work = count(train.steps or 0, "step") if train.epochs is None else count(train.epochs, "epoch")
+    amount = "" if own_length else f"{work} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"

@@ -244,24 +244,6 @@ def test_a_server_slot_starts_at_what_a_hook_draws():
     assert not torch.equal(first, other)
 
 
-@dataclass(frozen=True)
-class Counting(fedmpi.Method):
-    client_state = Slots(count=SCALAR, seen=SCALAR)
-
-    def receive(self, k):
-        return k.received, State(count=k.state.count + 1)
-
-    def upload(self, k):
-        return Row(), State(seen=k.state.count)
-
-
-@pytest.mark.parametrize("pack", [1, 4])
-def test_receive_returns_state_too(pack):
-    """A number that counts rounds, made where the client receives; k.state stays that of the last round meanwhile."""
-    it = run(Counting, rounds=3, compute={"pack": pack})
-    assert [(it.kept(k).count.item(), it.kept(k).seen.item()) for k in range(3)] == [(3, 2)] * 3
-
-
 # ---- whose line it was ----
 def helper(k):
     return [][k.id]

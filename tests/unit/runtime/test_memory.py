@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import prepare, settings
 
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, control_groups
 from fedmpi.flat import linear

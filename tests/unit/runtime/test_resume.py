@@ -107,7 +107,6 @@ def killed_twice(tmp_path, method, config):
 KEPT = {"keep_optim": True, "clip_norm": 1.0}
 LOCAL = {
     "adamw": {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 4, **KEPT},
-    "rmsprop": {"optim": "rmsprop", "momentum": 0.5, "lr": 0.003, "epochs": 0.5, **KEPT},
     "sgd": {"nesterov": True, **KEPT},
 }
 
