@@ -68,19 +68,12 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 # ---- what the method needs ----
 def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
     """Check that model, task and settings are what the method needs."""
-    name, rule = settings.method.name, settings.server.rule.name
     lacking = _lacking(settings, task, net, local_training)
     for needed in sorted(method.needs):
         if reason := lacking.get(needed, "fedmpi.method has no such requirement"):
             key = str(reason).partition(" ")[0]
             remedy = f"; set {key}={REMEDIES[key]}" if key in REMEDIES else ""
-            raise UserError(f"method {name} needs {needed}, but {reason}{remedy}")
-    if rule != "auto" and overrides(method, "aggregate"):
-        warnings.warn(
-            f"server.rule: {rule} takes the place of the direction that method {name} makes of the uploads, without "
-            "which it is another method",
-            stacklevel=3,
-        )
+            raise UserError(f"method {settings.method.name} needs {needed}, but {reason}{remedy}")
 
 
 def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig) -> dict[str, Any]:
