@@ -7,12 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedmpi.analysis.charts import Grid, Lines, Series, stacked_bars
-from fedmpi.reports.groups import Runs, by_group, by_name
+from fedmpi.analysis.charts import Grid, stacked_bars
 from fedmpi.reports.page import Figure, Part, Text, Value
-from fedmpi.reports.run_data import Curve, Row, Run, curve, number, numbers, thinned
+from fedmpi.reports.runs import Curve, Row, Run, Runs, by_group, by_name, curve, number, numbers, thinned
 
-NAMED, DIRECTIONS, STEPS = 7, 5, 4  # clients, eigenvalues, and rounds of local steps with a line each
 SIDE = 60  # of a map, at most
 GLOBAL, LOCAL = "global model", "local models, mean"
 
@@ -32,7 +30,6 @@ class OverRounds(NamedTuple):
     from_zero: bool = False
 
 
-BELOW = "Below 0 a step raises the proximal loss; 0: orthogonal."
 UPDATES = (
     OverRounds("norms", "length of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
                from_zero=True),
@@ -89,27 +86,13 @@ LOCAL_STEPS = (
                "KL(global || local) at temperature 3, mean over the local models after their training."),
     OverRounds("cosine", "cosine of the step and the proximal gradient", "cosine",
                {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
-               f"Mean over local steps and clients. {BELOW}"),
-)  # fmt: skip
-MAPS = (  # matrices, drawn of the last round
-    ("features", "predicted", "what local models predict", ("client", "class"), "probability",
-     "Mean probability that a local model gives to each class, on the same samples of the global test set."),
-    ("similarity", "matrix", "similarity of local models' features", ("client", "other client"), "CKA",
-     "Linear CKA of two local models' features on the same samples of the global test set."),
+               "Mean over local steps and clients. Below 0 a step raises the proximal loss; 0: orthogonal."),
 )  # fmt: skip
 
 
 def updates(runs: Runs) -> list[Part | None]:
     """Draw norms of updates, and their cosines with each other and with the server's direction."""
-    rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
-    for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
-        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
-        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
-        norms, length = numbers(row.get("norms")), number(row.get("direction"))
-        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        remaining_share = length / fmean(norms) if length is not None and any(norms) else None
-        rows[path].append({**row, "shares": shares, "kept": remaining_share})
-    parts = _over_rounds(runs, "updates", UPDATES, rows)
+    parts = _over_rounds(runs, "updates", UPDATES, {run.path: list(map(_with_shares, run.updates)) for run in runs.all})
     if runs.alone is not None:
         lengths, cosines = (_of_clients(runs.alone, runs.alone.updates, key) for key in ("norms", "to_direction"))
         note = "The norm of each client's change of the weights, as much of it as travels."
@@ -121,6 +104,14 @@ def updates(runs: Runs) -> list[Part | None]:
         more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
         parts.append(Text(f"{more}record.updates: gram for any rule."))
     return parts
+
+
+def _with_shares(row: Row) -> Row:
+    """Add two numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares."""
+    values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+    norms, length = numbers(row.get("norms")), number(row.get("direction"))
+    shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+    return {**row, "shares": shares, "kept": length / fmean(norms) if length is not None and any(norms) else None}
 
 
 def analysis(runs: Runs) -> list[Part | None]:
@@ -137,30 +128,14 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Return the charts of features, heads and outputs of models; for a single run also maps of local predictions."""
-    parts = _over_rounds(runs, "features", FEATURES, _analysis(runs))
-    return parts if runs.alone is None else [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
+    """Draw numbers of features, heads and outputs of models."""
+    return _over_rounds(runs, "features", FEATURES, _analysis(runs))
 
 
 def local_steps(runs: Runs) -> list[Part | None]:
     """Draw FedSOL's Figures 3 and 5b: how local steps change the proximal loss, and which layers they move."""
     parts = _over_rounds(runs, "steps", LOCAL_STEPS, _analysis(runs))
-    if runs.alone is None:
-        return parts
-    by_round = dict[int, list[float | None]]()
-    for row in runs.alone.analysis:
-        of = row.get("orthogonality")
-        values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
-        if any(v is not None for v in values):
-            by_round[row["round"]] = values
-    shown = thinned(list(by_round)[::-1], STEPS)[::-1]
-    series = [Series(f"round {t}", range(1, len(by_round[t]) + 1), by_round[t]) for t in shown]
-    data: list[list[Value]] = [[t, i, v] for t in shown for i, v in enumerate(by_round[t], 1)]
-    note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
-    title = "cosine of the step and the proximal gradient, step by step"
-    chart = Lines(series, "local step", "cosine")
-    steps = Figure("steps-first", title, chart, ("round", "local step", "cosine"), data, note) if series else None
-    return [*parts, steps, _layers(runs.alone)]
+    return parts if runs.alone is None else [*parts, _layers(runs.alone)]
 
 
 def _analysis(runs: Runs) -> dict[Path, list[Row]]:
@@ -196,7 +171,7 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
                 curves.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
+    return {run.client_name(k): curves[k] for k in sorted(curves)}
 
 
 def _client_map(
@@ -211,28 +186,6 @@ def _client_map(
     note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
     data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
     return Figure(name, title, chart, ("round", "client", unit), data, note)
-
-
-def _last_map(
-    run: Run, source: str, key: str, title: str, sides: tuple[str, str], unit: str, note: str
-) -> Figure | None:
-    """Draw a matrix of numbers, in the last round that has it: by client, class or both."""
-    rows = [row for row in run.analysis if isinstance(row.get(source), dict) and row[source].get(key)]
-    if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
-        return None
-    values = [[number(v) for v in each] for each in rows[-1][source][key]]
-    clients = [run.client_names.get(k, str(k)) for k in rows[-1].get("clients") or ()]
-    names, columns = (
-        clients if side.endswith("client") else [str(c) for c in range(size)]
-        for side, size in zip(sides, (len(values), len(values[0])), strict=True)
-    )
-    data: list[list[Value]] = [
-        [a, b, v] for a, row in zip(names, values, strict=False) for b, v in zip(columns, row, strict=False)
-    ]
-    cells = [thinned(row, SIDE) for row in thinned(values, SIDE)]
-    chart = Grid(thinned(names, SIDE), thinned(columns, SIDE), cells, *sides, unit, written=len(cells) <= 24)
-    name, title = f"{source}-{key.replace('_', '-')}", f"{title}, round {rows[-1]['round']}"
-    return Figure(name, title, chart, (*sides, unit), data, note)
 
 
 def _layers(run: Run) -> Figure | None:

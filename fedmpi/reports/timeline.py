@@ -18,7 +18,7 @@ from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
 from fedmpi.reports.page import Figure, Value
-from fedmpi.reports.run_data import thinned
+from fedmpi.reports.runs import thinned
 from fedmpi.runtime.record import timeline
 
 LAPS, RANKS = 6, 24  # laps with a colour of their own; ranks that are drawn

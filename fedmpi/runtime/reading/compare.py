@@ -15,7 +15,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.common.text import count, shorten
+from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable
+from fedmpi.runtime import trust
 from fedmpi.runtime.reading import files
 
 MISSING = object()
@@ -25,6 +27,8 @@ DATA = ("partition", "training data", "test data", "layout", "initial weights") 
 GROUPS = ("settings", "data", "code", "environment")
 NO_CAUSE = ("started", "command", "directory", "slurm_job_id", "ranks")  # of environment.json
 LONG = 200  # letters of a value that are shown
+CODE, PARTITION = ("(code of fedmpi)", "(torch version)"), "(partition)"  # keys of identity.json
+TRAINING, TEST = "(training data)", "(test data)"
 Facts = dict[str, Any]
 RowKey = tuple[Any, ...]
 
@@ -171,6 +175,52 @@ def compare_sweeps(a: Path, b: Path) -> Facts:
     only = [sorted(names[0] - names[1]), sorted(names[1] - names[0])]
     same = not any(only) and all(run["same"] for run in runs.values())
     return {"a": str(a), "b": str(b), "runs": runs, "only": only, "same": same}
+
+
+# ---- runs of a table or of a line of a report ----
+def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests that runs share if their settings differ in the seed alone.
+
+    A data source of the user's own may depend on the seed.
+
+    >>> identity = {"(partition)": "a", "(training data)": "b"}
+    >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file", "feature_noise")]
+    [['(training data)'], ['(partition)', '(training data)'], []]
+    """
+    scheme = identity.get("data.partition.scheme")
+    drawn = set() if scheme == "'file'" else {PARTITION}
+    drawn |= {TRAINING} if scheme == "'feature_noise'" else set()
+    drawn |= {TRAINING, TEST} if ":" in str(identity.get("data.source")) else set()
+    shared = {PARTITION, TRAINING, TEST, "(initial weights)"} - drawn
+    return {key: str(value) for key, value in identity.items() if key in shared or key.startswith("(plug-in ")}
+
+
+def digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
+    """Return digest -> names of two runs that should have the same one, and do not."""
+    first: dict[tuple[str, ...], tuple[str, str]] = {}
+    differing: dict[str, tuple[str, str]] = {}
+    for settings, identity in runs:
+        same_for_seeds = shared_digests(identity)
+        for item in (key for key in identity if key in same_for_seeds or key in (*CODE, PARTITION, TRAINING, TEST)):
+            seed = "" if item in same_for_seeds else str(identity.get("seed"))
+            key = (item, *_depends_on(item, settings, identity, seed))
+            name, digest = first.setdefault(key, (settings.name, identity[item]))
+            if digest != identity[item]:
+                differing.setdefault(item, (name, settings.name))
+    return differing
+
+
+def _depends_on(item: str, settings: Settings, identity: Mapping[str, Any], seed: str) -> tuple[str, ...]:
+    """Return the settings on which a digest depends."""
+    if item in CODE:
+        return ()
+    if item.startswith("(plug-in "):
+        return tuple(sorted(trust.foreign(settings.model_dump(mode="json")).values()))
+    if item == "(initial weights)":
+        return (str(settings.init.source),)
+    left_out = ("data.partition.",) if item == TRAINING and not seed else ()  # the same whoever has it
+    keys = [key for key in identity if key.startswith("data.") and not key.startswith(left_out)]
+    return (seed, str(settings.data.root), *(f"{key}: {identity[key]}" for key in keys))
 
 
 # ---- output ----

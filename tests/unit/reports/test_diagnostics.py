@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedmpi.reports import diagnostics, report
-from fedmpi.reports.groups import read
 from fedmpi.reports.page import Figure
+from fedmpi.reports.runs import read
 
 
 def made(path, rows, seed=0, file="analysis"):
@@ -59,9 +59,8 @@ SEEN = {
     **{"deviation": 0.3, "deviation_local": 0.2, "energy": 0.1, "energy_local": 0.15, "rank": 4.0, "rank_local": 3.0},
     **{"uniformity": 0.4, "uniformity_local": 0.5, "spectrum": [2.0, 1.0], "spectrum_local": [3.0, 0.5]},
     **{"classifier": [2.5, 1.5], "classifier_local": [1.0]},
-    **{"predicted": [[0.9, 0.1], [0.2, 0.8]]},
 }
-ALIKE = {"pairs_mean": 0.5, "before_mean": 0.7, "after_mean": 0.8, "matrix": [[1.0, 0.5], [0.5, 1.0]]}
+ALIKE = {"pairs_mean": 0.5, "before_mean": 0.7, "after_mean": 0.8}
 
 
 def test_features_of_one_run(tmp_path):
@@ -72,19 +71,14 @@ def test_features_of_one_run(tmp_path):
     ]
     found = figures(diagnostics.features, made(tmp_path / "r", rows))
     curves = ["deviation", "classifier", "energy", "uniformity", "rank", "similarity"]
-    names = [f"features-{name}" for name in (*curves, "predicted")]
-    assert list(found) == [*names, "similarity-matrix"]
+    assert list(found) == [f"features-{name}" for name in curves]
     assert found["features-deviation"].data == [[0, 0.3, 0.2], [5, 0.35, 0.2]]
     assert found["features-similarity"].data == [[0, 0.8, 0.7, 0.5], [5, 0.8, 0.7, None]]
     assert found["features-classifier"].data[0] == [0, 2.0, 1.0]  # means of lists
-    assert found["features-predicted"].data[1] == ["7", "1", 0.1]
-    assert found["features-predicted"].title.endswith("round 5")
-    assert found["similarity-matrix"].chart.rows == ["7", "8"]
-    assert found["similarity-matrix"].head == ("client", "other client", "CKA")
 
 
 # ---- local steps ----
-STEPS = {"loss": 0.5, "cosine": -0.25, "head": -0.5, "step_losses": [0.0, 0.1], "step_cosines": [None, -0.25]}
+STEPS = {"loss": 0.5, "cosine": -0.25, "head": -0.5}
 LAYERS = {
     "layers": ["body", "head"],
     "strength": [0.1, 0.2],
@@ -98,11 +92,9 @@ LAYERS = {
 def test_local_steps_of_one_run(tmp_path):
     rows = [{"round": t, "orthogonality": {**STEPS, "cosine": -0.1 * t}, "layers": LAYERS} for t in range(9)]
     found = figures(diagnostics.local_steps, made(tmp_path / "r", rows))
-    assert list(found) == ["steps-loss", "steps-cosine", "steps-first", "steps-layers"]
+    assert list(found) == ["steps-loss", "steps-cosine", "steps-layers"]
     assert found["steps-cosine"].data[2] == [2, -0.2, -0.5]
     assert [line.y[1] for line in found["steps-cosine"].chart.series] == [-0.1, -0.5]
-    assert [line.label for line in found["steps-first"].chart.series] == ["round 2", "round 5", "round 8"]
-    assert found["steps-first"].data[:2] == [[2, 1, None], [2, 2, -0.25]]
     bars = found["steps-layers"]
     assert (bars.chart.rows, bars.chart.spans) == (["body", "head"], {"strength": [(0, 0.0, 0.1), (1, 0.0, 0.2)]})
     assert bars.data[1] == [0, "head", 0.2, 0.8, 0.4, 2.0, 16]

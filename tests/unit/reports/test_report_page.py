@@ -16,8 +16,8 @@ from helpers import ROOT, clean_env, fedmpi
 
 from fedmpi.analysis import charts
 from fedmpi.reports import report, timeline
-from fedmpi.reports.groups import read
 from fedmpi.reports.page import Figure
+from fedmpi.reports.runs import read
 
 ROUNDS, CLIENTS, RANKS = 200, 100, 12
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
@@ -274,11 +274,11 @@ def test_groups_of_runs_have_bands_and_a_table(tmp_path):
             lines(run / "metrics.jsonl", [row(t, accuracy=10.0 * t + seed) for t in range(3)])
     page = offline(made(tmp_path))
     found = page.csv("learning-accuracy")
-    # of x and x + 1: mean x + 1/2, sample standard deviation 1 / sqrt 2
+    # a line is named by its first run; of x and x + 1: mean x + 1/2, sample standard deviation 1 / sqrt 2
     assert [(r["settings"], float(r["accuracy"])) for r in found[:3]] == [
-        ("fedavg", 0.5),
-        ("fedavg", 10.5),
-        ("fedavg", 20.5),
+        ("fedavg-0", 0.5),
+        ("fedavg-0", 10.5),
+        ("fedavg-0", 20.5),
     ]
     assert {round(float(r["std"]), 12) for r in found} == {round(0.5**0.5, 12)}
     assert {r["runs"] for r in found} == {"2"}
