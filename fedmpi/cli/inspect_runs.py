@@ -40,8 +40,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until the run has ended.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a run is, by its files alone: round, time left, ranks, the slowest client, figures, bytes, faults,
-    checkpoint; of a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
+    """Show how far a run is, by its files alone: round, time left, ranks, figures, bytes, faults, checkpoint; of
+    a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
     and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
     from fedmpi.sweeps.status import look
 

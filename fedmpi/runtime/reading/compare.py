@@ -17,7 +17,6 @@ from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.common.text import count, shorten
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable
-from fedmpi.runtime import trust
 from fedmpi.runtime.reading import files
 
 MISSING = object()
@@ -76,7 +75,7 @@ class Difference(NamedTuple):
 def differing_rows(
     a: RunRecord, b: RunRecord, name: str, tolerance: float | None = None, partial: int | None = None
 ) -> Iterator[tuple[RowKey, list[Difference]]]:
-    """Yield the rows of metrics.jsonl, or of a file like it, in which two runs differ, but for what depends on the ranks.
+    """Yield the rows of a file such as metrics.jsonl in which two runs differ, but for what depends on the ranks.
 
     Args:
         tolerance: how far apart numbers may be, relative to the larger one where that is above 1; then hashes are not
@@ -242,28 +241,21 @@ def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
 
 
 def digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
-    """Return digest -> names of two runs that should have the same one, and do not."""
+    """Return digest -> names of two runs that should have the same one, and do not.
+
+    Code is the same for all runs, data for those with the same settings of data, the rest for those with the same
+    settings; where a digest depends on the seed, also with the same seed.
+    """
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     differing: dict[str, tuple[str, str]] = {}
     for settings, identity in runs:
         same_for_seeds = shared_digests(identity)
         for item in (key for key in identity if key in same_for_seeds or key in (*CODE, PARTITION, TRAINING, TEST)):
-            seed = "" if item in same_for_seeds else str(identity.get("seed"))
-            key = (item, *_depends_on(item, settings, identity, seed))
-            name, digest = first.setdefault(key, (settings.name, identity[item]))
+            section = "data." if item in (PARTITION, TRAINING, TEST) else ""
+            left_out = (*NAMES, "seed", "(") if item in same_for_seeds else (*NAMES, "(")
+            keys = [key for key in identity if key.startswith((section, "seed")) and not key.startswith(left_out)]
+            depends_on = [] if item in CODE else [str(settings.data.root), *(f"{key}: {identity[key]}" for key in keys)]
+            name, digest = first.setdefault((item, *depends_on), (settings.name, identity[item]))
             if digest != identity[item]:
                 differing.setdefault(item, (name, settings.name))
     return differing
-
-
-def _depends_on(item: str, settings: Settings, identity: Mapping[str, Any], seed: str) -> tuple[str, ...]:
-    """Return the settings on which a digest depends."""
-    if item in CODE:
-        return ()
-    if item.startswith("(plug-in "):
-        return tuple(sorted(trust.foreign(settings.model_dump(mode="json")).values()))
-    if item == "(initial weights)":
-        return (str(settings.init.source),)
-    left_out = ("data.partition.",) if item == TRAINING and not seed else ()  # the same whoever has it
-    keys = [key for key in identity if key.startswith("data.") and not key.startswith(left_out)]
-    return (seed, str(settings.data.root), *(f"{key}: {identity[key]}" for key in keys))
