@@ -26,11 +26,11 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
 from fedmpi.runtime import build_data, trust
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.finished.models import ClientPredictor, RunModel, client_model, rebuild_model
+from fedmpi.runtime.finished.models import ClientPredictor, RunModel
 from fedmpi.runtime.finished.predict import site_of, write_output
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
 from fedmpi.runtime.record.run_dir import serialize_model
-from fedmpi.runtime.record.saved_model import facts_of, personal_notice
+from fedmpi.runtime.record.saved_model import personal_notice
 
 FORMATS = ("safetensors", "onnx")
 NEEDS = ("onnx", "onnxscript", "onnxruntime")  # beside torch, for onnx
@@ -50,16 +50,12 @@ def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | Non
     settings = which.settings("compute.compile=false", "compute.device=cpu")
     with trust.guard(which.trusted):
         set_numerics(settings)
-        facts = facts_of(run / which.file)
+        facts = which.facts
         if client is not None:
-            module = client_model(which)
             facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
-        else:
-            module = rebuild_model(run, settings, which.file)
-            if facts.get("kept"):
-                raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
-            if notice := personal_notice(facts):
-                say(notice)
+        elif facts.get("kept"):
+            raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
+        module = which.load(settings)
         if isinstance(module, ClientPredictor):
             raise UserError(
                 f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "

@@ -187,9 +187,7 @@ def lines(facts: Facts) -> list[str]:
             *lost,
         ],
         "figures": [", ".join(shown), f" (round {facts['figures_round'] + 1})" if shown else ""],
-        "bytes": [
-            f"{size_text(facts['received_bytes'])} up, {size_text(facts['sent_bytes'])} down (rank 0's connection)"
-        ],
+        "bytes": [f"{up} up, {down} down (rank 0's connection)"],
         "faults": ["; ".join(_faults(facts)) or "none"],
         "checkpoint": [
             f"after round {checkpoint['round'] + 1}" if checkpoint else "none",
