@@ -26,15 +26,18 @@ def analyse(runs: Sequence[Path], metric: str, to: Path, say: Callable[[str], No
     """`fedmpi analyse communication`."""
     to = report.folder(to)
     curves = [curve(run, metric) for run in runs]
+    say("parameters transmitted in an average round, over all its clients, and ratios to the first run")
     for text in table(curves, metric):
         say(text)
     say(f"written: {report.write(to / 'communication.json', {'metric': metric, 'runs': curves})}")
-    names = [Path(one["run"]).name for one in curves]
-    lines = []
-    for one, name in zip(curves, names, strict=True):
-        x = [point["up"] + point["down"] for point in one["points"]]
-        label = name if names.count(name) == 1 else one["run"]
-        lines.append(charts.Series(label, x, [point["value"] for point in one["points"]]))
+    lines = [
+        charts.Series(
+            one["run"],
+            [point["up"] + point["down"] for point in one["points"]],
+            [point["value"] for point in one["points"]],
+        )
+        for one in curves
+    ]
     chart = charts.Lines(lines, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
     title = f"{metric_title(metric)} by what was transmitted"
     say(f"written: {charts.write(chart, to / 'communication.png', title)}")
@@ -43,15 +46,16 @@ def analyse(runs: Sequence[Path], metric: str, to: Path, say: Callable[[str], No
 def curve(run: Path, metric: str) -> dict[str, Any]:
     """One run: its totals, and {round, up, down, value} for each round in which the metric was measured.
 
-    Raises:
-        UserError: no run directory, no such metric, a metric of fewer than two rounds, or no counts of parameters.
+    Raises UserError: no run directory, no such metric, a metric of fewer than two rounds, or no counts of parameters.
     """
-    rows = _rows(run)
+    if not (run / "metrics.jsonl").is_file():
+        raise UserError(f"{run} is no run directory: it holds no metrics.jsonl")
+    rows = RunDirectory(run).rows("metrics.jsonl")
+    if not rows:
+        raise UserError(f"{run}: metrics.jsonl is empty: no round is complete")
     names = metric_names(rows)
     if metric not in names:
         raise UserError(f"--metric: {run} has no '{metric}'; {nearest(metric, names)}")
-    if any("up_parameters" not in row for row in rows):
-        raise UserError(f"{run}: metrics.jsonl counts no parameters (up_parameters); repeat the run with this version")
     up, down = (list(accumulate(int(row[f"{way}_parameters"]) for row in rows)) for way in ("up", "down"))
     points = [
         {"round": row["round"], "up": up[i], "down": down[i], "value": row[metric]}
@@ -67,22 +71,9 @@ def table(curves: Sequence[dict[str, Any]], metric: str) -> list[str]:
     """Parameters of an average round, their ratio to the first run's, the last value."""
     rows: list[list[object]] = [[*COLUMNS, metric]]
     averages = [[one[way] / one["rounds"] for way in ("up", "down")] for one in curves]
-    first = [*averages[0], sum(averages[0])]
     for one, (up, down) in zip(curves, averages, strict=True):
-        each = [up, down, up + down]
-        ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(each, first, strict=True)]
+        pairs = zip((up, down, up + down), (*averages[0], sum(averages[0])), strict=True)
+        ratios = [f"{a / b:.3f}" if b else "-" for a, b in pairs]
         last = format_metric(metric, one["points"][-1]["value"], 4)
-        rows.append([one["run"], one["rounds"], *map(round, each), *ratios, last])
-    return [
-        "parameters transmitted in an average round, over all its clients, and ratios to the first run",
-        *formatting.table(rows),
-    ]
-
-
-def _rows(run: Path) -> list[dict[str, Any]]:
-    if not (run / "metrics.jsonl").is_file():
-        raise UserError(f"{run} is no run directory: it holds no metrics.jsonl")
-    rows = RunDirectory(run).rows("metrics.jsonl")
-    if not rows:
-        raise UserError(f"{run}: metrics.jsonl is empty: no round is complete")
-    return rows
+        rows.append([one["run"], one["rounds"], *map(round, (up, down, up + down)), *ratios, last])
+    return formatting.table(rows)

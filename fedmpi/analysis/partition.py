@@ -9,7 +9,6 @@ values, which tells where inputs differ rather than labels.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from fedmpi.analysis import report
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.data.batches import Shard, batches
+from fedmpi.data.batches import batches
 from fedmpi.data.federated import Federated
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.runtime import build_data
@@ -43,14 +42,9 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
     data = build_data.partitioned(settings)
     for line in lines(data):
         say(line)
-    assert data.parts is not None
     try:
         if write is not None:
-            owner = np.full(len(data.train[0].y), -1)
-            for rows in (data.parts, getattr(data.validation, "rows", None)):  # what is held out is of a client's part
-                if rows is not None:
-                    owner[rows.order] = rows.owner
-            _write(write, owner)
+            _write(write, data)
             cut = settings.data.partition
             noise = cut is not None and cut.scheme == "feature_noise"
             note = ": who holds what, without the noise, which scheme `file` adds to nobody"
@@ -120,23 +114,23 @@ def histograms(data: Federated) -> tuple[np.ndarray, np.ndarray]:
     (N, BINS) samples by client. Both are empty where samples are symbols, or several tensors."""
     if not isinstance(data.x_dtype, torch.dtype) or not data.x_dtype.is_floating_point:
         return np.empty(0), np.empty((data.clients, 0))
-    means = [_means(data.train[k]) for k in range(data.clients)]
+    means = [
+        torch.cat([x.flatten(1).double().mean(1).cpu() for x, _ in batches(data.train[k], PASS, None)]).numpy()
+        for k in range(data.clients)
+    ]
     every = np.concatenate(means)
     edges = np.histogram_bin_edges(every, BINS)
     return edges, np.stack([np.histogram(each, edges)[0] for each in means])
 
 
-def _means(shard: Shard) -> np.ndarray:
-    """(n,) of a client's samples, in passes of PASS."""
-    means = [x.flatten(1).double().mean(1).cpu() for x, _ in batches(shard, PASS, None)]
-    return torch.cat(means).numpy()
-
-
-def _write(path: Path, owner: np.ndarray) -> None:
-    """(n,) the client of each training sample, -1 for nobody."""
+def _write(path: Path, data: Federated) -> None:
+    """Write the client of each training sample, -1 for nobody; what is held out is of a client's part."""
+    owner = np.full(len(data.train[0].y), -1)
+    for rows in (data.parts, getattr(data.validation, "rows", None)):
+        if rows is not None:
+            owner[rows.order] = rows.owner
     if path.suffix == ".json":
         parts = [part.tolist() for part in Partition.from_owners(owner, int(owner.max()) + 1)]
         path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["client"], *([k] for k in owner.tolist())])
+    else:
+        path.write_text("\n".join(["client", *map(str, owner), ""]), encoding="utf-8")
