@@ -29,8 +29,7 @@ from fedmpi.common.registry import load
 from fedmpi.common.signals import SIGNALS
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Federated, split
-from fedmpi.data.validation import hold_out
+from fedmpi.data.federated import Federated, hold_out, split
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat.packing import Views

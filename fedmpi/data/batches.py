@@ -27,6 +27,7 @@ from fedmpi.data.streaming import Stream, prefetch
 AHEAD, AHEAD_ON_GPU = 1 << 18, 1 << 24
 ALIGNED = 64  # bytes; torch's allocator gives no other addresses
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -74,11 +75,11 @@ class Shards(PerClient[Shard]):
 
 
 def replace_samples(
-    shards: Mapping[int, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
-) -> Mapping[int, Shard]:
+    shards: Mapping[K, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
+) -> Mapping[K, Shard]:
     """Replace the samples by x(samples) and the targets by y(targets); each client keeps its rows."""
     if isinstance(shards, Shards):
-        return Shards(x(shards.x), y(shards.y), shards.rows)
+        return Shards(x(shards.x), y(shards.y), shards.rows)  # type: ignore[return-value]
     return {k: Shard(x(shard.x), y(shard.y), shard.index) for k, shard in shards.items()}
 
 

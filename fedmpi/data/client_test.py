@@ -30,8 +30,9 @@ from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import deal
 
 ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global"]
+Tests = tuple[np.ndarray, PerClient[Any]]  # (N,) number of test rows by client; the rows, computed on first access
 ALIGNED_SIZE = 1000  # FedSOL's choice; a class of share n_kc / n_k gets that share of it
-BLOCK = 1 << 16  # clients whose sizes are computed at once
+BLOCK = 1 << 16  # clients whose quotas are computed at once, so that they take little memory
 
 
 def client_tests(
@@ -41,18 +42,18 @@ def client_tests(
     at: np.ndarray | None,
     seed: int,
     names: np.ndarray | None = None,
-) -> tuple[np.ndarray, PerClient[Any]]:
-    """Return the number of test rows of each client, (N,), and its rows, which are computed on first access.
+) -> Tests:
+    """Choose the test rows of each client.
 
     counts: (N, classes) training labels; at: (N,) its site, if it has one; names: (N, s) the class of each training
     shard, where clients hold shards. Raises UserError if the data do not allow `client_test`.
     """
     if client_test not in get_args(ClientTest):
         raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
-    regression = not is_labels(dataset.train_y, dataset.classes)
+    has_labels = is_labels(dataset.train_y, dataset.classes)
     if client_test == "auto":
         known = at is not None and dataset.test_site is not None
-        client_test = "site" if known else "global" if regression else "aligned"
+        client_test = "site" if known else "aligned" if has_labels else "global"
     if client_test == "global":
         every = torch.arange(len(dataset.test_y))
         return np.full(len(counts), len(every)), PerClient(len(counts), lambda k: every)
@@ -61,49 +62,50 @@ def client_tests(
             needed = "partition scheme site or domain, and a data set with test_site"
             raise UserError(f"data.client_test: site needs {needed}; take aligned")
         sites = max(int(at.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
-        return _by_client(Partition.from_owners(dataset.test_site.numpy(), sites), at)
-    if regression:
+        return _parts_of(Partition.from_owners(dataset.test_site.numpy(), sites), at)
+    if not has_labels:
         raise UserError(
             f"data.client_test: {client_test} selects by class, but targets are no class numbers; take global"
         )
     if client_test == "shards":
-        if names is None:
-            raise UserError("data.client_test: shards needs partition scheme shards without `sorted`; take aligned")
-        test_y = dataset.test_y.numpy()
-        scarce = next((c for c in np.unique(names) if (test_y == c).sum() < (names == c).sum()), None)
-        if scarce is not None:
-            rows, shards = (test_y == scarce).sum(), (names == scarce).sum()
-            what = f"the {rows} test rows of class {scarce} into {shards}"
-            raise UserError(f"data.client_test: shards cannot cut {what}; take class_match")
-        return _by_client(deal(test_y, names, seeds.numpy_rng(seed, "test shards")), np.arange(len(counts)))
+        return _shards(dataset.test_y.numpy(), names, seed)
     of_class = Partition.from_owners(dataset.test_y.numpy(), counts.shape[1])
-    there = of_class.sizes
-    # In blocks of clients, so that what is computed on the way stays small.
-    blocks = [counts[first : first + BLOCK] for first in range(0, len(counts), BLOCK)]
     if client_test == "class_match":
-        sizes = np.concatenate([(block > 0) @ there for block in blocks])
         seen = cache(lambda k: torch.from_numpy(counts[k] > 0)[dataset.test_y].nonzero().flatten())
-        return sizes, PerClient(len(counts), seen)
+        return (counts > 0) @ of_class.sizes, PerClient(len(counts), seen)
 
     @cache
     def aligned(k: int) -> Tensor:
-        rng, quota = seeds.numpy_rng(seed, "client_test", k), _quotas(counts[k : k + 1], there)[0]
+        rng, quota = seeds.numpy_rng(seed, "client_test", k), _quotas(counts[k : k + 1], of_class.sizes)[0]
         rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
         return torch.from_numpy(np.sort(np.concatenate(rows))) if rows else torch.zeros(0, dtype=torch.int64)
 
-    return np.concatenate([_quotas(block, there).sum(1) for block in blocks]), PerClient(len(counts), aligned)
+    blocks = np.array_split(counts, 1 + len(counts) // BLOCK)
+    sizes = np.concatenate([_quotas(block, of_class.sizes).sum(1) for block in blocks])
+    return sizes, PerClient(len(counts), aligned)
 
 
-def _by_client(parts: Partition, at: np.ndarray) -> tuple[np.ndarray, PerClient[Any]]:
+def _parts_of(parts: Partition, at: np.ndarray) -> Tests:
     """Client k has part at[k]."""
     return parts.sizes[at], PerClient(len(at), lambda k: torch.from_numpy(parts[at[k]]))
 
 
+def _shards(test_y: np.ndarray, names: np.ndarray | None, seed: int) -> Tests:
+    if names is None:
+        raise UserError("data.client_test: shards needs partition scheme shards without `sorted`; take aligned")
+    for c, shards in zip(*np.unique(names, return_counts=True), strict=True):
+        rows = (test_y == c).sum()
+        if rows < shards:
+            what = f"the {rows} test rows of class {c} into {shards}"
+            raise UserError(f"data.client_test: shards cannot cut {what}; take class_match")
+    return _parts_of(deal(test_y, names, seeds.numpy_rng(seed, "test shards")), np.arange(len(names)))
+
+
 def _quotas(counts: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """How many test rows of each class `aligned` gives to clients: (B, classes).
+    """How many test rows of each class `aligned` gives to clients: (N, classes).
 
     Args:
-        counts: (B, classes) training samples.
+        counts: (N, classes) training samples.
         there: (classes,) test rows.
     """
     total = counts.sum(1, keepdims=True)

@@ -52,8 +52,15 @@ class Dataset:
         for part in ("train", "test"):
             given: Any = getattr(self, f"{part}_x")
             if isinstance(given, Mapping):
-                object.__setattr__(self, f"{part}_x", _named(f"{part}_x", given))
-            _check_part(part, getattr(self, f"{part}_x"), getattr(self, f"{part}_y"), self.classes)
+                if not given or not all(isinstance(key, str) and key.isidentifier() for key in given):
+                    needed = "a dictionary of tensors by names such as input_ids is needed"
+                    raise UserError(f"data set: {part}_x has the keys {list(given)}; {needed}")
+                object.__setattr__(self, f"{part}_x", Inputs(given))
+            y = getattr(self, f"{part}_y")
+            _check_tensor(f"{part}_y", y)
+            for name, x in named_tensors(getattr(self, f"{part}_x"), f"{part}_x"):
+                _check_samples(name, x, len(y), single=name == f"{part}_x")
+            _check_targets(f"{part}_y", y, self.classes)
         if len(self.train_x) == 0:
             raise UserError("data set: there is no training sample")
         for kind in "xy":
@@ -62,14 +69,12 @@ class Dataset:
                 what = f"a row of train_{kind} is {train}, one of test_{kind} {test}"
                 raise UserError(f"data set: {what}; they must agree")
         if self.global_x is not None:
-            _check_tensor("global_x", self.global_x)
-            _check_samples("global_x", self.global_x, single=True)
-            if len(self.global_x) != len(self.test_x) or _describe(self.global_x) != _describe(self.test_x):
-                what = f"global_x is {_describe(self.global_x)} a row"
-                raise UserError(f"data set: {what}; it must be as test_x, row by row")
-        _check_owners("site", self.site, len(self.train_x), self.site_names)
-        _check_owners("test_site", self.test_site, len(self.test_x), self.site_names)
-        _check_owners("group", self.group, len(self.train_x), ())
+            _check_samples("global_x", self.global_x, len(self.test_y), single=True)
+            if _describe(self.global_x) != _describe(self.test_x):
+                raise UserError(f"data set: a row of global_x is {_describe(self.global_x)}; it must be as test_x's")
+        for name, part in (("site", "train_y"), ("test_site", "test_y"), ("group", "train_y")):
+            if (owner := getattr(self, name)) is not None:
+                _check_owners(name, owner, len(getattr(self, part)), () if name == "group" else self.site_names)
 
     @property
     def input_shape(self) -> Shape:
@@ -82,14 +87,6 @@ def is_labels(y: Tensor, classes: int) -> bool:
     return classes > 1 and y.dtype == torch.int64 and y.ndim == 1
 
 
-def _named(name: str, given: Mapping[Any, Any]) -> Inputs:
-    wrong = next((key for key in given if not isinstance(key, str) or not key.isidentifier()), None)
-    if not given or wrong is not None:
-        text = "is empty" if not given else f"has the key {wrong!r}"
-        raise UserError(f"data set: {name} {text}; a dictionary of tensors by names such as input_ids is needed")
-    return Inputs(given)
-
-
 def _describe(x: Samples) -> str:
     """Shape and type of a row."""
     return "; ".join(
@@ -98,22 +95,8 @@ def _describe(x: Samples) -> str:
     )
 
 
-def _check_part(part: str, samples: Samples, y: Tensor, classes: int) -> None:
-    for name, x in named_tensors(samples, f"{part}_x"):
-        _check_tensor(name, x)
-        _check_tensor(f"{part}_y", y)
-        if len(x) != len(y):
-            has = f"{name} has {len(x)} rows, {part}_y the shape {tuple(y.shape)}"
-            raise UserError(f"data set: {has}; both need one row a sample")
-        if not isinstance(x, Pictures):  # those are of bytes, all of which are numbers
-            _check_samples(name, x, single=name == f"{part}_x")
-    _check_targets(f"{part}_y", y, classes)
-
-
 def _check_tensor(name: str, x: Any) -> None:
-    """Raise UserError unless x is a dense tensor of rows on the CPU without a graph, or Pictures."""
-    if isinstance(x, Pictures):
-        return
+    """Raise UserError unless x is a dense tensor of rows on the CPU without a graph."""
     if not isinstance(x, Tensor):
         advice = ": torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
         raise UserError(f"data set: {name} is {type(x).__name__}; a torch.Tensor is needed{advice}")
@@ -122,14 +105,18 @@ def _check_tensor(name: str, x: Any) -> None:
         raise UserError(f"data set: {name} is {what}; a dense, detached tensor of real numbers on the CPU is needed")
 
 
-def _check_samples(name: str, x: Tensor, single: bool) -> None:
-    if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
-        how = f"{name}.long() for symbols, {name}.float() for numbers"
-        raise UserError(f"data set: {name} is {x.dtype}; float32 (or int64 for symbols) is needed: {how}")
-    # By blocks of rows: what isfinite makes on its way takes as much memory as they do.
-    if x.is_floating_point() and not all(bool(torch.isfinite(some).all()) for some in x.split(1 << 14)):
-        row = int((~torch.isfinite(x)).nonzero()[0, 0])
-        raise UserError(f"data set: {name} holds a value that is not finite, first in row {row}; fill or drop it")
+def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
+    if not isinstance(x, Pictures):  # those are of bytes, all of which are numbers
+        _check_tensor(name, x)
+        if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
+            how = f"{name}.long() for symbols, {name}.float() for numbers"
+            raise UserError(f"data set: {name} is {x.dtype}; float32 (or int64 for symbols) is needed: {how}")
+        # By blocks of rows: what isfinite makes on its way takes as much memory as they do.
+        if x.is_floating_point() and not all(bool(torch.isfinite(some).all()) for some in x.split(1 << 14)):
+            row = int((~torch.isfinite(x)).nonzero()[0, 0])
+            raise UserError(f"data set: {name} holds a value that is not finite, first in row {row}; fill or drop it")
+    if len(x) != targets:
+        raise UserError(f"data set: {name} has {len(x)} rows, its targets {targets}; both need one row a sample")
 
 
 def _check_targets(name: str, y: Tensor, classes: int) -> None:
@@ -139,22 +126,20 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
     if y.is_floating_point() and bool(y.isinf().any()):  # NaN may be a target to ignore, which the task knows
         row = int(y.isinf().nonzero()[0, 0])
         raise UserError(f"data set: {name} holds a target that is infinite, first in row {row}; correct or drop it")
-    if is_labels(y, classes) and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
-        row = int(((y < 0) | (y >= classes)).nonzero()[0, 0])
+    if is_labels(y, classes) and bool((odd := (y < 0) | (y >= classes)).any()):
+        row = int(odd.nonzero()[0, 0])
         raise UserError(
             f"data set: {name} holds labels {int(y.min())}..{int(y.max())}; with classes={classes} 0..{classes - 1} "
             f"is allowed; the first other one is in row {row}"
         )
 
 
-def _check_owners(name: str, owner: Tensor | None, rows: int, names: tuple[str, ...]) -> None:
-    if owner is None:
-        return
+def _check_owners(name: str, owner: Any, rows: int, names: tuple[str, ...]) -> None:
     _check_tensor(name, owner)
     if owner.dtype != torch.int64 or tuple(owner.shape) != (rows,):
         what = f"{name} is {owner.dtype} of shape {tuple(owner.shape)}"
         raise UserError(f"data set: {what}; int64 ({rows},), one a row, is needed")
     lowest = -1 if name == "test_site" else 0
-    if len(owner) and (int(owner.min()) < lowest or (names and int(owner.max()) >= len(names))):
+    if rows and (int(owner.min()) < lowest or (names and int(owner.max()) >= len(names))):
         what = f"{name} holds sites {int(owner.min())}..{int(owner.max())}"
         raise UserError(f"data set: {what}, but {len(names)} sites are named: {names}")

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Inputs, Shape, Type
+from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.common.text import nearest
+from fedmpi.common.text import nearest, shorten
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.augment.operation import Operation, to_memory_format
 from fedmpi.data.augment.pipeline import ImagePipeline, named
@@ -73,34 +73,41 @@ class Federated:
         channels_last: images are stored as (n, H, W, C) blocks and shown as (n, C, H, W) views. Test pictures become
         floats, unless they are many: they are looked at often, and always in the same way.
         """
-        moved: dict[int, Any] = {}
         trained = {id(x) for _, x, _ in samples_of(self.train)}
 
         def move(x: Any) -> Any:
-            if id(x) in moved:
-                return moved[id(x)]
             if isinstance(x, Pictures):
                 new = x.to(device, channels_last)
-                stays = id(x) in trained or 4 * new.shape.numel() > FLOATS
-                moved[id(x)] = new if stays else new.floats()
-            else:
-                new = x.to(device)
-                moved[id(x)] = to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
-            return moved[id(x)]
+                return new if id(x) in trained or 4 * new.shape.numel() > FLOATS else new.floats()
+            new = x.to(device)
+            return to_memory_format(new, channels_last) if isinstance(new, Tensor) else new
 
-        return self.with_samples(move, move)
+        return self.with_samples(move, lambda y: y.to(device))
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> Federated:
-        """Return a copy in which all samples are replaced by x(samples), and all targets by y(targets)."""
-        test = self.global_test
+        """Return a copy in which all samples are replaced by x(samples), and all targets by y(targets); each once."""
+        x, y = _once(x), _once(y)
+        test = {"": self.global_test} if self.global_test else {}
         return replace(
             self,
             train=replace_samples(self.train, x, y),
             test=replace_samples(self.test, x, y),
             validation=replace_samples(self.validation, x, y),
-            test_by_site={site: Shard(x(old.x), y(old.y), old.index) for site, old in self.test_by_site.items()},
-            global_test=None if test is None else Shard(x(test.x), y(test.y), test.index),
+            test_by_site=replace_samples(self.test_by_site, x, y),
+            global_test=replace_samples(test, x, y).get(""),
         )
+
+
+def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls `change` once for each object."""
+    changed: dict[int, Any] = {}
+
+    def call(value: Any) -> Any:
+        if id(value) not in changed:
+            changed[id(value)] = change(value)
+        return changed[id(value)]
+
+    return call
 
 
 def split(
@@ -113,27 +120,31 @@ def split(
     client_test: how a client's own test rows are chosen, see client_test.py.
     Raises UserError if the data do not allow this division.
     """
-    scheme_with_options = registry.make(KIND, registry.Selection(scheme, options))
-    cut, options = scheme_with_options.func, scheme_with_options.keywords
-    labels = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
-    labels.flags.writeable = False
-    keys = _sites(dataset, scheme) if cut in (site, domain) else labels
+    with_options = registry.make(KIND, registry.Selection(scheme, options))
+    cut, options = with_options.func, with_options.keywords
+    keys = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
+    keys.flags.writeable = False
+    if cut in (site, domain):
+        if dataset.site is None:
+            raise UserError(
+                f"data.partition: scheme {scheme} needs a data set that says whose each sample is, and this one does "
+                "not (Dataset.site is None); take iid, shards or dirichlet"
+            )
+        keys = dataset.site.numpy()
     if cut is site:
-        only = _sites_named(dataset, options.get("only", ()))
-        scheme_with_options = partial(site, only=only)
-        clients = clients or len(only or dataset.site_names) or int(keys.max()) + 1
+        names = dataset.site_names or tuple(map(str, range(int(keys.max()) + 1)))
+        only = _numbers_of(options.get("only", ()), names)
+        with_options = partial(site, only=only)
+        clients = clients or len(only or names)
     if clients is None and cut is not file:
         raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
     if clients is not None and clients < 1:
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
-    given = scheme_with_options(keys, clients, seeds.numpy_rng(seed, "partition"))
-    parts = _checked(given, len(labels), clients, scheme, cut)
-    clients = len(parts)
+    parts = with_options(keys, clients, seeds.numpy_rng(seed, "partition"))
+    parts = _checked(parts, len(keys), clients, f"data.partition: scheme {scheme}", cut)
     if cut is feature_noise:
         dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **options))
 
-    if is_labels(dataset.train_y, dataset.classes):
-        _warn_of_absent_classes(dataset)
     counts = label_counts(dataset.train_y, dataset.classes, parts)
     at = keys[parts.order[parts.offsets[:-1]]] if cut in (site, domain) else None  # the site of each client
     test_sizes, test_rows = client_tests(dataset, counts, client_test, at, seed, parts.label_matrix)
@@ -144,7 +155,7 @@ def split(
         x_dtype=dataset.train_x.dtype,
         target_shape=tuple(dataset.train_y.shape[1:]),
         target_dtype=dataset.train_y.dtype,
-        clients=clients,
+        clients=len(parts),
         train_sizes=parts.sizes,
         test_sizes=test_sizes,
         label_counts=counts,
@@ -155,73 +166,42 @@ def split(
         site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
         test_by_site={} if dataset.test_site is None else _test_by_site(dataset, dataset.test_site),
         preparation=dataset.preparation or ready(dataset.input_shape, dataset.train_x.dtype),
-        group={} if group is None else PerClient(clients, lambda k: group[torch.from_numpy(parts[k])]),
+        group={} if group is None else PerClient(len(parts), lambda k: group[torch.from_numpy(parts[k])]),
     )
 
 
-def _sites(dataset: Dataset, scheme: str) -> np.ndarray:
-    if dataset.site is None:
-        raise UserError(
-            f"data.partition: scheme {scheme} needs a data set that says whose each sample is, and this one does not "
-            "(Dataset.site is None); take iid, shards or dirichlet"
-        )
-    return dataset.site.numpy()
-
-
-def _sites_named(dataset: Dataset, only: Sequence[Any]) -> tuple[int, ...]:
-    """Numbers of the sites of that name, ascending; of that number where they have no names, for a name may be one."""
-    names = dataset.site_names or [str(k) for k in range(int(_sites(dataset, "site").max()) + 1)]
-    numbers = {name: k for k, name in enumerate(names)}
-    chosen = []
-    for name in only:
-        if str(name) not in numbers:
-            raise UserError(f"data.partition.only: the data set has no site {name!r}; {nearest(str(name), numbers)}")
-        if numbers[str(name)] in chosen:
+def _numbers_of(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of the sites that data.partition.only names, ascending; a name may be a number."""
+    for place, name in enumerate(only):
+        if str(name) not in names:
+            raise UserError(f"data.partition.only: the data set has no site {name!r}; {nearest(str(name), names)}")
+        if name in only[:place]:
             raise UserError(f"data.partition.only: {name!r} is a site that stands there already; name each one once")
-        chosen.append(numbers[str(name)])
-    return tuple(sorted(chosen))
+    return tuple(sorted(names.index(str(name)) for name in only))
 
 
 def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
     """The test rows of each site that has some, by its name or number."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
-    names = dataset.site_names or tuple(map(str, range(max(present, default=-1) + 1)))
-    rows = {names[k]: torch.nonzero(test_site == k).flatten() for k in present}
-    return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}
+    rows = {k: torch.nonzero(test_site == k).flatten() for k in present}
+    names = dataset.site_names or {k: str(k) for k in present}
+    return {names[k]: Shard(dataset.test_x, dataset.test_y, index) for k, index in rows.items()}
 
 
-def count_labels(y: Tensor, classes: int) -> np.ndarray:
-    """(classes,) int64: how often each class occurs; zeros where targets are no class numbers."""
-    if not is_labels(y, classes):
-        return np.zeros(classes, dtype=np.int64)
-    return torch.bincount(y, minlength=classes).numpy()
-
-
-def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
-    """(N, classes) int64: how often each class occurs at each client; zeros where targets are no class numbers."""
-    if not is_labels(y, classes):
-        return np.zeros((len(parts), classes), dtype=np.int64)
-    cells = parts.owner * classes + y.numpy()[parts.order]
-    return np.bincount(cells, minlength=len(parts) * classes).reshape(len(parts), classes)
-
-
-def _warn_of_absent_classes(dataset: Dataset) -> None:
-    """Warn of classes without a training sample: a gap in the labels, or an empty class folder."""
-    absent = np.flatnonzero(np.bincount(dataset.train_y.numpy(), minlength=dataset.classes) == 0)
-    if len(absent):
-        names = dataset.preparation.class_names if dataset.preparation is not None else ()
-        shown = ", ".join([names[k] if names else str(k) for k in absent[:5].tolist()] + ["..."] * (len(absent) > 5))
-        warnings.warn(
-            f"data: no training sample is of class {shown}, though there are {dataset.classes} classes: the model "
-            "learns nothing of it; number the labels 0, 1, ... without a gap, or name the classes that there are",
-            stacklevel=3,
-        )
-
-
-def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: Any) -> Partition:
-    """The parts, sorted and checked, as the partition may be the user's own. It may leave samples out."""
-    where = f"data.partition: scheme {scheme}"
-    parts = given if isinstance(given, Partition) else _own_parts(given, samples, where, cut)
+def _checked(given: Any, samples: int, clients: int | None, where: str, cut: Any) -> Partition:
+    """What a scheme, which may be the user's own, returns, as a partition; it may leave samples out."""
+    if not isinstance(given, Partition):
+        if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
+            kind = type(given).__name__
+            raise located_error(f"{where} returned {kind}; it must return a list of index arrays, one a client", cut)
+        arrays = []
+        for k, part in enumerate(given):
+            try:
+                arrays.append(index_array(part, samples))
+            except ValueError as error:
+                raise located_error(f"{where} gave client {k} {error}", cut) from error
+        given = Partition.from_parts(arrays)
+    parts: Partition = given
     if clients is not None and len(parts) != clients:
         raise located_error(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
     if (parts.sizes == 0).any():
@@ -236,18 +216,69 @@ def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: An
     return parts
 
 
-def _own_parts(given: Any, samples: int, where: str, cut: Any) -> Partition:
-    """What a user's scheme returns: a list of index arrays, one a client."""
-    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
-        kind = type(given).__name__
-        raise located_error(f"{where} returned {kind}; it must return a list of index arrays, one a client", cut)
-    parts = []
-    for k, part in enumerate(given):
-        try:
-            parts.append(index_array(part, samples))
-        except ValueError as error:
-            raise located_error(f"{where} gave client {k} {error}", cut) from error
-    return Partition.from_parts(parts)
+def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
+    """(N, classes) int64: how often each class occurs at each client; zeros where targets are no class numbers."""
+    if not is_labels(y, classes):
+        return np.zeros((len(parts), classes), dtype=np.int64)
+    cells = parts.owner * classes + y.numpy()[parts.order]
+    return np.bincount(cells, minlength=len(parts) * classes).reshape(len(parts), classes)
+
+
+def count_labels(y: Tensor, classes: int) -> np.ndarray:
+    """(classes,) int64: how often each class occurs; zeros where targets are no class numbers."""
+    return label_counts(y, classes, Partition.from_owners(np.zeros(len(y), dtype=np.int64), 1))[0]
+
+
+def hold_out(data: Federated, share: float, seed: int) -> Federated:
+    """The federation with a part of every client's training samples put aside for validation, drawn by client.
+
+    share: of a client's training samples, 0 <= share < 1; 0 leaves the data as they are. Where rows belong to groups
+    (`Dataset.group`) whole groups are put aside, in the order of a draw each that brings their samples nearer to that
+    number; the smallest where none does; of a client with one group none, which is warned of. Of clients whose rows
+    this rank does not see (silos) label counts and validation_sizes are zero, and train_sizes as they were.
+    """
+    if not share:
+        return data
+    train, validation = {}, {}
+    sizes, counts = np.zeros(data.clients, dtype=np.int64), np.zeros_like(data.label_counts)
+    for k, shard in data.train.items():
+        out = _validation_rows(data.group.get(k), len(shard), share, seeds.generator(seed, "validation", k))
+        validation[k] = replace(shard, index=shard.index[out])
+        train[k] = replace(shard, index=shard.index[~out])
+        sizes[k] = len(validation[k])
+    alone = [k for k in data.train if data.train_sizes[k] > 1 and not sizes[k]]
+    if alone:
+        reason = "the rows there are all of one group (data.group_column), and stay together"
+        warnings.warn(f"data.validation holds out nothing of clients {shorten(str(alone))}: {reason}", stacklevel=2)
+    new = replace(data, validation_sizes=sizes, train_sizes=data.train_sizes - sizes)
+    if not isinstance(data.train, Shards):
+        for k, own in train.items():
+            counts[k] = count_labels(own.y[own.index], data.classes)
+        return replace(new, train=train, validation=validation, label_counts=counts)
+    x, y = data.train.x, data.train.y
+    parts, held = (Partition.from_parts(own.index.numpy() for own in shards.values()) for shards in (train, validation))
+    counts = label_counts(y, data.classes, parts)
+    return replace(new, train=Shards(x, y, parts), validation=Shards(x, y, held), label_counts=counts, parts=parts)
+
+
+def _validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
+    """(n,) bool: which of a client's samples are put aside: floor(share n), at least one where there are two, never the
+    last one. group: (n,) of each sample; of several groups one is always left to train on."""
+    wanted, out = min(max(int(share * n + 1e-9), 1), n - 1), torch.zeros(n, dtype=torch.bool)
+    if group is None:
+        out[torch.randperm(n, generator=generator)[:wanted]] = True
+        return out
+    _, number, sizes = group.unique(return_inverse=True, return_counts=True)
+    order, size = torch.randperm(len(sizes), generator=generator).tolist(), sizes.tolist()
+    chosen: list[int] = []
+    total = 0
+    for g in order:
+        if abs(total + size[g] - wanted) < abs(total - wanted) and len(chosen) < len(order) - 1:
+            chosen.append(g)
+            total += size[g]
+    if not chosen and len(order) > 1:  # all are large
+        chosen = [min(order, key=size.__getitem__)]
+    return torch.isin(number, torch.tensor(chosen, dtype=torch.int64))
 
 
 def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
@@ -264,22 +295,12 @@ def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
             f"data.augment: {named(moving)} moves pixels, and the targets of these data are masks ({has}), which would "
             "stay where they are; colour, normalise and cutout go with masks"
         )
-    changed: dict[int, Pictures] = {}
-
-    def change(x: Any) -> Pictures:
-        if id(x) not in changed:
-            if isinstance(x, Inputs) or x.dtype != torch.float32:
-                what = f"several tensors ({', '.join(x)})" if isinstance(x, Inputs) else f"of {x.dtype}"
-                raise UserError(f"data.augment is for pictures, and a sample of these data is {what}; leave it out")
-            changed[id(x)] = _with_operations(x, operations)
-        return changed[id(x)]
-
-    new = data.with_samples(change)
-    if changed:
-        return replace(new, input_shape=tuple(next(iter(changed.values())).shape[1:]))
-    shape = data.input_shape  # all that a rank without clients knows
-    own = ImagePipeline(operations=tuple(operations))
-    return replace(new, input_shape=own.out(shape)) if isinstance(shape, tuple) else new
+    shape = data.input_shape
+    if not isinstance(shape, tuple) or data.x_dtype != torch.float32:
+        what = f"several tensors ({', '.join(shape)})" if isinstance(shape, dict) else f"of {data.x_dtype}"
+        raise UserError(f"data.augment is for pictures, and a sample of these data is {what}; leave it out")
+    new_shape = ImagePipeline(operations=tuple(operations)).out(shape)
+    return replace(data.with_samples(lambda x: _with_operations(x, operations)), input_shape=new_shape)
 
 
 def _with_operations(x: Tensor | Pictures, operations: Sequence[Operation]) -> Pictures:

@@ -57,14 +57,12 @@ class Pictures:
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, given: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         def floats(x: Any) -> Any:
-            if isinstance(x, (list, tuple)):
-                return [floats(each) for each in x]
-            return x.floats() if isinstance(x, Pictures) else x
+            return [floats(each) for each in x] if isinstance(x, (list, tuple)) else getattr(x, "floats", lambda: x)()
 
-        return function(*map(floats, given), **{name: floats(x) for name, x in (named or {}).items()})
+        return function(*map(floats, args), **{name: floats(x) for name, x in (kwargs or {}).items()})
 
     @cached_property
     def shape(self) -> torch.Size:

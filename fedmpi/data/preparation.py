@@ -26,11 +26,26 @@ KINDS = {
     "arrays": "fedmpi.data.sources.named_arrays:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
-    "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
     "texts": "fedmpi.data.sources.text:TextPreparation",
 }
+# Options of data sources by which a file is read, which may differ between a new file and the training's.
+DECODING = {key: f"decoding.{key}" for key in ("pages", "pixel_range")}
+CHARACTERS = ("delimiter", "decimal")
+READING_OPTIONS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> its field
+    "arrays": {"pixel_range": "options.pixel_range"},
+    "images": {
+        **{key: key for key in ("delimiter", "folder", "picture_column", "label_column")},
+        "image_column": "picture_column",
+        **DECODING,
+    },
+    "table": {key: key for key in CHARACTERS},
+    "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
+    "volumes": {"image_pattern": "image_pattern"},
+}
+ALL_READING_OPTIONS = frozenset(key for fields in READING_OPTIONS.values() for key in fields)
+TRAINING_ONLY = ("root", "download")  # they concern the training's files alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +110,38 @@ def from_facts(facts: Any) -> Preparation:
     try:
         preparation: Preparation = TypeAdapter(getattr(import_module(module), name)).validate_python(rest)
     except ValidationError as error:
-        raise ValueError(str(error).splitlines()[0]) from error
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['input']!r}: {first['msg']}") from error
     return preparation
+
+
+def with_options(preparation: Preparation, given: Mapping[str, Any], others: bool = False) -> Preparation:
+    """Return the preparation with these options of the data source for new files.
+
+    Args:
+        given: options as a config has them, without `data.`.
+        others: whether options that do not concern the new file are meant for something else, and ignored.
+
+    Raises:
+        UserError: an option by which no new file of this run is read, or a value that it cannot have.
+    """
+    facts = preparation.facts()
+    fields = {key: path.split(".") for key, path in READING_OPTIONS.get(preparation.kind, {}).items()}
+    known = {key: path for key, path in fields.items() if len(path) == 1 or facts[path[0]] is not None}
+    for key, value in given.items():
+        if key in known:
+            *outer, last = known[key]
+            (facts[outer[0]] if outer else facts)[last] = value
+            if key in CHARACTERS and value is not None and (not isinstance(value, str) or len(value) != 1):
+                raise UserError(f"data.{key}: {value!r} is not allowed; must be one character")
+        elif key not in TRAINING_ONLY and not (others and key not in ALL_READING_OPTIONS):
+            names = ", ".join(f"data.{key}" for key in known)
+            remedy = f"of data, {names} can be given here, which say how FILE is read" if names else "leave it out"
+            raise UserError(f"data.{key}: new rows are prepared as those of the training were; {remedy}")
+    try:
+        return from_facts(facts)
+    except ValueError as error:
+        raise UserError(f"data.{error}") from error
 
 
 def shared(parts: Sequence[Preparation | None]) -> Preparation | None:
@@ -120,24 +165,23 @@ class ReadyInputs(Preparation):
         shape, dtype = from_text(self.sample)
         arrays, where = array_rows(request, "the model's inputs, prepared as the data source of the training does it")
         names = list(shape) if isinstance(shape, dict) else ["x"]
-        missing = next((name for name in names if name not in arrays), None)
-        if missing is not None:
-            raise UserError(f"{where} has no array {missing!r}; it holds {', '.join(arrays) or 'none'}")
-        tensors = {name: _typed(arrays[name], name, dtype, where) for name in names}
-        x = Inputs(tensors) if isinstance(shape, dict) else tensors["x"]
-        check_sample(x, shape, where)
+        tensors = {}
+        for name in names:
+            wanted = dtype[name] if isinstance(dtype, dict) else dtype
+            if name not in arrays:
+                raise UserError(f"{where} has no array {name!r}; it holds {', '.join(arrays) or 'none'}")
+            x = torch.from_numpy(np.ascontiguousarray(arrays[name]))
+            if x.is_floating_point() > wanted.is_floating_point or (
+                x.dtype == torch.uint8 and wanted.is_floating_point
+            ):
+                needed = str(wanted).removeprefix("torch.")
+                raise UserError(f"{where}: {name} is {arrays[name].dtype}; {needed} is needed")
+            tensors[name] = x.to(wanted)
+        inputs = Inputs(tensors) if isinstance(shape, dict) else tensors["x"]
+        check_sample(inputs, shape, where)
         reason = "the data source of this run does not say how it prepares rows"
         warnings.warn(f"{where} is taken as ready inputs of the model: {reason}", stacklevel=2)
-        return NewRows({"row": np.arange(len(x))}, x)
-
-
-def _typed(array: np.ndarray, name: str, dtype: Type, where: str) -> Tensor:
-    """Convert an array to the type of the training's samples, where that changes no number."""
-    wanted = dtype[name] if isinstance(dtype, dict) else dtype
-    x = torch.from_numpy(np.ascontiguousarray(array))
-    if x.is_floating_point() > wanted.is_floating_point or (x.dtype == torch.uint8 and wanted.is_floating_point):
-        raise UserError(f"{where}: {name} is {array.dtype}; {str(wanted).removeprefix('torch.')} is needed")
-    return x.to(wanted)
+        return NewRows({"row": np.arange(len(inputs))}, inputs)
 
 
 def check_sample(x: Any, shape: Shape, where: str) -> None:
@@ -157,7 +201,11 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
     if isinstance(rows, (np.ndarray, Tensor)):
         rows = {"x": rows}
     if isinstance(rows, Mapping):
-        return {str(name): _array(x, str(name)) for name, x in rows.items()}, "rows"
+        arrays = {str(name): np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x) for name, x in rows.items()}
+        for name, array in arrays.items():
+            if array.dtype.kind not in "biuf" or array.ndim == 0:
+                raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; rows of numbers are needed")
+        return arrays, "rows"
     path = file_of(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -165,13 +213,6 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
     except Exception as error:  # zip, zlib and numpy's header may raise anything for a damaged file
         needed = f"this run takes {what}: numpy.savez(FILE, x=...)"
         raise UserError(f"{path} is no readable .npz file of plain arrays: {error}; {needed}") from error
-
-
-def _array(x: Any, name: str) -> np.ndarray:
-    array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
-        raise UserError(f"rows: {name} is {array.dtype} of shape {array.shape}; rows of numbers are needed")
-    return array
 
 
 def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
@@ -183,9 +224,10 @@ def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
 
 
 def file_of(request: Request, folder: bool = False, takes: str = "a file") -> Path:
-    """Return the file, or where allowed the folder, to read. Raises UserError where there is none.
+    """Return the file, or where allowed the folder, to read. takes: what may be given, for messages.
 
-    takes: what may be given, for messages.
+    Raises:
+        UserError: there is none.
     """
     if not isinstance(request.rows, (str, Path)):
         raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give {takes}")

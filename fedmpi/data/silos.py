@@ -11,22 +11,35 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Shape, Type, from_text, to_text
+from fedmpi.common.inputs import from_text, to_text
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, Shard, count_labels
 from fedmpi.data.preparation import ready
 
-COLUMNS = ("client", "n_train", "n_test", "classes", "digest of names", "shapes and types of a sample and its target")
-CLASSES, DIGEST = 3, 4
-NUMBERS, TEXT = 5, 512  # columns that are numbers; bytes of the text behind them, 8 a column
-WIDTH = NUMBERS + TEXT // 8
+COLUMNS = ("client", "n_train", "n_test", "form of samples, digest of names")
+TEXT = 512  # bytes of the last column, 8 in each of its numbers
+WIDTH = 3 + TEXT // 8
+
+
+class Format(NamedTuple):
+    """What the rows of all sites must have in common."""
+
+    classes: int
+    sample: str  # shape and type, as common/inputs.py writes them
+    target: str
+    names: str  # digest of `Dataset.meaning`, "" where the source does not tell it
+
+    def __str__(self) -> str:
+        what = "a real-valued target" if self.classes == 1 else f"{self.classes} classes"
+        (shape, dtype), (target, kind) = from_text(self.sample), from_text(self.target)
+        return f"{what} and samples of shape {shape}, {dtype}, with targets of shape {target}, {kind}"
 
 
 def open_silos(
@@ -55,22 +68,19 @@ def open_silos(
 
 
 def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
-    """(clients of this rank, WIDTH) int64: columns COLUMNS, the last of which is JSON, padded with blanks.
-
-    The digest is of `Dataset.meaning`, 0 where the source does not tell it.
-    """
+    """(clients of this rank, WIDTH) int64: columns COLUMNS, the last of which is a Format as JSON, padded with
+    blanks."""
     rows = []
     for k, data in sorted(datasets.items()):
-        y = data.train_y
-        parts = (to_text(data.input_shape, data.train_x.dtype), to_text(tuple(y.shape[1:]), y.dtype))
-        text = f"[{','.join(parts)}]".encode()
+        sample = to_text(data.input_shape, data.train_x.dtype)
+        target = to_text(tuple(data.train_y.shape[1:]), data.train_y.dtype)
+        names = hashlib.sha256("\0".join(data.meaning).encode()).hexdigest()[:16] if data.meaning else ""
+        text = json.dumps(Format(data.classes, sample, target, names)).encode()
         if len(text) > TEXT:
             what = f"what a sample of client {k} looks like takes {len(text)} characters, of which {TEXT} are allowed"
             raise UserError(f"data.silos: {what}: {text.decode()}; use fewer tensors, or shorter names")
-        words = np.frombuffer(text.ljust(TEXT), dtype="<i8")
-        names = hashlib.sha256("\0".join(data.meaning).encode()).digest()[:8]
-        digest = int.from_bytes(names, "big") >> 1 if data.meaning else 0
-        rows.append((k, len(y), len(data.test_y), data.classes, digest, *words.tolist()))
+        numbers = np.frombuffer(text.ljust(TEXT), dtype="<i8")
+        rows.append((k, len(data.train_y), len(data.test_y), *numbers.tolist()))
     return np.array(rows, dtype=np.int64).reshape(-1, WIDTH)
 
 
@@ -80,8 +90,8 @@ def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Seque
     table: all ranks' `describe` rows, in any order. Raises UserError, on every rank alike, if the sites do not fit
     together.
     """
-    table = _agreed(table, silos)
-    counts = np.zeros((len(silos), int(table[0, CLASSES])), dtype=np.int64)
+    _, common = _agreed(table, silos)
+    counts = np.zeros((len(silos), common.classes), dtype=np.int64)
     for k, data in datasets.items():
         counts[k] = count_labels(data.train_y, data.classes)
     return counts
@@ -91,12 +101,12 @@ def silo_federation(
     datasets: Mapping[int, Dataset], table: np.ndarray, label_counts: np.ndarray, silos: Sequence[str]
 ) -> Federated:
     """This rank's view. table: all `describe` rows; label_counts: the sum of all `label_table`s."""
-    table = _agreed(table, silos)
-    (shape, dtype), (target_shape, target_dtype) = _sample_and_target(table[0])
+    table, common = _agreed(table, silos)
+    (shape, dtype), (target_shape, target_dtype) = from_text(common.sample), from_text(common.target)
     assert isinstance(target_shape, tuple)
     assert isinstance(target_dtype, torch.dtype)
     return Federated(
-        classes=int(table[0, CLASSES]),
+        classes=common.classes,
         input_shape=shape,
         x_dtype=dtype,
         target_shape=target_shape,
@@ -115,36 +125,25 @@ def silo_federation(
     )
 
 
-def _agreed(table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
-    """The rows by client; UserError unless each client is there once and all agree in classes, shapes and types."""
+def _agreed(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray, Format]:
+    """The rows by client, and what all have in common. Raises UserError unless each client is there once and all
+    agree."""
     table = table[np.argsort(table[:, 0], kind="stable")]
     opened = table[:, 0].tolist()
     if opened != list(range(len(silos))):
         needed = f"each of 0..{len(silos) - 1} must be opened once"
         raise UserError(f"data.silos: the ranks opened clients {opened}; {needed}")
-    for row in table[1:]:
-        one, other = silos[0], silos[row[0]]
-        if row[CLASSES] != table[0, CLASSES] or not np.array_equal(row[NUMBERS:], table[0, NUMBERS:]):
+    formats = [Format(*json.loads(row.astype("<i8").tobytes())) for row in table[:, 3:]]
+    for name, other in zip(silos, formats, strict=True):
+        if other[:-1] != formats[0][:-1]:
             raise UserError(
-                f"data.silos: {one} has {_describe(table[0])}, {other} has {_describe(row)}; all sites must agree "
-                "(an option of the source, such as `classes`, may say what a site cannot know alone)"
+                f"data.silos: {silos[0]} has {formats[0]}, {name} has {other}; all sites must agree (an option of the "
+                "source, such as `classes`, may say what a site cannot know alone)"
             )
-        if row[DIGEST] != table[0, DIGEST]:
+        if other.names != formats[0].names:
             raise UserError(
-                f"data.silos: {one} and {other} have as many columns and classes, but other names, or another order; "
-                "name them in the config (data.features, data.categorical, data.class_names, data.alphabet: what the "
-                "source has of these)"
+                f"data.silos: {silos[0]} and {name} have as many columns and classes, but other names, or another "
+                "order; name them in the config (data.features, data.categorical, data.class_names, data.alphabet: "
+                "what the source has of these)"
             )
-    return table
-
-
-def _sample_and_target(row: np.ndarray) -> list[tuple[Shape, Type]]:
-    """Shape and type of a sample, and of its target."""
-    text = np.ascontiguousarray(row[NUMBERS:]).astype("<i8").tobytes().decode()
-    return [from_text(json.dumps(part)) for part in json.loads(text)]
-
-
-def _describe(row: np.ndarray) -> str:
-    (shape, dtype), (target, kind) = _sample_and_target(row)
-    what = "a real-valued target" if row[CLASSES] == 1 else f"{row[CLASSES]} classes"
-    return f"{what} and samples of shape {shape}, {dtype}, with targets of shape {target}, {kind}"
+    return table, formats[0]

@@ -6,16 +6,12 @@ data.stream says which sets do: `auto` those of more than LIMIT bytes, `true` al
 
 from __future__ import annotations
 
-import mmap
-import struct
-import zipfile
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, TypeVar, final
 
 import numpy as np
@@ -24,9 +20,7 @@ from torch import Tensor
 
 LIMIT = 1 << 31  # bytes of pictures, of training and test part together, that a rank keeps in memory
 AHEAD = 2  # batches that are read while one is trained on
-MOST_PAGES = 1 << 25  # bytes read until the pages are given back
 SEEN = 256  # rows that ranks compare
-LOCAL_HEADER = 30  # bytes of a zip file before the name of a member
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -64,13 +58,14 @@ class Source(ABC):
         """What these rows are known by, read in seconds however many they are: ranks compare it."""
 
 
-def _split_rows(sizes: Sequence[int], rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield (part, its rows, their places in `rows`) of parts that lie one after the other, `sizes` rows each."""
+def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+    """Yield (part, its rows, their places in `rows`) of parts that lie one after the other."""
+    sizes = [part.shape[0] for part in parts]
     ends = np.cumsum(sizes)
-    part = np.searchsorted(ends, rows, side="right")
-    for k in np.unique(part).tolist():
-        places = np.flatnonzero(part == k)
-        yield k, rows[places] - (ends[k] - sizes[k]), places
+    owner = np.searchsorted(ends, rows, side="right")
+    for k in np.unique(owner).tolist():
+        places = np.flatnonzero(owner == k)
+        yield parts[k], rows[places] - (ends[k] - sizes[k]), places
 
 
 @final
@@ -78,19 +73,62 @@ class ConcatSource(Source):
     """Concatenation of several sources."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
-        self.parts, self.sizes = parts, [part.shape[0] for part in parts]
-        self.shape = (sum(self.sizes), *parts[0].shape[1:])
-        self.dtype = parts[0].dtype
+        self.parts, self.dtype = parts, parts[0].dtype
+        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for k, its, places in _split_rows(self.sizes, rows):
-            out[places] = self.parts[k].read(its)
+        for part, own, places in _split_rows(self.parts, rows):
+            out[places] = part.read(own)
         return out
 
     def look(self, rows: np.ndarray) -> Iterator[bytes]:
-        for k, its, _ in _split_rows(self.sizes, rows):
-            yield from self.parts[k].look(its)
+        for part, own, _ in _split_rows(self.parts, rows):
+            yield from part.look(own)
+
+
+@final
+class StoredArrays:
+    """Data sets of uint8 in HDF5 files, one after the other, in the place of an array: `stored[rows]` in any order."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        """Join arrays on disk, `parts`, which are h5py.Dataset objects of open files with rows of the same shape."""
+        self.parts = parts
+        self.shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        for part, own, places in _split_rows(self.parts, rows):
+            some, inverse = np.unique(own, return_inverse=True)
+            block = slice(int(some[0]), int(some[-1]) + 1)  # faster than a list of rows
+            out[places] = part[block if block.stop - block.start == len(some) else some][inverse]
+        return out
+
+
+@final
+class ArraySource(Source):
+    """Images or volumes in HDF5.
+
+    axes: N, the rows, then C, D, H and W in the order of the array; shown as (n, C, H, W), (n, C, D, H, W).
+    """
+
+    def __init__(self, array: StoredArrays, axes: str) -> None:
+        self.array, self.axes = array, axes
+        self.shape = (len(array), *self.read(np.arange(0)).shape[1:])
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        x = self.array[rows].transpose([self.axes.index(axis) for axis in "NCDHW" if axis in self.axes])
+        return x if "C" in self.axes else x[:, None]
+
+    def look(self, rows: np.ndarray) -> Iterator[bytes]:
+        yield rows.tobytes()
+        yield self.read(rows[:: max(len(rows) // SEEN, 1)]).tobytes()
 
 
 @final
@@ -128,81 +166,6 @@ class Stream:
         """What stands for all its numbers where ranks compare their data."""
         yield f"{tuple(self.shape)}".encode()
         yield from self.source.look(self.rows)
-
-
-@final
-class StoredArrays:
-    """Data sets of uint8 in HDF5 files, one after the other, in the place of an array: `stored[rows]` in any order."""
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        """Join arrays on disk, `parts`, which are h5py.Dataset objects of open files with rows of the same shape."""
-        self.parts, self.sizes = parts, [len(part) for part in parts]
-        self.shape = (sum(self.sizes), *parts[0].shape[1:])
-        self.ndim = len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        numbers = np.arange(len(self))[rows]
-        out = np.empty((len(numbers), *self.shape[1:]), np.uint8)
-        for k, its, places in _split_rows(self.sizes, numbers):
-            some, inverse = np.unique(its, return_inverse=True)
-            block = slice(int(some[0]), int(some[-1]) + 1)  # faster than a list of rows
-            out[places] = self.parts[k][block if block.stop - block.start == len(some) else some][inverse]
-        return out
-
-
-@final
-class Mapped(Source):
-    """A uint8 array of images or volumes in a file: mapped into memory, or in HDF5.
-
-    axes: N, the rows, then C, D, H and W in the order of the array; shown as (n, C, H, W), (n, C, D, H, W).
-    """
-
-    def __init__(self, array: np.memmap[Any, np.dtype[np.uint8]] | StoredArrays, axes: str = "NCHW") -> None:
-        self.array, self.axes, self.taken = array, axes, 0
-        self.shape = (len(array), *self._shown(array[:0]).shape[1:])
-
-    def _shown(self, x: np.ndarray) -> np.ndarray:
-        x = x.transpose([self.axes.index(axis) for axis in "NCDHW" if axis in self.axes])
-        return x if "C" in self.axes else x[:, None]
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        x = self.array[rows]
-        self.taken += x.nbytes
-        if self.taken > MOST_PAGES and isinstance(self.array, np.memmap):
-            # Else pages count as this process's memory until others need it.
-            self.taken = 0
-            self.array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
-        return self._shown(np.asarray(x))
-
-    def look(self, rows: np.ndarray) -> Iterator[bytes]:
-        some = rows[:: max(len(rows) // SEEN, 1)]
-        yield rows.tobytes()
-        yield self.read(some).tobytes()
-
-
-def in_archive(path: Path, member: str) -> np.memmap[Any, np.dtype[np.uint8]] | None:
-    """The array `member` of a .npz file, mapped; None if it is compressed, or no images or volumes of uint8 in
-    C order."""
-    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        info = archive.getinfo(f"{member}.npy")
-        if info.compress_type != zipfile.ZIP_STORED:
-            return None
-        file.seek(info.header_offset)
-        name, extra = struct.unpack("<HH", file.read(LOCAL_HEADER)[26:])
-        file.seek(info.header_offset + LOCAL_HEADER + name + extra)
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(file)
-        if fortran or dtype != np.uint8 or len(shape) not in (3, 4, 5) or info.file_size < int(np.prod(shape)):
-            return None
-        mapped = np.memmap(path, np.uint8, "r", file.tell(), shape)
-    mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-    return mapped
 
 
 def concatenate_streams(streams: Sequence[Stream]) -> Stream:

@@ -76,10 +76,6 @@ FEATURES = (
              "Entropy of the singular values, as a number of directions."),
         )
     ),
-    OverRounds("similarity", "similarity of local models' features", "linear CKA",
-               {"with the new global model": "similarity.after_mean", "with the old one": "similarity.before_mean",
-                "with each other": "similarity.pairs_mean"},
-               "1 for features that differ by a rotation and a scale. Means over a round's clients, or over pairs."),
 )  # fmt: skip
 LOCAL_STEPS = (
     OverRounds("loss", "proximal loss of local models", "KL", {"": "orthogonality.loss"},

@@ -47,7 +47,7 @@ MEANING = {  # of names in an audit file
     "n_train": "numbers of samples",
     "n_test": "numbers of samples",
     "label counts": "how many samples it has of each class",
-    "digest of names": "hashes of its columns' names",
+    "form of samples, digest of names": "the form of its samples, and a hash of its columns' names",
     "text": "host, versions, and hashes of settings and code",
     "client state": "what the method keeps for the site",
     "local model": "all of its local model (analysis)",
@@ -72,11 +72,11 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
         plain = re.sub(r"[^a-z0-9_-]+", "-", site.name.lower()).strip("-")[:60] or f"site-{site.client}"
         plain = f"{plain}-{site.client}" if f"{plain}.html" in pages else plain
         pages[f"{plain}.html"] = page(site, everybody, baseline)
-    folder, private = run.path / FOLDER, run.config.get("output_mode") == "private"
+    folder = run.path / FOLDER
     try:
-        folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         for name, content in pages.items():
-            durable.write(folder / name, content.encode(), private)
+            durable.write(folder / name, content.encode())
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:

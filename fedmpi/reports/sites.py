@@ -48,7 +48,7 @@ class Site:
     Attributes:
         train: number of training samples; samples: of test samples.
         counts: training samples of each class; None if they are not classes, or not shared.
-        took_part, refused, clipped: rounds; refused: its upload did not count.
+        took_part, refused: rounds; refused: its upload did not count.
         share: of the weight of all updates, mean over the rounds.
         own: its metrics with the model that it would use; without such an evaluation with the common model, or None.
         what: which of both, in words.
@@ -59,9 +59,7 @@ class Site:
         self.run, self.client, self.name = run, client, run.client_names.get(client, str(client))
         self.train, self.counts, self.share = train, counts, share
         self.took_part = [row["round"] for row in run.rows if client in (row.get("cohort") or ())]
-        self.refused, self.clipped = (
-            [row["round"] for row in run.rows if client in _clients(row, key)] for key in ("refused", "clipped")
-        )
+        self.refused = [row["round"] for row in run.rows if client in _refused(row)]
         evaluated = {protocol: _evaluated(run, client, protocol) for protocol in PROTOCOLS}
         protocol = next((each for each in PROTOCOLS if evaluated[each]), "")
         self.own, self.personal = evaluated.get(protocol), evaluated["personal"]
@@ -92,8 +90,8 @@ def sites(run: Run) -> list[Site]:
     ]
 
 
-def _clients(row: Row, key: str) -> set[int]:
-    return {each["client"] for each in row.get(key) or () if isinstance(each, dict) and "client" in each}
+def _refused(row: Row) -> set[int]:
+    return {each["client"] for each in row.get("refused") or () if isinstance(each, dict) and "client" in each}
 
 
 def _shares(run: Run, sizes: np.ndarray) -> list[float] | None:
@@ -101,7 +99,7 @@ def _shares(run: Run, sizes: np.ndarray) -> list[float] | None:
     weights = np.ones_like(sizes) if run.config.get("cohort.weighting") == "uniform" else sizes
     shares = list[np.ndarray]()
     for row in run.rows:
-        members = [k for k in row.get("cohort") or () if k not in _clients(row, "refused") and k < len(sizes)]
+        members = [k for k in row.get("cohort") or () if k not in _refused(row) and k < len(sizes)]
         weight = np.zeros_like(sizes)
         weight[members] = weights[members]
         if weight.sum() > 0:

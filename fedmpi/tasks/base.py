@@ -101,21 +101,11 @@ def all_names(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
 
 
 def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that task.metrics asks for, else the usual ones.
-
-    Raises:
-        UserError: none of `known`, none at all, or one twice.
-    """
-    if given is None:
-        return tuple(usual)
-    for i, name in enumerate(given):
+    """The metrics that task.metrics asks for, else the usual ones. Raises UserError for one that is none of `known`."""
+    for name in given or ():
         if name not in known:
             raise UserError(f"task.metrics: task {task} has no metric {name!r}; {nearest(name, known)}")
-        if name in given[:i]:
-            raise UserError(f"task.metrics: {name} is there twice")
-    if not given:
-        raise UserError(f"task.metrics is empty; {nearest('', known)}")
-    return tuple(given)
+    return tuple(given or usual)
 
 
 def ignored_value(given: float | str | None) -> float | None:

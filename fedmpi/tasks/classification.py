@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -87,21 +88,15 @@ class Classification(Task):
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         guess = outputs.argmax(1)  # of equal logits the lowest class
-        values = {}
-        for name in self.names:
-            if name == "accuracy":
-                values[name] = measures.percent(guess == y)
-            elif name == "balanced_accuracy":
-                values[name] = measures.balanced_accuracy(guess, y, self.classes)
-            elif name == "auroc":
-                values[name] = measures.class_auroc(outputs, y)
-            elif name == "ece":
-                values[name] = measures.calibration_error(outputs, y)
-            elif name == "f1":
-                values[name] = measures.overlap(guess, y, self.classes)[0]
-            else:
-                values[name] = measures.top(outputs, y, int(name.removeprefix("top")))
-        return values
+        known: dict[str, Callable[[], float]] = {
+            "accuracy": lambda: measures.percent(guess == y),
+            "balanced_accuracy": lambda: measures.balanced_accuracy(guess, y, self.classes),
+            "auroc": lambda: measures.class_auroc(outputs, y),
+            "f1": lambda: measures.overlap(guess, y, self.classes)[0],
+            "ece": lambda: measures.calibration_error(outputs, y),
+        }
+        known |= {name: partial(measures.top, outputs, y, int(name[3:])) for name in self.names if name not in known}
+        return {name: known[name]() for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype == torch.int64 and y.ndim == 1:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import RESERVED
+from fedmpi.common.text import shorten
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.tasks.base import Task
 
@@ -29,7 +29,7 @@ def check_task(task: Any) -> None:
 
 
 def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], part: str) -> None:
-    """UserError if the targets of a part of the data, (n, ...), are not what the task is for."""
+    """Raise UserError if the targets of a part of the data, (n, ...), are not what the task is for."""
     nan = y.isnan().flatten(1).any(1) if y.ndim > 1 else y.isnan()
     ignores_nan = isinstance(task.ignore, float) and math.isnan(task.ignore)
     if not ignores_nan and bool(nan.any()):
@@ -79,20 +79,13 @@ def whole_loss(task: Any, outputs: Tensor, y: Tensor) -> Tensor | None:
 def figures(task: Any, outputs: Tensor, y: Tensor) -> dict[str, float]:
     """The task's metrics, checked: numbers under the names that it declares."""
     values = task.metrics(outputs, y)
-    if not isinstance(values, Mapping):
-        raise _return_error(task, "metrics", values, "{name: number}")
-    names = getattr(task, "names", ()) or tuple(values)
-    if {*values} != {*names}:
-        raise _return_error(task, "metrics", ", ".join(map(repr, values)), f"what its names are, {tuple(names)}")
-    return {name: _number(task, name, value) for name, value in values.items()}
-
-
-def _number(task: Any, name: str, value: Any) -> float:
-    one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, np.generic)
-    plain = value.item() if one else value
-    if not isinstance(plain, (int, float)):
-        raise _return_error(task, "metrics", value, f"a number for {name!r}")
-    return float(plain)
+    names = tuple(getattr(task, "names", ()) or (values if isinstance(values, Mapping) else ()))
+    if isinstance(values, Mapping) and {*values} == {*names}:
+        try:
+            return {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise _return_error(task, "metrics", values, f"a number for each of its names, {names or '{name: number}'}")
 
 
 def _scalar(task: Any, function: str, loss: Any) -> Tensor:
@@ -103,6 +96,6 @@ def _scalar(task: Any, function: str, loss: Any) -> Tensor:
 
 def _return_error(task: Any, function: str, value: Any, needed: str) -> UserError:
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-    result = value if isinstance(value, str) else f"{type(value).__name__}{shape}"
-    text = f"task {type(task).__name__}: {function} returned {result or 'nothing'}; it must return {needed}"
+    result = shorten(str(value)) if isinstance(value, Mapping) else f"{type(value).__name__}{shape}"
+    text = f"task {type(task).__name__}: {function} returned {result}; it must return {needed}"
     return located_error(text, getattr(task, function))

@@ -5,8 +5,7 @@ n samples, c classes; nan where a metric is not defined.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +17,12 @@ NAN = float("nan")
 Figures = dict[str, float]
 
 
+def mean(values: Tensor | Sequence[float]) -> float:
+    """Of the values that are defined."""
+    x = torch.as_tensor(values, dtype=torch.float64)
+    return x[~x.isnan()].mean().item()  # of none nan
+
+
 def percent(hits: Tensor) -> float:
     """(n,) bool -> share in percent."""
     return (100 * hits.sum(dtype=torch.float64) / hits.numel()).item()  # none: 0 / 0 = nan
@@ -25,33 +30,27 @@ def percent(hits: Tensor) -> float:
 
 def top(f: Tensor, y: Tensor, k: int) -> float:
     """Percent of samples whose class is among the k largest logits; of equal ones the lower class comes first."""
-    f = f.nan_to_num(nan=math.inf)  # as argmax has it
-    own = f.gather(1, y[:, None])
-    lower = torch.arange(f.shape[1], device=f.device) < y[:, None]
-    return percent(((f > own) | ((f == own) & lower)).sum(1) < k)
+    return percent((f.argsort(dim=1, descending=True, stable=True)[:, :k] == y[:, None]).any(1))
 
 
 def hits_by_class(guess: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """How often a class is guessed rightly, is the target, is guessed.   any shape, twice -> (c,) float64, each"""
     guess, y = guess.flatten(), y.flatten()
-    each = (torch.bincount(labels, minlength=classes).double() for labels in (y[guess == y], y, guess))
-    right, there, guessed = each
+    right, there, guessed = (torch.bincount(labels, minlength=classes).double() for labels in (y[guess == y], y, guess))
     return right, there, guessed
 
 
 def balanced_accuracy(guess: Tensor, y: Tensor, classes: int) -> float:
     """Mean recall, in percent, over the classes that occur."""
     right, there, _ = hits_by_class(guess, y, classes)
-    return (100 * _mean((right / there)[there > 0])).item()
+    return mean(100 * right / there)
 
 
 def overlap(guess: Tensor, y: Tensor, classes: int, first: int = 0) -> tuple[float, float]:
     """F1 (Dice) 2 TP / (2 TP + FP + FN) and IoU TP / (TP + FP + FN), each a mean over the classes >= first that are
     guessed or the target."""
     right, there, guessed = (each[first:] for each in hits_by_class(guess, y, classes))
-    occurs = there + guessed > 0
-    dice, iou = 2 * right / (there + guessed), right / (there + guessed - right)
-    return _mean(dice[occurs]).item(), _mean(iou[occurs]).item()
+    return mean(2 * right / (there + guessed)), mean(right / (there + guessed - right))
 
 
 def calibration_error(f: Tensor, y: Tensor) -> float:
@@ -80,27 +79,14 @@ def class_auroc(f: Tensor, y: Tensor) -> float:
     f = f.double()
     if f.shape[1] == 2:
         return auroc(f[:, 1] - f[:, 0], y == 1)
-    f = log_softmax(f)
-    return mean(auroc(f[:, c], y == c) for c in range(f.shape[1]))
-
-
-def log_softmax(f: Tensor) -> Tensor:
-    """It ranks as probabilities do, and near 1 parts what they do not. The sum is in ascending order, its largest term
-    1: rows of equal logits in another order, or moved by a constant, tie to the bit.   (n, c)"""
-    f = f - f.amax(1, keepdim=True)
-    return f - f.sort(1).values[:, :-1].exp().sum(1, keepdim=True).log1p()
+    f = f.log_softmax(1)  # it ranks as probabilities do, and near 1 parts what they do not
+    return mean([auroc(f[:, c], y == c) for c in range(f.shape[1])])
 
 
 def label_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
     """Mean over labels, each of the samples that count there.   (n, c), (n, c) bool, twice"""
     rows = counted.unbind(1)
-    return mean(auroc(f[rows[c], c].double(), y[rows[c], c]) for c in range(f.shape[1]))
-
-
-def mean(values: Iterable[float]) -> float:
-    """Of those that are defined."""
-    defined = [value for value in values if not math.isnan(value)]
-    return math.fsum(defined) / len(defined) if defined else NAN
+    return mean([auroc(f[rows[c], c].double(), y[rows[c], c]) for c in range(f.shape[1])])
 
 
 def concordance(risk: Tensor, event: Tensor, time: Tensor) -> float:
@@ -127,17 +113,9 @@ def spread(name: str, values: Sequence[float], falling: bool = False) -> Figures
     >>> spread("accuracy", [90.0, 70.0])
     {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}
     """
-    defined = np.sort(np.array([v for v in values if not np.isnan(v)], dtype=np.float64))
-    if falling:
-        defined = defined[::-1]  # worst first
-    if not len(defined):
-        return dict.fromkeys((name, f"{name}_std", f"{name}_worst_decile"), float("nan"))
-    worst = defined[: max(len(defined) // 10, 1)]
-    return {
-        name: float(defined.mean()),
-        f"{name}_std": float(defined.std()),
-        f"{name}_worst_decile": float(worst.mean()),
-    }
+    x = np.sort(np.array([value for value in values if not np.isnan(value)] or [NAN]))
+    worst = (x[::-1] if falling else x)[: max(len(x) // 10, 1)]
+    return {name: float(x.mean()), f"{name}_std": float(x.std()), f"{name}_worst_decile": float(worst.mean())}
 
 
 def pooled(rows: Mapping[int, Figures], weights: Mapping[int, float]) -> Figures:
@@ -147,9 +125,5 @@ def pooled(rows: Mapping[int, Figures], weights: Mapping[int, float]) -> Figures
     for name in next(iter(rows.values())):
         pairs = [(weights[k], row[name]) for k, row in sorted(rows.items()) if weights[k] and not np.isnan(row[name])]
         total = sum(n for n, _ in pairs)
-        out[name] = sum(n * v for n, v in pairs) / total if total else float("nan")
+        out[name] = sum(n * v for n, v in pairs) / total if total else NAN
     return out
-
-
-def _mean(x: Tensor) -> Tensor:
-    return x.mean() if len(x) else x.new_tensor(NAN)

@@ -49,18 +49,14 @@ class MultiLabel(Task):
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         counted = is_counted(y, self.ignore)
         y, predicted = (y > 0) & counted, (outputs > 0) & counted
-        values = {}
-        for name in self.names:
-            if name == "auroc":
-                values[name] = measures.label_auroc(outputs, y, counted)
-            elif name == "f1":
-                right, occurrences = (y & predicted).sum(0).double(), y.sum(0) + predicted.sum(0)
-                values[name] = measures.mean((2 * right / occurrences).tolist())  # 0 / 0: nobody has or is given it
-            elif name == "exact":
-                values[name] = measures.percent((y == predicted).all(1)[counted.any(1)])
-            else:
-                values[name] = measures.percent((y == predicted)[counted])
-        return values
+        right, occurrences = (y & predicted).sum(0).double(), y.sum(0) + predicted.sum(0)
+        known: dict[str, Callable[[], float]] = {
+            "accuracy": lambda: measures.percent((y == predicted)[counted]),
+            "exact": lambda: measures.percent((y == predicted).all(1)[counted.any(1)]),
+            "f1": lambda: measures.mean(2 * right / occurrences),  # 0 / 0: nobody has or is given it
+            "auroc": lambda: measures.label_auroc(outputs, y, counted),
+        }
+        return {name: known[name]() for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.ndim != 2 or tuple(y.shape[1:]) != outputs:
@@ -76,7 +72,5 @@ class MultiLabel(Task):
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """`prediction` 0 or 1 of each label, and its `probability`."""
         names = all_names(names, outputs)
-        columns: dict[str, Any] = {
-            f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)
-        }
-        return columns | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}
+        given = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
+        return given | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}

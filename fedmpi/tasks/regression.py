@@ -49,7 +49,7 @@ class Regression(Task):
             total = (y - mean).masked_fill(~counted, 0).square().sum(0)
             # a constant target has nothing to explain
             r2 = torch.where(total > 0, 1 - squares.sum(0) / total, torch.nan)
-            values["r2"] = measures.mean(r2.flatten().tolist())
+            values["r2"] = measures.mean(r2)
         return {name: values[name] for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:

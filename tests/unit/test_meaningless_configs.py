@@ -12,7 +12,6 @@ from torch import nn
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.methods import registry
 from fedmpi.runtime import rank_agreement
 
@@ -60,16 +59,6 @@ def test_refused(changes, message):
 def test_clients_that_will_not_train_are_counted():
     with pytest.warns(UserWarning, match=r"drop_last: \d of 7 clients have fewer than train.batch_size = 20 samples"):
         prepare(settings(train={"drop_last": True, "batch_size": 20}))
-
-
-def test_a_gap_in_the_labels_is_named():
-    data = images()
-    y = torch.where(data.train_y == 1, 0, data.train_y)
-    prepared = of_arrays(np.zeros((1, 1, 8, 8), np.uint8), (0.5,), (0.5,), 1)
-    named = replace(prepared, class_names=("ant", "bee", "cat", "dog"))
-    for preparation, label in ((None, 1), (named, "bee")):
-        with pytest.warns(UserWarning, match=f"no training sample is of class {label}, though there are 4 classes"):
-            split(Dataset(data.train_x, y, data.test_x, data.test_y, 4, preparation=preparation), "iid", 3, 0)
 
 
 def test_an_empty_test_set_is_told():

@@ -12,9 +12,8 @@ from torch import nn
 from fedmpi.common import seeds
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.federated import Shard, split
+from fedmpi.data.federated import Shard, hold_out, split
 from fedmpi.data.partitions.parts import Partition
-from fedmpi.data.validation import hold_out
 from fedmpi.methods import registry
 
 METHODS = sorted(registry)

@@ -174,17 +174,9 @@ def test_classification_metrics(classes, absent, rows):
     assert [name for name in names if lower_is_better(name, Classification.falling)] == ["ece"]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        (("acuracy",), "no metric 'acuracy'; did you mean 'accuracy'"),
-        (("f1", "f1"), "f1 is there twice"),
-        ((), "is empty; allowed: accuracy"),
-    ],
-)
-def test_unknown_metrics(metrics, words):
-    with pytest.raises(UserError, match=rf"task\.metrics.*{words}"):
-        Classification(3, metrics)
+def test_unknown_metrics():
+    with pytest.raises(UserError, match=r"task\.metrics.*no metric 'acuracy'; did you mean 'accuracy'"):
+        Classification(3, ("acuracy",))
 
 
 def test_calibration_by_hand():

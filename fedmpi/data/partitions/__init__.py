@@ -8,7 +8,7 @@ from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "iid": "fedmpi.data.partitions.iid:iid",
-    "quantity": "fedmpi.data.partitions.iid:quantity",
+    "quantity": "fedmpi.data.partitions.dirichlet:quantity",
     "feature_noise": "fedmpi.data.partitions.iid:feature_noise",
     "dirichlet": "fedmpi.data.partitions.dirichlet:dirichlet",
     "shards": "fedmpi.data.partitions.shards:shards",

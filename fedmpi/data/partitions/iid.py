@@ -1,4 +1,4 @@
-"""Samples at random: in equal parts, in parts whose sizes alone differ, or in equal parts with more and more noise."""
+"""Samples at random in equal parts; with noise that grows from client to client, if wanted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fedmpi.common.inputs import Samples
 from fedmpi.data.partitions.parts import Partition, check_enough, equal_sizes
 from fedmpi.data.pictures import Pictures
 
-MOST_DRAWS, MOST_SHARES = 100_000, 10_000_000  # drawn before giving up: a few seconds
 LEVEL = 0.1  # of feature noise
 
 
@@ -24,34 +23,6 @@ def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition
     check_enough(len(labels), clients, "iid")
     sizes = equal_sizes(len(labels), clients)
     return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
-
-
-def quantity(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 0.5,
-    min_size: Annotated[int, Field(ge=1)] = 10,
-) -> Partition:
-    """Quantity skew: samples at random, in parts of sizes q n; smaller alpha, stronger skew (NIID-Bench, Li 2022).
-
-    q ~ Dir(alpha 1_N), drawn until every client has min_size samples; the permuted samples are cut at
-    floor(cumsum(q) n).
-    """
-    n = len(labels)
-    check_enough(n, clients, "quantity", min_size)
-    draws = max(min(MOST_DRAWS, MOST_SHARES // clients), 1)
-    for _ in range(draws):
-        q = rng.dirichlet(np.full(clients, alpha))
-        ends = np.floor(np.cumsum(q)[:-1] * n).astype(np.int64)  # (N - 1,)
-        sizes = np.diff(ends, prepend=0, append=n)
-        if sizes.min() >= min_size:
-            return Partition.from_sizes(rng.permutation(n), sizes).ascending()
-    raise UserError(
-        f"data.partition: none of {draws} draws of quantity (alpha={alpha}, clients={clients}) gave every client "
-        f"min_size={min_size} of the {n} samples; raise alpha, or lower `clients` or min_size"
-    )
 
 
 def feature_noise(
@@ -80,8 +51,9 @@ def noisy(x: Samples | Pictures, parts: Partition, seed: int, level: float = LEV
     elif isinstance(x, (Tensor, Pictures)) and x.dtype.is_floating_point:
         numbers = x.floats() if isinstance(x, Pictures) else x.clone()
     else:
-        reason = f"feature_noise adds noise to numbers, but the samples are {x.dtype}"
-        raise UserError(f"data.partition: {reason}; take another scheme")
+        raise UserError(
+            f"data.partition: feature_noise adds to numbers, and samples are {x.dtype}; take another scheme"
+        )
     for i, part in enumerate(parts):
         rows = torch.from_numpy(part)
         noise = torch.randn((len(rows), *numbers.shape[1:]), generator=seeds.generator(seed, "feature noise", i))

@@ -40,8 +40,22 @@ def shards(
         owner[np.argsort(labels, kind="stable")] = np.repeat(shard_owner, equal_sizes(len(labels), clients * s))
         return Partition.from_owners(owner, clients)
     present = np.unique(labels)
-    cuts = _shards_per_class(len(present), clients * s)
-    return deal(labels, present[_label_matrix(cuts, clients, s, rng, distinct)], rng)
+    cuts = equal_sizes(clients * s, len(present))  # (C,) shards of each class
+    if cuts.min() == 0:
+        what = f"clients x s = {clients * s} shards are fewer than the {len(present)} classes"
+        raise UserError(f"data.partition: {what}, so some would be left out; raise `clients` or `s`")
+    if cuts.min() < cuts.max():
+        what = f"{len(present)} classes do not divide clients x s = {clients * s} shards; the first"
+        rest = f"{(cuts > cuts.min()).sum()} classes are cut into {cuts.max()} shards, the others into {cuts.min()}"
+        warnings.warn(f"data.partition: {what} {rest}", stacklevel=2)
+    if distinct and s > len(present):
+        raise UserError(
+            f"data.partition: s={s} distinct classes a client, but there are {len(present)} classes; lower `s`"
+        )
+    names = rng.permutation(np.repeat(np.arange(len(present)), cuts)).reshape(clients, s)
+    while distinct and not _exchange(names, len(present), rng):
+        names = rng.permutation(names.ravel()).reshape(clients, s)
+    return deal(labels, present[names], rng)
 
 
 def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
@@ -60,33 +74,6 @@ def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Par
     parts = Partition.from_owners(owner, clients)
     parts.label_matrix = names
     return parts
-
-
-def _shards_per_class(classes: int, total: int) -> np.ndarray:
-    if total < classes:
-        what = f"clients x s = {total} shards are fewer than the {classes} classes"
-        raise UserError(f"data.partition: {what}, so some would be left out; raise `clients` or `s`")
-    cuts = np.full(classes, total // classes)
-    rest = total % classes
-    if rest:
-        warnings.warn(
-            f"data.partition: {classes} classes do not divide clients x s = {total} shards; the first {rest} "
-            f"classes are cut into {cuts[0] + 1} shards, the others into {cuts[0]}",
-            stacklevel=3,
-        )
-        cuts[:rest] += 1
-    return cuts
-
-
-def _label_matrix(cuts: np.ndarray, clients: int, s: int, rng: np.random.Generator, distinct: bool) -> np.ndarray:
-    """(N, s) classes; class c occurs cuts[c] times."""
-    if distinct and s > len(cuts):
-        what = f"s={s} distinct classes a client, but there are {len(cuts)} classes"
-        raise UserError(f"data.partition: {what}; lower `s`")
-    names = rng.permutation(np.repeat(np.arange(len(cuts)), cuts)).reshape(clients, s)
-    while distinct and not _exchange(names, len(cuts), rng):
-        names = rng.permutation(names.ravel()).reshape(clients, s)
-    return names
 
 
 def _exchange(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool:

@@ -17,7 +17,7 @@ from fedmpi.common.inputs import describe_axes
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.sources.common import finite, gaps_allowed
 from fedmpi.data.sources.pictures.decode import PixelRange, check_range, scale
-from fedmpi.data.streaming import Mapped, StoredArrays, Stream
+from fedmpi.data.streaming import ArraySource, StoredArrays, Stream
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -49,8 +49,7 @@ def samples(
     """What a model sees of an array of samples.
 
     Args:
-        array: (n, ...) numbers; with three to five axes images or volumes. A memmap or StoredArrays, of uint8, stay
-            on disk.
+        array: (n, ...) numbers; with three to five axes images or volumes. StoredArrays stay on disk.
         name, at: of the array, and its file, for messages.
         grey: whether (n, H, W) are grey images, of one channel; False: only where `options` says axes or a range.
 
@@ -66,8 +65,8 @@ def samples(
     if not spatial and key is not None:
         raise UserError(f"{at}: {name} has the shape {array.shape}; data.{key} is for images and volumes: leave it out")
     axes = _axes_of(array.shape, options.axes, name, at) if spatial else ""
-    if isinstance(array, (np.memmap, StoredArrays)):
-        return _normalised(Stream(Mapped(array, axes)), options)
+    if isinstance(array, StoredArrays):
+        return _normalised(Stream(ArraySource(array, axes)), options)
     if options.pixel_range is not None:
         try:
             array = np.stack([scale(row, options.pixel_range) for row in array])

@@ -25,7 +25,7 @@ from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
-from fedmpi.data.reading_options import ALL as READING
+from fedmpi.data.preparation import ALL_READING_OPTIONS
 from fedmpi.engine.evaluate import load_own_model
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
@@ -33,15 +33,14 @@ from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import build, build_data, rank_agreement, trust
+from fedmpi.runtime import build, build_data, rank_agreement, resume, trust
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Rows
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
-from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of, personal_notice, read_model
-from fedmpi.runtime.resuming import initial, resume
-from fedmpi.runtime.resuming.checkpoints import Rows
+from fedmpi.runtime.record.run_dir import BEST, INITIAL, MODEL, RunDirectory
+from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, personal_notice, read_model
 
 # What one process needs that trains nobody.
 RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
@@ -136,10 +135,10 @@ class RunModel:
 
 def _client_model(which: RunModel) -> nn.Module:
     """Return the model with which a client was evaluated after the last round, or that of the best model."""
-    run_dir, start = which.run, which.run / initial.COPY
+    run_dir, start = which.run, which.run / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # The training's files are read as the run did: not as overrides say for a new file.
-    own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING]
+    own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in ALL_READING_OPTIONS]
     settings = replace(which, overrides=own).settings(*start_from, *RESTORED)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
     settings = settings.model_copy(update={"evaluate": evaluate})
@@ -204,7 +203,7 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     )
     module = build.prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:
-        initial.load_initial_weights(module, settings.init.source, settings.init.strict)
+        load_initial_weights(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages, training = build.make_messages(settings, method, model, net, data), build.make_local_training(settings)

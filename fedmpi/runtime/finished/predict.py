@@ -30,8 +30,7 @@ from fedmpi.data.augment.operation import Operation, to_memory_format
 from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.preparation import NewRows, Request
-from fedmpi.data.reading_options import with_options
+from fedmpi.data.preparation import NewRows, Request, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime import trust
 from fedmpi.runtime.device import pick_device, set_numerics
@@ -69,7 +68,7 @@ def predict(
     path = out or which.run / FOLDER / f"{file.stem}{suffix}"
     if path.suffix.lower() != suffix:
         raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
-    write_output(path, _npz(columns) if suffix == ".npz" else _csv(columns), settings.output_mode == "private")
+    write_output(path, _npz(columns) if suffix == ".npz" else _csv(columns))
     shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
     rows = count(len(next(iter(columns.values()))), "row")
     say(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
@@ -78,11 +77,11 @@ def predict(
     return path
 
 
-def write_output(path: Path, content: bytes, private: bool = False) -> None:
+def write_output(path: Path, content: bytes) -> None:
     """Write a file that a command was asked for, and its folder. Raises UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write(path, content, private)
+        durable.write(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file") from error
 

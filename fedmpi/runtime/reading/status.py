@@ -59,7 +59,6 @@ def status(run: Path, now: float | None = None) -> Facts:
         "faults": {
             "losses": len(faults),
             "rounds_with_refused": sum(bool(row.get("refused")) for row in rows),
-            "rounds_with_clipped": sum(bool(row.get("clipped")) for row in rows),
             "diverged": next((row["diverged"] for row in rows if "diverged" in row), None),
         },
     }
@@ -203,8 +202,7 @@ def lines(facts: Facts) -> list[str]:
 def _faults(facts: Facts) -> list[str]:
     faults, unreadable = facts["faults"], facts["unreadable"]
     parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
-    for what in ("refused", "clipped"):
-        rounds = faults[f"rounds_with_{what}"]
-        parts += [f"uploads {what} in {count(rounds, 'round')}"] if rounds else []
+    if rounds := faults["rounds_with_refused"]:
+        parts.append(f"uploads refused in {count(rounds, 'round')}")
     parts += [f"diverged from round {faults['diverged']} on"] if faults["diverged"] is not None else []
     return [*parts, f"{count(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else parts

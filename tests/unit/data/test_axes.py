@@ -2,6 +2,7 @@
 
 import warnings
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.hdf5 import hdf5
+from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.streaming import Stream
 from fedmpi.runtime.validate import validate_settings
 
@@ -104,10 +106,14 @@ def test_axes_that_the_array_does_not_have_are_refused(tmp_path, shape, axes, sa
 
 @pytest.mark.parametrize("axes", ["NDHW", "NHWC"])
 def test_volumes_stay_on_disk_alike(tmp_path, axes):
-    save(tmp_path, (6, 6, 6))
-    held = load(tmp_path, axes=axes, mean=[0.5] * (1 if axes == "NDHW" else 6)).train_x
-    with streaming.choosing(True):
-        read = load(tmp_path, axes=axes, mean=[0.5] * (1 if axes == "NDHW" else 6)).train_x
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = RNG.integers(0, 256, (N, 6, 6, 6), np.uint8), np.arange(N) % 2
+    found = []
+    for stream in (False, True):
+        with streaming.choosing(stream):
+            mean = [0.5] * (1 if axes == "NDHW" else 6)
+            found.append(hdf5(tmp_path, path="a.h5", axes=axes, mean=mean, test_fraction=0).train_x)
+    held, read = found
     assert isinstance(read.stored, Stream)
     rows = torch.tensor([3, 1, 4])
     for last in (False, True):

@@ -112,11 +112,11 @@ names = ('round',)
 names = ('hits', 'hits_std')
     a metric is called 'hits_std'
 def metrics(self, outputs, y): pass
-    metrics returned NoneType; it must return \{name: number\}
+    metrics returned NoneType; it must return a number for each of its names, \('hits',\)
 def metrics(self, outputs, y): return {'hits': 1.0, 'round': 7}
-    metrics returned 'hits', 'round'; it must return what its names are, \('hits',\)
+    metrics returned \{'hits': .*'round': .*; it must return a number for each of its names, \('hits',\)
 def metrics(self, outputs, y): return {'hits': torch.ones(2)}
-    metrics returned Tensor of shape \(2,\); it must return a number for 'hits'
+    metrics returned \{'hits': tensor.*; it must return a number for each of its names
 def metrics(self, outputs, y): raise SystemExit(0)
     SystemExit: 0
 names = () | def metrics(self, outputs, y): return {}
@@ -134,7 +134,7 @@ return changed(train_x=table()[0].double(), test_x=table()[0].double(), test_y=t
 return changed(train_x=table()[0].to_sparse())
     train_x is of shape .*torch.sparse_coo, .*; a dense, detached tensor of real numbers on the CPU is needed
 return changed(train_y=table()[1][:-1])
-    train_x has 40 rows, train_y the shape \(39,\)
+    train_x has 40 rows, its targets 39
 return changed(train_y=table()[1] - 1)
     train_y holds labels -1..0; with classes=2 0..1 is allowed
 return changed(train_y=table()[1].float())

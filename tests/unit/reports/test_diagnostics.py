@@ -60,20 +60,18 @@ SEEN = {
     **{"uniformity": 0.4, "uniformity_local": 0.5, "spectrum": [2.0, 1.0], "spectrum_local": [3.0, 0.5]},
     **{"classifier": [2.5, 1.5], "classifier_local": [1.0]},
 }
-ALIKE = {"pairs_mean": 0.5, "before_mean": 0.7, "after_mean": 0.8}
 
 
 def test_features_of_one_run(tmp_path):
     later = {**SEEN, "deviation": 0.35, "spectrum": [4.0, 1.0]}
     rows = [
-        {"round": 0, "clients": [4, 7], "features": SEEN, "similarity": ALIKE},
-        {"round": 5, "clients": [7, 8], "features": later, "similarity": {**ALIKE, "pairs_mean": None}},
+        {"round": 0, "clients": [4, 7], "features": SEEN},
+        {"round": 5, "clients": [7, 8], "features": later},
     ]
     found = figures(diagnostics.features, made(tmp_path / "r", rows))
-    curves = ["deviation", "classifier", "energy", "uniformity", "rank", "similarity"]
+    curves = ["deviation", "classifier", "energy", "uniformity", "rank"]
     assert list(found) == [f"features-{name}" for name in curves]
     assert found["features-deviation"].data == [[0, 0.3, 0.2], [5, 0.35, 0.2]]
-    assert found["features-similarity"].data == [[0, 0.8, 0.7, 0.5], [5, 0.8, 0.7, None]]
     assert found["features-classifier"].data[0] == [0, 2.0, 1.0]  # means of lists
 
 
