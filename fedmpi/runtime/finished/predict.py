@@ -90,15 +90,10 @@ def _csv(columns: Mapping[str, np.ndarray]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(zip(*(map(_cell, values) for values in columns.values()), strict=True))
+    for row in zip(*columns.values(), strict=True):  # a whole number of a file has no point, and a gap is empty
+        cells = [int(v) if isinstance(v, float) and v.is_integer() else v for v in row]
+        writer.writerow(["" if v != v else v for v in cells])
     return text.getvalue().encode()
-
-
-def _cell(value: Any) -> str:
-    """Print a value as its type does; a gap is empty, and a whole number of a file has no point."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return "" if value != value else str(value)
 
 
 def _npz(columns: Mapping[str, np.ndarray]) -> bytes:

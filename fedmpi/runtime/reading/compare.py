@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.common.text import count, shorten
@@ -159,34 +158,18 @@ def _first(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
     return None
 
 
-def compare_sweeps(a: Path, b: Path) -> Facts:
-    """Compare two directories of runs, by the runs' names.
-
-    Returns runs: name -> as of `compare`; only: the names that one side alone has; same: whether all are the same.
-    """
-    names = [{run.name for run in files.runs_in(each)} for each in (a, b)]
-    both = sorted(names[0] & names[1])
-    if not both:
-        raise UserError(f"{a} and {b} have no run of one name; give two runs, or two directories of a sweep's runs")
-    runs = {name: compare(a / name, b / name) for name in both}
-    only = [sorted(names[0] - names[1]), sorted(names[1] - names[0])]
-    same = not any(only) and all(run["same"] for run in runs.values())
-    return {"a": str(a), "b": str(b), "runs": runs, "only": only, "same": same}
-
-
 def lines(facts: Facts) -> list[str]:
     """Return the output of `fedmpi compare`: the results first, then settings, data, code, versions and machines."""
-    shown = [f"A  {facts['a']}", f"B  {facts['b']}"]
-    if "runs" not in facts:
-        return [*shown, *_run_lines(facts)]
-    different = {name: run for name, run in facts["runs"].items() if not run["same"]}
-    for name, run in different.items():
-        changed = [key for group in GROUPS[:3] for key in run[group]]
-        shown += [f"{name}: {verdict(run)}", *([f"  differ: {shorten(', '.join(changed), LONG)}"] if changed else [])]
-    for side, names in zip("AB", facts["only"], strict=True):
-        shown += [f"only in {side}: {', '.join(names)}"] if names else []
-    alike = len(facts["runs"]) - len(different)
-    return [*shown, f"{alike} of {count(len(facts['runs']), 'run')} that both have with the same results"]
+    shown = [f"A  {facts['a']}", f"B  {facts['b']}", verdict(facts)]
+    for one in (facts[key] for key in ("hash", "figure", "client") if facts[key]):
+        who = f"client {one['client']}, " if one["client"] is not None else ""
+        shown += [_pair(f"{who}{one['name']}, round {one['round']}", one["values"])]
+        shown += [f"  and there {shorten(', '.join(one['others']), LONG)}"] if one["others"] else []
+    shown += [_pair(MODEL, facts["model"])] if facts["model"] else []
+    for group in GROUPS:
+        shown += [f"{group}: {count(len(facts[group]), 'difference')}"] if facts[group] else []
+        shown += [_pair(name, values) for name, values in facts[group].items()]
+    return [*shown, f"the same: {', '.join(group for group in GROUPS if not facts[group]) or 'nothing else'}"]
 
 
 def verdict(facts: Facts) -> str:
@@ -202,19 +185,6 @@ def verdict(facts: Facts) -> str:
     if facts["model"]:
         return f"the final models differ, and no round does{end}"
     return f"the same results as far as both go{end}" if end else f"the same results in all {count(a, 'round')}"
-
-
-def _run_lines(facts: Facts) -> list[str]:
-    shown = [verdict(facts)]
-    for one in (facts[key] for key in ("hash", "figure", "client") if facts[key]):
-        who = f"client {one['client']}, " if one["client"] is not None else ""
-        shown += [_pair(f"{who}{one['name']}, round {one['round']}", one["values"])]
-        shown += [f"  and there {shorten(', '.join(one['others']), LONG)}"] if one["others"] else []
-    shown += [_pair(MODEL, facts["model"])] if facts["model"] else []
-    for group in GROUPS:
-        shown += [f"{group}: {count(len(facts[group]), 'difference')}"] if facts[group] else []
-        shown += [_pair(name, values) for name, values in facts[group].items()]
-    return [*shown, f"the same: {', '.join(group for group in GROUPS if not facts[group]) or 'nothing else'}"]
 
 
 def _pair(name: str, values: list[Any]) -> str:
