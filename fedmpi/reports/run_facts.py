@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 
+from fedmpi.analysis import charts, report
 from fedmpi.analysis.charts import Lines, Series
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
 from fedmpi.common.redaction import redacted
-from fedmpi.common.text import metric_title
+from fedmpi.common.text import format_metric, metric_title, nearest
 from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import flat
 from fedmpi.config.schema import Settings
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
-from fedmpi.reports.runs import UNLIKE, Curve, Run, Runs, by_group, by_name, curve, mean_curve
+from fedmpi.reports.runs import UNLIKE, Curve, Run, Runs, by_group, by_name, curve, mean_curve, read
 from fedmpi.reports.timeline import figures, last_job
 
+WAYS = ("up", "down", "both")
 SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
 LEAST = {  # what each config gives, here by names that none does, so that all other settings have their defaults
     "data": {"source": "-", "partition": {"scheme": "-", "clients": 1}},
@@ -30,23 +34,62 @@ ROUNDS = 3  # of the timeline that are drawn
 def traffic(runs: Runs) -> list[Part | None]:
     """Draw the main evaluation metric against the parameters transmitted."""
     name = next((each for each in runs.metrics if not each.startswith("train_")), "")
+    return [_by_parameters({group.name: group.runs for group in runs.groups}, name)]
+
+
+def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
+    """Draw a metric against the parameters that clients have sent and received by then, a line for each mean of runs.
+
+    The counts are `up_parameters` and `down_parameters` in metrics.jsonl: for each round, the sum over its cohort. The
+    value after round t is drawn over the sums of rounds 0 .. t.
+    """
     series, data = list[Series](), list[list[Value]]()
-    for group in runs.groups:
-        x, y = mean_curve(map(_parameters, group.runs)), mean_curve(curve(run.rows, name) for run in group.runs)
-        rounds = [t for t in y if t in x]
-        series.append(Series(group.name, [x[t] for t in rounds], [y[t] for t in rounds]))
-        data += [[group.name, t, x[t], y[t]] for t in rounds]
+    for label, runs in lines.items():
+        up, down = (mean_curve(_sums(curve(run.rows, f"{way}_parameters")) for run in runs) for way in ("up", "down"))
+        y = {t: value for t, value in mean_curve(curve(run.rows, metric) for run in runs).items() if t in up}
+        series.append(Series(label, [up[t] + down[t] for t in y], list(y.values())))
+        data += [[label, t, up[t], down[t], value] for t, value in y.items()]
     if not any(len(each.x) > 1 for each in series):
-        return []
-    chart = Lines(series, "parameters sent and received, all clients", metric_title(name), integer_x=False)
-    title = f"{name.replace('_', ' ')} by what was transmitted"
-    return [Figure("cost", title, chart, ("settings", "round", "parameters", name), data)]
+        return None
+    chart = Lines(series, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
+    head, title = ("settings", "round", "up", "down", metric), f"{metric_title(metric)} by what was transmitted"
+    return Figure("cost", title, chart, head, data)
 
 
-def _parameters(run: Run) -> Curve:
-    """Return the parameters sent and received up to each round."""
-    up, down = curve(run.rows, "up_parameters"), curve(run.rows, "down_parameters")
-    return dict(zip(up, accumulate(up[t] + down.get(t, 0.0) for t in up), strict=True))
+def _sums(values: Curve) -> Curve:
+    return dict(zip(values, accumulate(values.values()), strict=True))
+
+
+def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse communication`: the same chart for runs, and their averages per round beside the first run's.
+
+    That a round without coefficients costs beta of a full one, as the paper on filter decomposition puts it, holds only
+    for small theta_h. Raises UserError: no run directory, no such metric, or one of fewer than two rounds.
+    """
+    to, rows = report.folder(to), list[list[object]]()
+    runs = {str(path): read([path]).alone for path in paths}
+    averages = list[list[float]]()
+    for path, run in runs.items():
+        if run is None or not run.rows:
+            raise UserError(f"{path} is no run directory: it holds no metrics.jsonl with a complete round")
+        if metric not in run.metrics:
+            raise UserError(f"--metric: {path} has no '{metric}'; {nearest(metric, run.metrics)}")
+        values = list(curve(run.rows, metric).values())
+        if len(values) < 2:
+            raise UserError(f"{path}: {metric} was measured after {len(values)} round; a curve needs 2 or more")
+        up, down = (sum(curve(run.rows, f"{way}_parameters").values()) / len(run.rows) for way in ("up", "down"))
+        averages.append([up, down, up + down])
+        ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(averages[-1], averages[0], strict=True)]
+        rows.append([path, len(run.rows), *map(round, averages[-1]), *ratios, format_metric(metric, values[-1], 4)])
+    say("parameters transmitted in an average round, over all its clients, and ratios to the first run")
+    for line in formatting.table([["run", "rounds", *WAYS, *(f"ratio {way}" for way in WAYS), metric], *rows]):
+        say(line)
+    figure = _by_parameters({path: [run] for path, run in runs.items() if run}, metric)
+    if figure is None:
+        raise UserError(f"{paths[0]}: metrics.jsonl counts no parameters (up_parameters, down_parameters)")
+    facts = [dict(zip(figure.head, point, strict=True)) for point in figure.data]
+    say(f"written: {report.write(to / 'communication.json', {'metric': metric, 'points': facts})}")
+    say(f"written: {charts.write(figure.chart, to / 'communication.png', figure.title)}")
 
 
 def time(runs: Runs) -> list[Part | None]:

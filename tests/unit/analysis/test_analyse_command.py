@@ -92,7 +92,7 @@ def test_communication(monkeypatch, capsys, place):
     up = [float(line.split()[2].replace(",", "")) for line in out[2:4]]
     assert up[0] - up[1] == 3 * 24 / 2
     facts = json.loads((place / "new" / "communication.json").read_text())
-    assert [len(run["points"]) for run in facts["runs"]] == [2, 2]
+    assert [point["settings"] for point in facts["points"]] == [str(run) for run in runs for _ in range(2)]
     assert (place / "new" / "communication.png").stat().st_size > 10_000
 
 

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from fedmpi.reports import report, results
+from fedmpi.common.errors import UserError
+from fedmpi.reports import report, results, run_facts
 from fedmpi.reports.page import Figure, Table
 from fedmpi.reports.runs import curve, read
 
@@ -62,6 +63,32 @@ def test_damage_is_noted_and_the_rest_is_read(tmp_path):
     assert curve(only.rows, "accuracy") == {0: 50.0, 1: 60.0}
     assert [note for note in only.notes if "metrics" in note] == ["metrics.jsonl: 2 lines cut or damaged, and left out"]
     assert "partition.json is damaged: no JSON object" in only.notes
+
+
+# ---- parameters transmitted ----
+def transmitting(path, rows):
+    keys = ("round", "up_parameters", "down_parameters", "accuracy")
+    run = made(path)
+    rows = [dict(zip(keys, (t, *row), strict=True)) for t, row in enumerate(rows)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def test_parameters_are_summed_up_to_each_measured_round_and_averaged_beside_the_first_run(tmp_path):
+    full = transmitting(tmp_path / "full", [(1000, 1000, 1.0), (1000, 1000, 2.0)])
+    # four rounds: 1000 + 3 * 200 up, 2 * 1000 + 2 * 200 down, so 400 and 600 in an average round
+    fast = transmitting(tmp_path / "fast", [(1000, 1000, None), (200, 1000, 2.0), (200, 200, None), (200, 200, 4.5)])
+    lines = []
+    run_facts.communication([full, fast], "accuracy", tmp_path, lines.append)
+    assert [line.split()[1:] for line in lines[2:4]] == [
+        ["2", "1,000", "1,000", "2,000", "1.000", "1.000", "1.000", "2.00"],
+        ["4", "400", "600", "1,000", "0.400", "0.600", "0.500", "4.50"],
+    ]
+    points = json.loads((tmp_path / "communication.json").read_text())["points"][2:]
+    assert [list(point.values())[1:] for point in points] == [[1, 1200, 2000, 2.0], [3, 1600, 2400, 4.5]]
+    few = transmitting(tmp_path / "few", [(1, 1, None), (1, 1, 2.0)])
+    with pytest.raises(UserError, match="accuracy was measured after 1 round; a curve needs 2 or more"):
+        run_facts.communication([few], "accuracy", tmp_path, print)
 
 
 # ---- fairness ----
