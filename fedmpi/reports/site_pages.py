@@ -173,7 +173,6 @@ def card(everybody: Sequence[Site], baseline: Baseline | None, statements: Mappi
     """Return the model card. statements: heading -> text, of people."""
     run = everybody[0].run
     config, model = run.config, run.path / MODEL
-    summaries = {entry.name: entry.summary for entry in introspection.entries("methods")}
     evaluated = [site for site in everybody if site.own is not None]
     name = evaluated[0].metrics[0] if evaluated else ""
     measured = [site for site in evaluated if site.last(name) is not None]
@@ -193,7 +192,7 @@ def card(everybody: Sequence[Site], baseline: Baseline | None, statements: Mappi
         statements=statements,
         samples=samples,
         who_gave=_sample_bars(everybody, samples),
-        method=summaries.get(str(config.get("method.name"))),
+        method=introspection.summaries("methods").get(str(config.get("method.name"))),
         options=[f"{k[7:]} {v}" for k, v in config.items() if k.startswith("method.") and k != "method.name"],
         messages=Table(("site", "messages", "bytes in all", "SHA-256 of its record (begins)"), _records(everybody)),
         evaluated=evaluated,

@@ -17,7 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
-from fedmpi.runtime import resume, trust
+from fedmpi.runtime import trust
+from fedmpi.runtime.checkpoints import IDENTITY
 from fedmpi.runtime.reading.compare import HASH, RunRecord
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.run import execute
@@ -106,7 +107,7 @@ def replay_rounds(
         settings = trust.replay_settings(run, trusted, overrides, own)
         if start >= 0:  # a directory of links in which the job resumes after this checkpoint
             checkpoint, states = run / "checkpoints" / f"{start:06}.safetensors", run.glob("state/**/*.safetensors")
-            for path in (run / resume.IDENTITY, checkpoint, *states):
+            for path in (run / IDENTITY, checkpoint, *states):
                 link = Path(place) / settings.name / path.relative_to(run)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path.resolve())
