@@ -11,7 +11,6 @@ LARGEST = 2**53  # of whole numbers: beyond it a float, and JSON's reader elsewh
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_DIGITS = re.compile("([0-9]+)")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -48,10 +47,8 @@ def _natural_key(name: str) -> tuple[Any, ...]:
     number = float(name) if _NUMBER.fullmatch(name.strip()) else math.nan
     if math.isfinite(number):
         return (0, number, name)
-    parts = _DIGITS.split(name)  # words and runs of digits take turns; a run is compared by its length, then as text
-    runs = [part.lstrip("0") for part in parts[1::2]]
-    parts[1::2] = [(len(run), run) for run in runs]
-    return (1, parts, name)
+    runs = re.split("([0-9]+)", name)  # words and runs of digits take turns; a run is compared by length, then as text
+    return (1, [(len(run.lstrip("0")) if run.isdigit() else 0, run) for run in runs], name)
 
 
 _WORDS = {

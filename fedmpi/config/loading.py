@@ -176,8 +176,8 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
         if isinstance(value, dict) and isinstance(below, str):
             # `server.rule: krum` is {name: krum}, to which `server.rule.select=2` adds; `comm.wire: int8` is {up: int8}
             kind = section((*path, key))
-            if kind is not None and issubclass(kind, OpenSection | ShortSection):
-                below = {kind.selector if issubclass(kind, OpenSection) else kind.short: below}
+            if kind is not None and issubclass(kind, ShortSection):
+                below = {kind.short: below}
         both = isinstance(below, dict) and isinstance(value, dict)
         merged[key] = _merge_trees(below, value, (*path, key)) if both else value
     return merged
