@@ -51,41 +51,6 @@ def _natural_key(name: str) -> tuple[Any, ...]:
     return (1, [(len(run.lstrip("0")) if run.isdigit() else 0, run) for run in runs], name)
 
 
-_WORDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "path_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping (`key: value` lines)",
-    "model_type": "a mapping (`key: value` lines)",
-    "none_required": "null",
-    "greater_than": "> {gt}",
-    "greater_than_equal": ">= {ge}",
-    "less_than": "< {lt}",
-    "less_than_equal": "<= {le}",
-    "literal_error": "{expected}",
-    "too_short": "a list of at least {min_length}",
-    "string_too_short": "text that is not empty",
-}
-
-
-def allowed(errors: Sequence[Any]) -> str:
-    """Describe what is allowed, from pydantic's errors about one value: `a whole number or 'full'`."""
-    words = []
-    for error in errors:
-        template = _WORDS.get(error["type"], error["msg"].replace("{", "{{").replace("}", "}}"))
-        word = template.format(**error.get("ctx", {}))
-        if error["type"] == "string_type" and not isinstance(error["input"], (list, dict, type(None))):
-            word += " (in quotes, for YAML reads yes, no, on, off as true, false, and digits as a number)"
-        words.append(word)
-    return " or ".join(dict.fromkeys(words))
-
-
 _FRACTION = re.compile(r"(^|_)(auroc|auprc|auc|c_?index|concordance|r2|f1|dice|iou|kappa|mcc|ece)(_|$)", re.IGNORECASE)
 _PERCENT = re.compile(r"accuracy|(^|_)(top\d+|exact)(_|$)")
 

@@ -59,9 +59,7 @@ def _directory_name(name: str) -> str:
 def _named(item: Any) -> Any:
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
     if not name:
-        raise ValueError(
-            f"{show(item)} is not allowed; a name, or one with its options, is needed: {{crop: {{padding: 4}}}}"
-        )
+        raise ValueError(f"{show(item)} is not allowed; a name, or {{name: its options}}, is needed")
     _plain(name)
     return item
 
