@@ -33,16 +33,12 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     Raises:
         UserError: a mistake in config or data.
     """
-    if isinstance(overrides, str) or not all(isinstance(each, str) for each in overrides):
+    if isinstance(overrides, str):
         raise UserError(f"fedmpi.run: overrides is {overrides!r}; a list of texts is needed: ['train.epochs=3']")
-    if isinstance(settings, config.Settings):
-        if overrides:
-            raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
-    elif isinstance(settings, (str, Path)):
+    if not isinstance(settings, config.Settings):
         settings = config.load(settings, overrides)
-    else:
-        kind = type(settings).__name__
-        raise UserError(f"fedmpi.run: settings is {kind}; a YAML file, or what fedmpi.config.load makes, is needed")
+    elif overrides:
+        raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
     return Summary(execute(settings, after=after_run)[0])
 
 

@@ -1,12 +1,9 @@
 """`fedmpi table`: mean and standard deviation over seeds of every cell of a sweep, beside what others report.
 
-The rows are the first axis but `seed`, the columns all labels of the others. A cell is the mean over seeds of one
-metric of summary.json, +- the sample standard deviation (n - 1). Where most runs have no accuracy of a global model,
-that of another protocol of evaluate.protocol is shown under its own name: personal_accuracy. A difference is paired:
-the mean over seeds that both rows have of (row - first row), +- its standard error s / sqrt(n); `*` where 0 lies
-outside its 95 % interval by Student's t with n - 1 degrees of freedom, not corrected for the number of cells. Beside a
-published value: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has none, or 0; `?`:
-nobody has). losses.shift and the like are what `analysis` has measured (analysis.jsonl).
+A cell is the mean over seeds of one metric of summary.json, or of analysis.jsonl (losses.shift), +- the sample standard
+deviation (n - 1). A difference is paired: the mean over seeds that both rows have of (row - first row), +- its standard
+error s / sqrt(n); `*` where 0 lies outside its 95 % interval by Student's t with n - 1 degrees of freedom, not
+corrected for the number of cells. docs/campaigns.md explains the signs beside published values.
 """
 
 from __future__ import annotations
