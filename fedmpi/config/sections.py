@@ -201,14 +201,10 @@ class CohortSettings(EitherSection):
     weighting: Literal["samples", "uniform"] = "samples"
 
 
-class RuleSettings(OpenSection):
+class RuleSettings(ShortSection, OpenSection):
+    short = "name"
     # `fedmpi list rules`, or file.py:function; auto: the method's own. A bare text in place of the section is this name
     name: Name = "auto"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> RuleSettings:

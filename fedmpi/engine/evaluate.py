@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from math import isnan, nan
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ def evaluate(
     samples = ReadOnlyCheck({"x": shard.x})
     loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=trainer.model.w.device), [], []
     weight: int | Tensor = 0
-    with torch.inference_mode(), trainer.precision():
+    with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(trainer, module, x, predict)
             of_batch = task.batch_weight(y)
@@ -175,7 +176,12 @@ class Evaluator:
         if self.server is None and not self.asks_clients:
             return figures, lines
         of, t = t, max(t, 0)  # the model as it starts is evaluated like that of round 0
-        downloads = self._downloads(t) if self.asks_clients else {}
+        downloads = dict[int, Tensor]()  # of the clients to be evaluated; of others than this rank's any row
+        if self.asks_clients:
+            asked = [k for k in range(self.data.clients) if k not in self.states.unavailable]
+            downloads = dict.fromkeys(asked, self.transport.no_download)
+            if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
+                downloads = self.transport.send_downloads(t, asked, self.states.owner, self.server)
         for protocol in self.protocol:
             if protocol.startswith("ft(") and not last:
                 continue
@@ -186,24 +192,15 @@ class Evaluator:
             rows, weights = self._evaluate_clients(protocol, t, downloads)
             if self.server is not None:
                 figures |= self._combine(t, protocol, rows, weights)
-                lines += [self._line(of, k, protocol, rows[k]) for k in sorted(rows)]
+                shared = self.data.global_test if protocol == "personal_on_global" else None
+                for k in sorted(rows):
+                    samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
+                    site = {"site": self.data.site_names[k]} if self.data.site_names else {}
+                    head = {"round": of, "client": k, **site, "protocol": protocol, "samples": samples}
+                    lines.append(head | rows[k])
         if self.config.best is not None:
             figures |= {f"validation_{name}": value for name, value in self._validated(t, downloads).items()}
         return figures, lines
-
-    def _downloads(self, t: int) -> Mapping[int, Tensor]:
-        """Return what the clients to be evaluated have been sent; of others than this rank's any row."""
-        asked = [k for k in range(self.data.clients) if k not in self.states.unavailable]
-        if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
-            return self.transport.send_downloads(t, asked, self.states.owner, self.server)
-        return dict.fromkeys(asked, self.transport.no_download)
-
-    def _line(self, t: int, client: int, protocol: str, figures: Figures) -> dict[str, Any]:
-        """Return a row of clients.jsonl."""
-        shared = self.data.global_test if protocol == "personal_on_global" else None
-        samples = int(self.data.test_sizes[client]) if shared is None else len(shared)
-        site = {"site": self.data.site_names[client]} if self.data.site_names else {}
-        return {"round": t, "client": client, **site, "protocol": protocol, "samples": samples, **figures}
 
     # ---- the global model, at rank 0 ----
     def _evaluate_global(self, t: int, shard: Shard) -> Evaluation:

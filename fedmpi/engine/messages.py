@@ -109,17 +109,15 @@ class Messages:
         letters = {"d": model.layout.size, "s": self.shared.size, "h": self.head.size, "b": model.buffer_layout.size}
         self.sizes = {**whole, **named, **letters, "c": classes, "z": features, "N": clients}
 
-        declared = ("server_state", "per_client_download", "scratch", "client_state")
-        self.server_state, self.per_client, self.scratch, kept = map(self._bind, declared)
+        bound: dict[str, Packing] = {}
+        for declaration in ("server_state", "per_client_download", "scratch", "client_state"):
+            try:
+                bound[declaration] = getattr(method, declaration).bind(self.sizes)
+            except TypeError as error:
+                raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
+        self.server_state, self.per_client, self.scratch, kept = bound.values()
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
         self.client_state = Packing(own | kept.shapes | dict(optim))
-
-    def _bind(self, declaration: str) -> Packing:
-        try:
-            packing: Packing = getattr(self.method, declaration).bind(self.sizes)
-        except TypeError as error:
-            raise UserError(f"method {type(self.method).__name__}, {declaration}: {error}") from error
-        return packing
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Raise UserError for a layout group that neither this model nor any other has."""
@@ -156,21 +154,19 @@ class Messages:
         """Return the layout of what each client uploads in round t."""
         if self._last[0] != t:
             slots = self.travel(t).slots
-            key = self.groups(t), tuple(self.method.sends) if slots is None else slots
+            key = groups, names = self.groups(t), tuple(self.method.sends) if slots is None else slots
             if key not in self._uploads:
-                self._uploads[key] = self._make_upload(*key)
+                w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
+                sent = Slots(**{name: self.method.sends[name] for name in names})
+                declared = sent.bind(self.sizes | {"s": w.size})
+                shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
+                # Large slots come last (transport/gather.py, ChunkPlan).
+                packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))
+                coding = None if self.wire is None else self._coding(packing, sent, self.wire)
+                size = packing.size if coding is None else coding.entries
+                self._uploads[key] = Upload(packing, w, b, self.model.layout.part(groups), coding, size)
             self._last = t, self._uploads[key]
         return self._last[1]
-
-    def _make_upload(self, groups: Groups, slots: tuple[str, ...]) -> Upload:
-        w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
-        sent = Slots(**{name: self.method.sends[name] for name in slots})
-        declared = sent.bind(self.sizes | {"s": w.size})
-        shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
-        packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))  # ChunkPlan
-        coding = None if self.wire is None else self._coding(packing, sent, self.wire)
-        size = packing.size if coding is None else coding.entries
-        return Upload(packing, w, b, self.model.layout.part(groups), coding, size)
 
     def largest_upload(self) -> int:
         """Return the entries of the longest upload row of any round."""

@@ -155,7 +155,7 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
     """
     m, n = rows.shape
     groups = _halves(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
-    first, blocks = _blocks(start, n)
+    first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
     spans = chunks(rows, start, start + n)
 
@@ -240,9 +240,10 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """(blocks, m) the products block by block of columns, chunk by chunk within each."""
-    first, blocks = _blocks(start, rows.shape[1])
+    n = rows.shape[1]
+    first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     out = torch.zeros(blocks, len(rows), dtype=torch.float64, device=rows.device)
-    spans = chunks(rows, start, start + rows.shape[1])
+    spans = chunks(rows, start, start + n)
 
     def one(span: tuple[int, int]) -> Tensor:
         a, b = span[0] - start, span[1] - start
@@ -271,12 +272,6 @@ def total(parts: Tensor) -> Tensor:
     for part in parts:
         out += part
     return out
-
-
-def _blocks(start: int, n: int) -> tuple[int, int]:
-    """Return the first block of the columns start to start + n, and how many there are."""
-    first = start // BLOCK
-    return first, -(-(start + n) // BLOCK) - first if n else 0
 
 
 def _halves(m: int) -> list[tuple[int, int]]:

@@ -209,11 +209,10 @@ class Client(Protocol):
         decomposition), and those that a model's own parameter_groups() names.
         """
 
-    def batches(self, part: Part = "train", generator: torch.Generator | None = None) -> Iterator[Batch]:
-        """x, y of the client's own rows, batch after batch, for hooks that look at the data outside of steps.
+    def batches(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """x, y of the client's training rows, without augmentation, for hooks that look at the data outside of steps.
 
         Args:
-            part: the training rows, without augmentation, or the validation rows that data.validation has held out.
             generator: draws the order (see `generator`); None: the rows' own order.
 
         Yields:
@@ -294,7 +293,7 @@ class Uploads:
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m, m) float64 inner products of the clients' rows, over all columns wherever they are (or over one span)."""
-        return linear.gram(*_columns(getattr(self, slot), span))
+        return linear.total(linear.gram_blocks(*_columns(getattr(self, slot), span)))
 
     def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m,) float64 inner products of the clients' rows with v, over all columns or over one span (v as long)."""

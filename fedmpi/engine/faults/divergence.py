@@ -45,19 +45,17 @@ class LossTracker:
 
 
 class DivergenceMonitor:
-    """Watches the losses of one run, at rank 0. message: the divergence that was reported, else ""."""
+    """Watches the losses of one run, at rank 0.
+
+    message: the divergence that was reported, else ""; ends: whether the run is to end.
+    """
 
     def __init__(self, classes: int | None, evaluation: str | None, stop: bool = False) -> None:
         """classes: of a classification; evaluation: the evaluation loss to watch, if any; stop: end a diverged run."""
-        self.stop, self.message, self.reported = stop, "", False
+        self.stop, self.message, self.reported, self.ends = stop, "", False, False
         chance = log(classes) if classes else None
         self.losses = [LossTracker("train_loss", chance)]
         self.losses += [LossTracker(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
-
-    @property
-    def ends(self) -> bool:
-        """Whether the run is to end."""
-        return self.stop and self.reported
 
     def memory(self) -> dict[str, Any]:
         """Return what `recall` needs when the run is resumed."""
@@ -81,7 +79,7 @@ class DivergenceMonitor:
                 loss.record(row["round"], value)
         for loss in self.losses[::-1]:
             if len(loss.bad) >= IN_A_ROW or (last and loss.bad):
-                self.reported, self.message = True, str(loss)
+                self.reported, self.message, self.ends = True, str(loss), self.stop
                 warnings.warn(f"{self.message}; {REMEDY}", stacklevel=2)
                 return loss.bad[0]
         return None
