@@ -258,22 +258,8 @@ class Naming:
         return files
 
 
-def pairs(
-    source: str,
-    root: Path,
-    path: str,
-    naming: Naming,
-    columns: Mapping[str, str | None],
-    delimiter: str,
-    sites: bool,
-    silo: str | None,
-) -> list[Sample]:
-    """The images and masks in the folder root/path, or those that the CSV file of that name lists."""
-    if Path(path).suffix.lower() in (".csv", ".tsv", ".txt"):
-        return files_in_table(source, root, path, ".", columns, delimiter, silo)
-    extra = next((key for key in ("site_column", "split_column", "group_column") if columns[key]), None)
-    if extra:
-        raise UserError(f"{source}: data.{extra} is a column of a CSV file, and data.path names a folder")
+def pairs(source: str, root: Path, path: str, naming: Naming, sites: bool, silo: str | None) -> list[Sample]:
+    """The images and masks in the folder root/path, or in its folders of sites."""
     homes = site_folders(source, root, path, sites, silo)
     return [sample for site, home in homes.items() for sample in naming.samples(home, site)]
 

@@ -19,7 +19,6 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
 
-Name = Annotated[str, Field(min_length=1)]
 Voxels = Annotated[int, Field(ge=1, le=4096)]
 Millimetres = Annotated[float, Field(gt=0)]
 Intensity = Literal["standardise", "stored"] | tuple[float, float]
@@ -33,12 +32,6 @@ def nifti(
     sites: bool = True,
     image_pattern: str = "*_image.nii.gz",
     mask_pattern: str = "*_mask.nii.gz",
-    image_column: Name = "image",
-    mask_column: Name = "mask",
-    site_column: Name | None = None,
-    split_column: Name | None = None,
-    group_column: Name | None = None,
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     classes: Annotated[int, Field(ge=2, le=65536)] | None = None,
     mask_values: Annotated[tuple[int, ...], Field(min_length=2)] | None = None,
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None,
@@ -46,31 +39,28 @@ def nifti(
     intensity: Intensity = "standardise",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
-    """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz, or named in the CSV file
-    root/path; needs nibabel.
+    """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz; needs nibabel.
 
-    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask (X, Y,
-    Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a folder.
-    image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have in
-    common. A folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file, files
-    relative to root; site_column: whose a row is; split_column: train, val (which joins train) or test; group_column:
-    whose rows stay together, such as a patient's; delimiter: between fields. Without a test part, test_fraction (0.2)
-    of each site's pairs is it, the same for every seed. classes: how many, if masks hold class numbers, 0 the
-    background; mask_values: else the number of each class in the masks. A number that is neither a class nor
-    task.ignore is refused. Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head
-    (RAS+), by the file's affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled,
-    images linearly, masks to the nearest voxel. size: voxels of all volumes, which must be of one size without it: they
-    are cropped and padded at the centre, with the least intensity and class 0. intensity: standardise (each channel of
-    each volume to mean 0 and deviation 1); [low, high], which become 0 and 1, with what lies beyond cut off; or stored.
+    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask
+    (X, Y, Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a
+    folder. image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have
+    in common. A folder may hold train/, val/ (which joins train) and test/, each of that form. Without a test part,
+    test_fraction (0.2) of each site's pairs is it, the same for every seed.
+    classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
+    masks. A number that is neither a class nor task.ignore is refused.
+    Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head (RAS+), by the file's
+    affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled, images linearly, masks to
+    the nearest voxel. size: voxels of all volumes, which must be of one size without it: they are cropped and padded at
+    the centre, with the least intensity and class 0.
+    intensity: standardise (each channel of each volume to mean 0 and deviation 1); [low, high], which become 0 and 1,
+    with what lies beyond cut off; or stored.
     """
     _check_nibabel()
     if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
         raise UserError(f"data.intensity: {list(intensity)}; [low, high] with low < high is needed")
     numbers = MaskValues("nifti", classes, mask_values)
     naming = Naming(image_pattern, mask_pattern)
-    columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
-    columns |= {"split_column": split_column, "group_column": group_column}
-    samples = pairs("nifti", root, path, naming, columns, delimiter, sites, site)
+    samples = pairs("nifti", root, path, naming, sites, site)
     preparation = VolumePreparation(spacing, size, intensity, image_pattern)
 
     def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
@@ -84,7 +74,7 @@ def nifti(
         x, y = torch.stack(volumes), torch.stack(masks)
         return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
 
-    return dataset_of(samples, read, "nifti", silo=site, test_fraction=test_fraction, split_column=split_column)
+    return dataset_of(samples, read, "nifti", silo=site, test_fraction=test_fraction)
 
 
 def _check_nibabel() -> None:

@@ -168,15 +168,6 @@ def test_an_archive_that_is_refused(listed, tmp_path, content, says):
     assert left <= ({"small"} if "lacks" in says else {"small.pack"})
 
 
-def test_a_file_that_came_damaged_is_fetched_again(server, monkeypatch, tmp_path):
-    download = Download((server.url("plain/a.bin"),), "a.bin", md5(CONTENT))
-    monkeypatch.setitem(SETS, "small", SETS["stl10"]._replace(parts=(Part(("a.bin",)),), downloads=(download,)))
-    (tmp_path / "a.bin").write_bytes(CONTENT[:9])
-    assert getting.check("small", tmp_path)[0][1] == f"has the MD5 {md5(CONTENT[:9])}, not {md5(CONTENT)}"
-    assert getting.fetch("small", tmp_path)
-    assert (tmp_path / "a.bin").read_bytes() == CONTENT
-
-
 # ---- the commands
 
 

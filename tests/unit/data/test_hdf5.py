@@ -153,12 +153,6 @@ def test_images_that_stay_on_disk(tmp_path, options, by_client):
     assert torch.equal(data.train_x.read(rows), whole.train_x.read(rows))
 
 
-def test_a_file_that_is_no_hdf5(tmp_path):
-    (tmp_path / "a.h5").write_bytes(b"nothing of the kind")
-    with pytest.raises(UserError, match=r"a\.h5 cannot be opened as HDF5"):
-        hdf5(tmp_path, path="a.h5")
-
-
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [

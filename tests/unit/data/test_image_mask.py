@@ -164,13 +164,6 @@ def test_what_is_wrong_with_a_pair_is_said_with_its_file(tmp_path, change, optio
         image_mask(tmp_path, **{"classes": 2, **options})
 
 
-def test_a_class_cannot_be_ignored_too(tmp_path):
-    write(tmp_path, "ab")
-    for number in (1, 255):
-        with ignoring(number), pytest.raises(UserError, match=f"task.ignore is {number}, which is a class"):
-            image_mask(tmp_path, mask_values=(0, 255))
-
-
 def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):
     write(tmp_path / "d", "abcdef", values=(0, 1, 255))
     (tmp_path / "run.yaml").write_text(

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from fedmpi.data.sources.flamby import heart_disease
 from PIL import Image
 
 from fedmpi.common.errors import UserError
@@ -17,7 +18,6 @@ from fedmpi.data.fetching.catalogue import SETS
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
-from fedmpi.data.sources.heart_disease import heart_disease
 from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.sources.pictures.class_pictures import image_folder
 from fedmpi.data.sources.pictures.public_arrays import cifar10, cifar100, fashion_mnist, mnist
@@ -204,18 +204,6 @@ def test_heart_disease_sites_in_order(tmp_path):
 
 
 # ---- npz
-
-
-def test_npz_holds_out_a_stratified_part(tmp_path):
-    y = np.repeat([0, 1, 2], [50, 30, 20])
-    np.savez(tmp_path / "a.npz", x=np.arange(100.0)[:, None], y=y, site=np.arange(100) % 4)
-    data = npz(tmp_path, path="a.npz")
-    assert torch.bincount(data.test_y).tolist() == [10, 6, 4]
-    assert data.classes == 3
-    rows = data.test_x.flatten().long()
-    assert torch.equal(data.test_y, torch.from_numpy(y)[rows])
-    assert torch.equal(data.test_site, rows % 4)
-    assert torch.equal(data.site, data.train_x.flatten().long() % 4)
 
 
 def test_npz_validation_part_joins_the_training_part(tmp_path):
