@@ -14,7 +14,6 @@ import pytest
 from fedmpi import cli
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
-from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.fetching import getting
 from fedmpi.data.fetching.catalogue import SETS, Download, Part
 from fedmpi.data.sources import registry
@@ -227,23 +226,6 @@ def test_a_wrong_command_is_refused(monkeypatch, capsys, tmp_path, words, says):
 
 
 # ---- the list
-
-
-def test_addresses_and_checksums_are_those_of_torchvision():
-    sets = torchvision.datasets
-    for name, theirs in (("mnist", sets.MNIST), ("fashion_mnist", sets.FashionMNIST)):
-        ours = [(download.path.rpartition("/")[2], download.md5) for download in SETS[name].downloads]
-        assert ours == [tuple(each) for each in theirs.resources]
-        assert SETS[name].downloads[0].urls == tuple(f"{mirror}{ours[0][0]}" for mirror in theirs.mirrors)
-    for name in ("EMNIST", "CIFAR10", "CIFAR100", "STL10"):
-        theirs = getattr(sets, name)
-        (download,) = SETS[name.lower()].downloads
-        assert (download.urls, download.md5) == ((theirs.url,), getattr(theirs, "tgz_md5", None) or theirs.md5)
-        files = {file for file, _ in getattr(theirs, "train_list", []) + getattr(theirs, "test_list", [])}
-        assert files - {"unlabeled_X.bin"} <= {part.paths[0].rpartition("/")[2] for part in SETS[name.lower()].parts}
-    ours = SETS["svhn"].downloads
-    theirs = [sets.SVHN.split_list[part] for part in ("train", "test")]
-    assert [([*each.urls], each.path, each.md5) for each in ours] == [([u], f"SVHN/{n}", m) for u, n, m in theirs]
 
 
 def test_listings_are_complete():

@@ -139,11 +139,6 @@ def other(tmp_path, place, array):
             r"b\.png .* different sizes, 6 x 6 and 3 x 6",
         ),
         (
-            lambda p: other(p, "masks/b.png", picture(0)),
-            {},
-            r"b\.png is uint8 of shape \(6, 6, 3\); .*one number a pixel",
-        ),
-        (
             lambda p: other(p, "masks/b.png", 2 * mask(1)),
             {},
             r"b\.png holds 2; 0, 1 are allowed: data\.classes .*task\.ig",

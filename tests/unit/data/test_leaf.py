@@ -148,8 +148,6 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
         ({"a": ([], [])}, {}, r"no user has a sample"),
         (GOOD, {"classes": 1_000_000, "alphabet": "ab"}, r"data\.alphabet changes nothing, for x in .* is numbers"),
         ({"a": ([[1.0, 2.0]], [7])}, {"classes": 3}, r"y holds the labels 1 to 7; whole numbers from 0 to 2"),
-        ({"a": ([[1.0, 2.0]], [-1])}, {}, r"y holds the labels -1 to 1; number them 0, 1, 2"),
-        ({"a": ([[1.0, 2.0]], [0.5])}, {"classes": 3}, r"y holds the labels 0.5 to 1; whole numbers from 0 to 2"),
     ],
 )
 def test_mistakes(tmp_path, train, options, said):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedmpi.data.sources.flamby import heart_disease, tcga_brca
 
 from fedmpi.data.federated import split
+from fedmpi.data.sources.flamby import heart_disease, tcga_brca
 from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.sources.pictures.public_arrays import medmnist
 
