@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -67,9 +67,9 @@ def nifti(
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in own:
-            volume, mask = _load(pair)
-            volumes.append(preparation.prepared(volume))
-            masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), volume.spacing))
+            image, mask, spacing_mm = _load(pair)
+            volumes.append(preparation.prepared(image, spacing_mm))
+            masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), spacing_mm))
             _check_size(volumes, own)
         x, y = torch.stack(volumes), torch.stack(masks)
         return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
@@ -80,14 +80,6 @@ def nifti(
 def _check_nibabel() -> None:
     if find_spec("nibabel") is None:
         raise UserError("data set nifti is read by nibabel, which is not installed; pip install nibabel")
-
-
-class Volume(NamedTuple):
-    """image: (C, X, Y, Z) float32; spacing: millimetres of a voxel along X, Y and Z; stored: the file of nibabel."""
-
-    image: Tensor
-    spacing: tuple[float, ...]
-    stored: Any
 
 
 @dataclass(frozen=True)
@@ -101,9 +93,9 @@ class VolumePreparation(Preparation):
 
     kind: ClassVar[str] = "volumes"
 
-    def prepared(self, volume: Volume) -> Tensor:
+    def prepared(self, image: Tensor, spacing: Sequence[float]) -> Tensor:
         """(C, X, Y, Z) float32: its intensities scaled, then on the voxels that are wanted."""
-        x = self._resampled(_scaled(volume.image, self.intensity), volume.spacing, "trilinear")
+        x = self._resampled(_scaled(image, self.intensity), spacing, "trilinear")
         return self._cropped(x, x.amin((1, 2, 3)))
 
     def prepared_mask(self, mask: Tensor, spacing: Sequence[float]) -> Tensor:
@@ -117,7 +109,7 @@ class VolumePreparation(Preparation):
         files, names = self._files(request)
         volumes: list[Tensor] = []
         for file in files:
-            volumes.append(self.prepared(_load_image(Sample(file))))
+            volumes.append(self.prepared(*_load_image(Sample(file))[:2]))
             _check_size(volumes, list(map(Sample, files)))
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
@@ -150,11 +142,13 @@ class VolumePreparation(Preparation):
         return torch.stack([pad(each, borders, value=value) for each, value in zip(x, fill.tolist(), strict=True)])
 
 
-def _load(pair: Sample) -> tuple[Volume, np.ndarray]:
-    """Load an image and its mask (X, Y, Z). Raises UserError where one cannot be read, or they lie on two grids."""
-    volume = _load_image(pair)
+def _load(pair: Sample) -> tuple[Tensor, np.ndarray, tuple[float, ...]]:
+    """Load an image and its mask (X, Y, Z), and the millimetres of a voxel along X, Y and Z.
+
+    Raises UserError where one cannot be read, or they lie on two grids.
+    """
+    x, spacing, image = _load_image(pair)
     mask, _, numbers = _opened(pair, pair.mask)
-    image = volume.stored
     if len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
         raise pair.error(f"{pair.mask} has the shape {tuple(mask.shape)}; (X, Y, Z) is needed")
     check_shapes(pair, image.shape[:3], mask.shape[:3])
@@ -165,10 +159,11 @@ def _load(pair: Sample) -> tuple[Volume, np.ndarray]:
             f"{pair.file} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} "
             "mm apart; resample one of them to the other, or correct its header"
         )
-    return volume, numbers.reshape(volume.image.shape[1:])
+    return x, numbers.reshape(x.shape[1:]), spacing
 
 
-def _load_image(pair: Sample) -> Volume:
+def _load_image(pair: Sample) -> tuple[Tensor, tuple[float, ...], Any]:
+    """Return an image (C, X, Y, Z) float32, the millimetres of a voxel along X, Y and Z, and the file of nibabel."""
     stored, turned, numbers = _opened(pair, pair.file)
     x = numbers.astype(np.float32)
     if x.ndim not in (3, 4) or not np.isfinite(x).all():
@@ -176,7 +171,7 @@ def _load_image(pair: Sample) -> Volume:
         raise pair.error(f"{pair.file} {problem}; finite (X, Y, Z), or with channels behind, are needed")
     x = x[None] if x.ndim == 3 else np.moveaxis(x, 3, 0)
     spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
-    return Volume(torch.from_numpy(np.ascontiguousarray(x)), spacing, stored)
+    return torch.from_numpy(np.ascontiguousarray(x)), spacing, stored
 
 
 def _opened(pair: Sample, file: Path) -> tuple[Any, Any, np.ndarray]:

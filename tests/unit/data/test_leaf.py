@@ -54,9 +54,6 @@ def test_numbers_of_any_size(tmp_path):
     assert data.train_x.tolist() == [[1.5, 3.0], [0.25, 1e9], [0.5, -2.0]]
     assert data.train_y.tolist() == [0, 1, 1]
     assert data.classes == 2
-    assert leaf(tmp_path, path=".", classes=1).train_y.dtype == torch.float32
-    save(tmp_path, "test", {"9": ([[1.0, 0.0]], [0.5])})
-    assert leaf(tmp_path, path=".").classes == 1  # a target that is not whole makes all of them those of a regression
 
 
 def test_next_character(tmp_path):
