@@ -31,14 +31,13 @@ KINDS = {
     "texts": "fedmpi.data.sources.text:TextPreparation",
 }
 # Options of data sources by which a file is read, which may differ between a new file and the training's.
-DECODING = {key: f"decoding.{key}" for key in ("pages", "pixel_range")}
 CHARACTERS = ("delimiter", "decimal")
 READING_OPTIONS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> its field
     "arrays": {"pixel_range": "options.pixel_range"},
     "images": {
         **{key: key for key in ("delimiter", "folder", "picture_column", "label_column")},
         "image_column": "picture_column",
-        **DECODING,
+        "pixel_range": "decoding.pixel_range",
     },
     "table": {key: key for key in CHARACTERS},
     "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
