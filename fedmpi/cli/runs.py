@@ -126,25 +126,19 @@ def plan(
     config: Config,
     overrides: Overrides = None,
     ranks: Annotated[int, Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
-    hosts: Annotated[int, Option(min=1, help="How many hosts they are spread over.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory and bytes that CONFIG would need on so many ranks, and the sbatch line that fits. Data and model
-    are made, nothing is trained."""
+    """Show the memory and bytes that CONFIG would need on so many ranks. It makes data and model, and does not train."""
     from fedmpi.sweeps import expand
 
     if expand.is_sweep(config):
         raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
-    if hosts > ranks:
-        raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "plan")
     from fedmpi.doctor import plan as planning
 
-    facts = planning.plan(settings, ranks, hosts)
-    words = [str(config), *(overrides or ())]
-    as_text = {**facts, "sbatch": planning.sbatch(facts, words)}
-    typer.echo(json.dumps(as_text, indent=2) if as_json else "\n".join(planning.lines(facts, words)))
+    facts = planning.plan(settings, ranks)
+    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(planning.lines(facts)))
 
 
 @app.command(short_help="Show who holds which samples.")
