@@ -128,7 +128,7 @@ def plan(
     ranks: Annotated[int, Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory and bytes that CONFIG would need on so many ranks. It makes data and model, and does not train."""
+    """Show the memory and bytes that CONFIG would need on so many ranks. Nothing is trained."""
     from fedmpi.sweeps import expand
 
     if expand.is_sweep(config):
