@@ -37,7 +37,7 @@ def status(
     and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
     from fedmpi.sweeps.status import look
 
-    facts, lines, code, _ = look(where)
+    facts, lines, code = look(where)
     typer.echo(json.dumps(facts, allow_nan=False, indent=2) if as_json else "\n".join(lines))
     raise typer.Exit(code)
 
