@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, lower_is_better, main_metric, nearest
 from fedmpi.config import Settings
-from fedmpi.runtime.reading import digests
+from fedmpi.runtime.reading import compare
 from fedmpi.sweeps import progress
 from fedmpi.sweeps.axes import OF, SEED, Axis, Published
 from fedmpi.sweeps.expand import Sweep
@@ -205,9 +205,9 @@ def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
         runs |= {settings.name: settings for _, settings in sweep.runs()}
     identities = [(settings, known) for settings in runs.values() if (known := progress.identity(settings)) is not None]
     notes, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
-    for item, (first, other) in digests.differences(identities).items():
+    for item, (first, other) in compare.digest_differences(identities).items():
         mismatch = f"{first} and {other} differ in {item[1:-1]}"
-        if item not in (digests.CODE, digests.TORCH) and not accepted:
+        if item not in compare.CODE and not accepted:
             raise UserError(
                 f"{progress.directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
                 "those with the old one away and let `fedmpi sweep` train them again, leave some out (only, "

@@ -17,7 +17,6 @@ from fedmpi.data.sources.labelled_files import read_rows
 from fedmpi.data.sources.tables.files import read
 from fedmpi.data.sources.tables.preparation import column_moments, standardise_columns
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.text import text
 
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 
@@ -55,21 +54,6 @@ def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     (tmp_path / "p.csv").write_text("\ufeffclient,note\n1,a\n0,b\n", encoding="utf-8")
     parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / "p.csv")
     assert [part.tolist() for part in parts] == [[1], [0]]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("crlf.csv", b'author,text\r\nann,"a\r\nb\rc\r\n"\r\n'),
-        ("crlf.jsonl", b'{"author": "ann", "text": "a\\r\\nb\\rc\\r\\n"}\r\n'),
-    ],
-)
-def test_carriage_returns_in_texts_become_line_feeds(tmp_path, name, content):
-    (tmp_path / "lf.csv").write_bytes(b'author,text\nann,"a\nb\nc\n"\n')
-    (tmp_path / name).write_bytes(content)
-    given = {"context": 2, "test_fraction": 0, "alphabet": "\nabc"}
-    expected = text(tmp_path, path="lf.csv", **given).train_x.tolist()
-    assert text(tmp_path, path=name, **given).train_x.tolist() == expected
 
 
 EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block that is decoded first
