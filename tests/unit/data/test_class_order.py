@@ -1,13 +1,11 @@
 """One order of classes and sites in all sources: numbers by value, also inside words."""
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from fedmpi.common.text import natural_order
 from fedmpi.data.sources.pictures.class_pictures import csv_images, image_folder
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.text import text
 
 
 @pytest.mark.parametrize(
@@ -55,21 +53,3 @@ def test_sources_number_the_classes_alike(folder):
         assert labels_by_grey(data.train_x.floats(), data.train_y) == expected
     rows = table(folder, path="a.csv", label_column="label", features=["grey"], standardise="none", test_fraction=0)
     assert dict(zip(rows.train_x[:, 0].int().tolist(), rows.train_y.tolist(), strict=True)) == expected
-
-
-def test_sites_are_in_the_same_order(folder):
-    expected = ("1", "2", "9", "10")
-    (folder / "b.csv").write_text(
-        "path,label,site\n" + "\n".join(f"images/{name}/{k}.png,c{k},{name}" for name in expected for k in range(2))
-    )
-    found = csv_images(folder, path="b.csv", site_column="site", test_fraction=0)
-    assert found.site_names == expected
-    for name in expected:
-        for kind in "ab":
-            (folder / "sites" / name / kind).mkdir(parents=True)
-            Image.new("L", (4, 4), 9).save(folder / "sites" / name / kind / "0.png")
-        (folder / "texts").mkdir(exist_ok=True)
-        (folder / "texts" / f"{name}.txt").write_text("abcd" * 9)
-    assert image_folder(folder, path="sites", sites=True, test_fraction=0).site_names == expected
-    assert text(folder, path="texts", context=4).site_names == expected
-    assert np.array_equal(np.unique(text(folder, path="texts", context=4).site), range(4))
