@@ -71,15 +71,9 @@ class Classification(Task):
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)
-        if self.plain:
-            return functional.cross_entropy(f, y)
         if self._weights is not None and (self._weights.dtype, self._weights.device) != (f.dtype, f.device):
             self._weights = self._weights.to(f)  # once, not once a batch
-        loss = -f.log_softmax(1)  # not torch's: clients that train at once cannot call it (torch.vmap)
-        w = torch.ones_like(f[0]) if self._weights is None else self._weights
-        true = torch.zeros_like(f).scatter(1, y[:, None], 1.0)
-        share = (1 - self._smoothing) * true + self._smoothing / f.shape[1]
-        return (share * w * loss).sum() / (true * w).sum()
+        return functional.cross_entropy(f, y, self._weights, label_smoothing=self._smoothing)
 
     def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         if type(self).loss is not Classification.loss:  # of a user's own

@@ -1,7 +1,7 @@
 """Who owns which training sample: (labels, clients, rng, options) -> one index array per client.
 
-Every scheme hands out disjoint indices and draws from `rng` alone. `site` and `domain` are shown the site of each
-sample in place of its label.
+Every scheme hands out disjoint indices and draws from `rng` alone. `site` is shown the site of each sample
+in place of its label.
 """
 
 from fedmpi.common.registry import PluginKind
@@ -14,7 +14,6 @@ registry: dict[str, str] = {
     "shards": "fedmpi.data.partitions.shards:shards",
     "classes": "fedmpi.data.partitions.shards:classes",
     "site": "fedmpi.data.partitions.given:site",
-    "domain": "fedmpi.data.partitions.given:domain",
     "file": "fedmpi.data.partitions.given:file",
 }
 KIND = PluginKind("partition", registry, "data.partition", ("labels", "clients", "rng"))

@@ -154,7 +154,6 @@ BEFORE = {
     ("dirichlet", 11, ("convention", "client")): "1fb0ee46c0c2 a88c85d7894f 02bbeba4656f",
     ("site", None): "84234a948b5d afa6f4f96506 452a96d9ffc8",
     ("site", None, ("only", (3, 1))): "342be462feea f0547f0c8b6f 7958524aad8b",
-    ("domain", 17): "5c371426c797 9158677d4807 e57a131fe68f",
 }
 
 

@@ -11,7 +11,6 @@ from fedmpi.data.federated import split
 from fedmpi.data.partitions import dirichlet as dirichlet_module
 from fedmpi.data.partitions import registry
 from fedmpi.data.partitions.dirichlet import dirichlet, quantity
-from fedmpi.data.partitions.given import domain
 from fedmpi.data.partitions.iid import iid, noisy
 from fedmpi.data.partitions.shards import classes, shards
 
@@ -169,15 +168,6 @@ def test_quantity_changes_sizes_alone():
     large = histograms(labels, parts, 10)[sizes.argmax()]
     # a share of n samples drawn without replacement: deviation below sqrt(n / 10)
     assert np.abs(large - sizes.max() / 10).max() < 5 * (sizes.max() / 10) ** 0.5
-
-
-def test_domains_are_divided_among_their_own_clients():
-    owner = rng().permutation(np.repeat([0, 1, 2], [50, 70, 90]))
-    parts = domain(owner, 7, rng())
-    assert [np.unique(owner[part]).tolist() for part in parts] == [[0]] * 3 + [[1]] * 2 + [[2]] * 2
-    assert [len(part) for part in parts] == [17, 17, 16, 35, 35, 45, 45]
-    with pytest.raises(UserError, match="a client for each of the 3 sites, clients=2"):
-        domain(owner, 2, rng())
 
 
 def test_noise_grows_with_the_client():
