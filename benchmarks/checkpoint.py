@@ -19,7 +19,7 @@ from engine import images, settings
 from fedmpi.comm.base import Solo
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
 
 
 def main():

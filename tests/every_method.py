@@ -24,8 +24,8 @@ from fedmpi.methods import registry
 from fedmpi.runtime.run import set_numerics
 
 
-def wire(up, down):
-    return {"comm": {"wire": {"up": up, "down": down}}}
+def wire(up):
+    return {"comm": {"wire": {"up": up}}}
 
 
 ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 3, "clip_norm": 1.0, "keep_optim": True}
@@ -67,12 +67,12 @@ VARIANTS = {
         "cnn",
         {"options": {"period": 2, "client": "fedsol"}, "server": {"rule": {"name": "principal", "groups": ["coef"]}}},
     ),
-    "fedavg, int8 up, fp16 down": ("fedavg", "norm", wire("int8", "fp16")),
-    "fedavg, topk up": ("fedavg", "cnn", wire("topk", "fp32")),
-    "scaffold, bf16": ("scaffold", "norm", wire("bf16", "bf16")),
-    "scaffold, topk": ("scaffold", "norm", wire("topk", "bf16")),
-    "fedpac, fp16 up, bf16 down": ("fedpac", "mlp", wire("fp16", "bf16")),
-    "fedatom, int8": ("fedatom", "norm", {"rounds": 4, "options": {"period": 2}, **wire("int8", "fp32")}),
+    "fedavg, int8": ("fedavg", "norm", wire("int8")),
+    "fedavg, topk": ("fedavg", "cnn", wire("topk")),
+    "scaffold, bf16": ("scaffold", "norm", wire("bf16")),
+    "scaffold, topk": ("scaffold", "norm", wire("topk")),
+    "fedpac, fp16": ("fedpac", "mlp", wire("fp16")),
+    "fedatom, int8": ("fedatom", "norm", {"rounds": 4, "options": {"period": 2}, **wire("int8")}),
     **{
         f"{method}, sharded": (method, "norm", {"server": {"placement": "sharded"}, "cohort": {"fraction": 1.0}})
         for method in ("fedavg", "scaffold", "fedld", "fedfomo")

@@ -82,7 +82,7 @@ def _stand_in() -> None:
 def _serve(name: str) -> NoReturn:
     del sys.path[0]  # this folder, where the command would not look
     import fedmpi.common.torchvision_compat
-    import fedmpi.data.sources.pictures.image_folder
+    import fedmpi.data.sources.pictures.class_pictures
     import fedmpi.reports.report
     import fedmpi.runtime.run  # noqa: F401
 

@@ -20,8 +20,7 @@ import torch
 from torch.distributed import DistNetworkError, DistStoreError
 
 from fedmpi.comm.backends.torch_dist import Gloo
-from fedmpi.comm.base import ConnectionLostError
-from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.job import Job
@@ -166,12 +165,17 @@ class SimulatedStore:
         self.check([])
 
     def gather(
-        self, name: str, call: int, rank: int, ranks: list[int], value: bytes, seconds: float
+        self, name: str, call: int, rank: int, ranks: list[int], value: bytes, seconds: float, living: bool = False
     ) -> tuple[str, list[bytes]]:
         verdict, keys = f"{name}/{call}/silent", [f"{name}/{call}/{each}" for each in ranks]
         self.set(f"{name}/{call}/{rank}", value)
-        decided = Condition(lambda: verdict in self.values or self.values.keys() >= set(keys) or self._is_gone())
-        self.rank.clock.wait(decided, seconds)
+        self.values.pop(f"dead/{rank}", None)
+
+        def is_decided() -> bool:
+            there = {f"{name}/{call}/{each}" for each in ranks if living and f"dead/{each}" in self.values}
+            return verdict in self.values or self.values.keys() | there >= set(keys) or self._is_gone()
+
+        self.rank.clock.wait(Condition(is_decided), seconds)
         with self.rank.job.time.lock:  # what the store has decided reaches all ranks, also if rank 0 ends at once
             if verdict not in self.values:
                 self.check([])
@@ -390,9 +394,7 @@ class SimulatedRank:
         membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
         self.comm.at_end = self.error_reporter.close
-        self.error_reporter.subscribe(
-            lambda line, opened: timeout_tracing.answer(line, self.number, self.comm.waiting_for, opened)
-        )
+        self.error_reporter.waiting_for = lambda: self.comm.waiting_for
         return self.comm
 
     @property
@@ -407,7 +409,8 @@ class SimulatedRank:
 
     def fail(self, error: Exception, code: int = 1) -> NoReturn:
         """End the job for an error, as the command does."""
-        error = timeout_tracing.root_cause(self.error_reporter, error)
+        if isinstance(error, RankTimeoutError):
+            error = error.blame(self.error_reporter.find_root_cause(error.peers))
         self.error_reporter.fail(f"error: {error}", code, reacts=isinstance(error, ConnectionLostError))
 
 

@@ -19,9 +19,9 @@ def main() -> NoReturn:
     process = CommandProcess()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_command` has its own handler
     if sys.argv[1:2] in (["run"], ["resume"]):
-        gc.disable()  # until all is imported (cli/shared.py: fast_import)
+        gc.disable()  # until all is imported, which takes a tenth less time without it
         process.stop.listen(signal.SIGINT)
-    from fedmpi.cli.commands import invoke
+    from fedmpi.cli.runs import invoke
     from fedmpi.cli.shared import run_command
 
     run_command(lambda: invoke(sys.argv[1:], process), process)

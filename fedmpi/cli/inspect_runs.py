@@ -1,8 +1,6 @@
 """The commands on existing runs: status, compare, report, verify, export, predict, reproduce."""
 
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +16,6 @@ from fedmpi.cli.shared import (
     RunDir,
     Trust,
     apply_machine_settings,
-    fast_import,
     fix_threads,
     require_single_process,
     run_settings,
@@ -29,15 +26,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import compare as comparing
 from fedmpi.runtime.reading import files
 
-EVERY_S, CLEAR = 2.0, "\x1b[H\x1b[2J\x1b[3J"
-
 
 @app.command(short_help="Show how far a run or a sweep is.")
 def status(
     where: Annotated[
         Path, typer.Argument(metavar="RUN_DIR | SWEEP_DIR | SWEEP", help="A run's directory; a sweep's, or its file.")
     ],
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until the run has ended.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how far a run is, by its files alone: round, time left, ranks, the slowest client, figures, bytes, faults,
@@ -45,15 +39,9 @@ def status(
     and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
     from fedmpi.sweeps.status import look
 
-    while True:
-        facts, lines, code, is_running = look(where)
-        if watch and sys.stdout.isatty() and not as_json:
-            sys.stdout.write(CLEAR)
-        typer.echo(json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(lines))
-        if not (watch and is_running):
-            raise typer.Exit(code)
-        sys.stdout.flush()
-        time.sleep(EVERY_S)
+    facts, lines, code, _ = look(where)
+    typer.echo(json.dumps(facts, allow_nan=False, indent=2) if as_json else "\n".join(lines))
+    raise typer.Exit(code)
 
 
 @app.command(short_help="Show how two runs differ.")
@@ -134,8 +122,7 @@ def verify(
     except UserError:  # which is told beside the other findings
         require_single_process("verify")
         fix_threads(1)
-    with fast_import():
-        from fedmpi.runtime.finished import verify as checks
+    from fedmpi.runtime.finished import verify as checks
 
     options = checks.Options(None if rounds == "all" else int(rounds), trust, overrides or (), tolerance, seal)
     raise typer.Exit(checks.verify_all(directory, typer.echo, options))
@@ -158,8 +145,7 @@ def export(
     """Write the global model of RUN_DIR, or that of a client, as a file that needs no fedmpi. Outputs of ONNX files are
     compared with the model's on test samples; where they differ there is an error, and no file."""
     run_settings(directory, trust, overrides, "export")
-    with fast_import():
-        from fedmpi.runtime.finished import export, models
+    from fedmpi.runtime.finished import export, models
 
     export.export(models.RunModel(directory, trust, overrides or (), best, client), to, typer.echo, out)
 
@@ -188,8 +174,7 @@ def predict(
     probabilities, number, risk, labels, next symbol; masks as .npz. FILE is a table, a folder, a file or a CSV of
     pictures, texts, or an .npz, as the run's data source reads it; its label column may be missing."""
     run_settings(directory, trust, overrides, "predict")
-    with fast_import():
-        from fedmpi.runtime.finished import models, predict
+    from fedmpi.runtime.finished import models, predict
 
     which = models.RunModel(directory, trust, overrides or (), best, client)
     predict.predict(which, file, typer.echo, out=to, site=site, ids=ids or ())
@@ -214,9 +199,8 @@ def reproduce(
     path = reproduce.find_table(name)
     asked = expand.load(path, overrides or ())
     apply_machine_settings(asked.settings(asked.first()[0]))
-    with fast_import():
-        import fedmpi.runtime.run  # noqa: F401  once for all runs
-        from fedmpi.sweeps import run as runs
+    import fedmpi.runtime.run  # noqa: F401  once for all runs
+    from fedmpi.sweeps import run as runs
 
     reproduce.fetch_data(asked, typer.echo)
     if code := runs.run(asked, jobs, train_child, typer.echo):

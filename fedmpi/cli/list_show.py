@@ -11,16 +11,7 @@ from fedmpi.cli.shared import group, table
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.config.reference import Key, keys
-from fedmpi.runtime.introspection import KINDS, described, description, entries, registry
-
-OPEN = {  # section that takes the options of what it names: the kind of that
-    "method": "methods",
-    "model": "models",
-    "data": "datasets",
-    "data.partition": "partitions",
-    "task": "tasks",
-    "server.rule": "rules",
-}
+from fedmpi.runtime.introspection import KINDS, described, entries, registry
 
 
 @app.command("list", short_help="Show what a config may name.")
@@ -53,31 +44,23 @@ def show_(
 ) -> None:
     """Explain a key: type and bounds, default, meaning; of a section its keys. All: docs/configuration.md."""
     known = {each.name: each for each in keys()}
-    if key in known:
-        return _explain(known[key], [each for name, each in known.items() if name.rpartition(".")[0] == key])
-    section, _, option = key.rpartition(".")
-    kind = OPEN.get(section, "")
-    named = [description(kind, name) for name in registry(kind)] if kind else []
-    rows = [
-        (f"  {each.name}", f"{one.type}; default {one.default}; {one.meaning}")
-        for each in named
-        for one in each.options
-        if one.name == option
-    ]
-    if not rows:
+    section = key.rpartition(".")[0]
+    if key not in known:
         same_section = [name for name in known if name.rpartition(".")[0] == section]
-        raise UserError(f"show: there is no key '{key}'; {nearest(key, same_section or known)}")
-    typer.echo(f"{key}: an option of some {kind} (`fedmpi list NAME` shows all of one)")
-    table(rows)
-
-
-def _explain(key: Key, inside: list[Key]) -> None:
-    typer.echo(f"{key.name}: {key.meaning}")
-    if key.section is None:
-        return table([("  type", key.kind), ("  default", key.default)])
+        guess = nearest(key, same_section or known)
+        raise UserError(f"show: there is no key '{key}'; {guess}{_options(known, section)}")
+    shown = known[key]
+    typer.echo(f"{key}: {shown.meaning}")
+    if shown.section is None:
+        return table([("  type", shown.kind), ("  default", shown.default)])
+    inside = [each for name, each in known.items() if name.rpartition(".")[0] == key]
     table([(f"  {each.name}", f"{_type_and_default(each)}{each.meaning}") for each in inside])
-    if key.name in OPEN:
-        typer.echo(f"and the options of what it names: `fedmpi list {OPEN[key.name]}`, `fedmpi list NAME`")
+    typer.echo(_options(known, key).removeprefix("; "), nl=shown.open)
+
+
+def _options(known: dict[str, Key], section: str) -> str:
+    is_open = section in known and known[section].open
+    return f"; the options of what {section} names: `fedmpi list`, `fedmpi list NAME`" if is_open else ""
 
 
 def _type_and_default(key: Key) -> str:

@@ -1,5 +1,10 @@
-"""The commands that start runs (run, resume, replay) or check what a run would need (validate, plan, doctor)."""
+"""The commands that start runs (run, resume, replay) or check what a run would need (validate, plan, doctor).
 
+A mistake that the user can correct ends in one message and exit code 2; under a launcher
+`fedmpi/comm/failures/error_reporter.py` sees to that, since ranks may make the same one, or one rank its own.
+"""
+
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,17 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import (
-    AsJson,
-    Config,
-    MaybeConfig,
-    Overrides,
-    RunDir,
-    Trust,
-    apply_machine_settings,
-    fast_import,
-    table,
-)
+from fedmpi.cli.shared import AsJson, Config, MaybeConfig, Overrides, RunDir, Trust, apply_machine_settings, table
 from fedmpi.comm.failures.process_exit import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
@@ -33,6 +28,36 @@ app = typer.Typer(
     help="Federated learning under data heterogeneity, on HPC clusters.",
     epilog="The same command under every launcher: mpirun -n 5 fedmpi run CONFIG.yaml, srun, torchrun --no-python.",
 )
+
+
+def load_app(words: Sequence[str] = ()) -> typer.Typer:
+    """Return the app with all commands; for `run` and `resume` only those of this file, so that a rank starts sooner.
+
+    words: the command line, without the name of the program.
+    """
+    if list(words[:1]) not in (["run"], ["resume"]):
+        from fedmpi.cli import inspect_runs, list_show, sweeps  # noqa: F401  register theirs
+        from fedmpi.cli.analyses import analyse
+        from fedmpi.cli.list_show import data
+
+        if not app.registered_groups:
+            app.add_typer(data, name="data", short_help="List, check and fetch data sets.")
+            app.add_typer(analyse, name="analyse", short_help="Look behind the figures of runs.")
+    return app
+
+
+def invoke(words: Sequence[str], process: CommandProcess) -> int:
+    """Run the command that `words` name and return its exit code.
+
+    Not by `app()`, which handles an interrupt differently from version to version.
+    """
+    command = typer.main.get_command(load_app(words))
+    try:
+        with command.make_context("fedmpi", list(words), obj=process) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    return 0
 
 
 @app.callback(invoke_without_command=True)
@@ -52,9 +77,10 @@ def run(context: typer.Context, config: Config, overrides: Overrides = None) -> 
 
 def _train(settings: Settings, process: CommandProcess) -> NoReturn:
     apply_machine_settings(settings)
-    with fast_import():
-        import fedmpi.runtime.run  # noqa: F401  without looking for garbage
+    import fedmpi.runtime.run  # noqa: F401
 
+    gc.freeze()  # what is imported stays; `main` has left it alone until here
+    gc.enable()
     raise typer.Exit(train(settings, process))
 
 
@@ -104,8 +130,7 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
     _refuse_other_place(directory, overrides or ())
     settings = replay_settings(directory.resolve(), trust, overrides or ())
     apply_machine_settings(settings)
-    with fast_import():
-        from fedmpi.runtime.finished.replay import replay as replay_run
+    from fedmpi.runtime.finished.replay import replay as replay_run
 
     raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
 
@@ -119,14 +144,12 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     if expand.is_sweep(config):
         asked = expand.load(config, overrides or ())
         apply_machine_settings(asked.settings(asked.labels[0]))
-        with fast_import():
-            from fedmpi.sweeps import run as runs
+        from fedmpi.sweeps import run as runs
 
         return runs.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings)
-    with fast_import():
-        from fedmpi.runtime.validate import validate_settings
+    from fedmpi.runtime.validate import validate_settings
 
     table(validate_settings(settings))
 
@@ -149,8 +172,7 @@ def plan(
         raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "plan")
-    with fast_import():
-        from fedmpi.doctor import plan as planning
+    from fedmpi.doctor import plan as planning
 
     facts = planning.plan(settings, ranks, hosts)
     words = [str(config), *(overrides or ())]
@@ -169,8 +191,7 @@ def partition(
     and for few clients how much each holds of which class."""
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings)
-    with fast_import():
-        from fedmpi.analysis import partition as division
+    from fedmpi.analysis import partition as division
 
     division.analyse(settings, write, draw, typer.echo)
 
@@ -179,6 +200,6 @@ def partition(
 def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     """Show what this machine has, what CONFIG would get here, and what is wrong, to be read or put into a bug report.
     Exit code 1 if something keeps CONFIG from running."""
-    from fedmpi.doctor import mpi, report
+    from fedmpi.doctor import report
 
-    leave(0 if mpi.is_silent() else report.report(typer.echo, config, overrides or ()))
+    leave(report.report(typer.echo, config, overrides or ()))

@@ -1,29 +1,27 @@
 """Shared parts of the commands: arguments, threads, console lines, and exit codes."""
 
-import gc
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedmpi import config as configs
+from fedmpi.comm.failures.error_reporter import ErrorReporter, who
 from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
+from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import detect
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import resources
-
-if TYPE_CHECKING:
-    from fedmpi.comm.job import Job
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
@@ -46,22 +44,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer carry inside
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+UNKNOWN = Job("single", 0, 1, 0, 1, "")
 
 
-def current_job() -> "Job | None":
-    """Return this process's place among the ranks; None where the launcher is used wrongly."""
-    from fedmpi.comm.launchers import detect
-
+def current_job() -> Job:
+    """Return this process's place among the ranks; that of a single process where the launcher is used wrongly."""
     try:
         return detect(os.environ)
-    except UserError:  # its message is then reported as by a single process
-        return None
+    except UserError:  # the command reports it
+        return UNKNOWN
 
 
 def require_single_process(command: str = "analyse") -> None:
     """Raise UserError where a launcher has started several processes."""
-    from fedmpi.comm.launchers import detect
-
     job = detect(os.environ)
     if job.size > 1:
         raise UserError(
@@ -76,8 +71,7 @@ def apply_machine_settings(settings: configs.Settings, alone: str | None = None)
     """
     if alone is not None:
         require_single_process(alone)
-    job = current_job()
-    resources.check(settings, writes=job is None or job.rank == 0)
+    resources.check(settings, writes=current_job().rank == 0)
     fix_threads(settings.compute.threads)
 
 
@@ -96,20 +90,6 @@ def fix_threads(threads: int) -> None:
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # fedmpi prints those warnings in one line
-
-
-@contextmanager
-def fast_import() -> Iterator[None]:
-    """Turn off garbage collection while torch is imported, which saves a tenth of the time.
-
-    Objects that exist at the end of the block are never looked at by the collector.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def table(rows: list[tuple[str, str]]) -> None:
@@ -146,40 +126,28 @@ def run_command(command: Callable[[], int], process: CommandProcess) -> NoReturn
         code = _report(process, "interrupted", 130)
     except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank does not go without a word
         code = _report(process, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
-    _leave(code)
+    if current_job().size > 1:
+        leave(code)  # at once, since Python's clean-up could wait for ranks that are gone
+    sys.exit(code)
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:
     """Handle Ctrl-C outside of training. No exception is raised, since an import could turn it into another one."""
-    say(f"{_who(current_job())}: interrupted")
+    say(f"{who(current_job())}: interrupted")
     os._exit(128 + number)
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line; most are printed on rank 0 only (RankWarning)."""
     job = current_job()
-    if job is None or job.rank == 0 or isinstance(message, RankWarning):
-        say(f"{_who(job)}: warning: {message}")
+    if job.rank == 0 or isinstance(message, RankWarning):
+        say(f"{who(job)}: warning: {message}")
 
 
 def _report(process: CommandProcess, message: str, code: int) -> int:
     """Print the message and return the code; one of several ranks ends the job with it."""
     job = current_job()
-    if job is not None and job.size > 1:
-        from fedmpi.comm.failures.error_reporter import ErrorReporter
-
+    if job.size > 1:
         ErrorReporter(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)
     say(f"fedmpi: {message}")
     return code
-
-
-def _who(job: "Job | None") -> str:
-    return f"fedmpi [rank {job.rank} on {job.host}]" if job is not None and job.rank else "fedmpi"
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process. A rank of several ends at once, since Python's clean-up could wait for ranks that are gone."""
-    job = current_job()
-    if job is not None and job.size > 1:
-        leave(code)
-    sys.exit(code)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Jobs, Overrides, apply_machine_settings, fast_import, require_single_process, run_command
+from fedmpi.cli.shared import Jobs, Overrides, apply_machine_settings, require_single_process, run_command
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
@@ -66,12 +66,11 @@ def sweep(
         sweep_status.show(asked, typer.echo)
         return
     apply_machine_settings(asked.settings(asked.first()[0]))
-    with fast_import():
-        from fedmpi.sweeps import run as runs
+    from fedmpi.sweeps import run as runs
 
-        if not check:
-            import fedmpi.reports.report
-            import fedmpi.runtime.run  # noqa: F401
+    if not check:
+        import fedmpi.reports.report
+        import fedmpi.runtime.run  # noqa: F401
     if check:
         return runs.check(asked, typer.echo)
     require_single_process()
@@ -90,8 +89,8 @@ def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
     if progress.read_state(settings).what == progress.DONE:
         return 0
     apply_machine_settings(settings)
-    with fast_import():
-        import fedmpi.runtime.run  # noqa: F401
+    import fedmpi.runtime.run  # noqa: F401
+
     return train(settings, process)
 
 
@@ -123,7 +122,7 @@ def table(
         file, before = status.read_sweep_list(file)
         given = [*before, *given]
     asked = expand.load(file, given)
-    table_formats.analyse(asked, metric, of, rows, to, typer.echo)
+    table_formats.show(asked, metric, of, rows, to, typer.echo)
 
 
 def train_child(settings: Settings) -> NoReturn:

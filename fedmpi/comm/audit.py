@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -25,13 +24,12 @@ class Audit:
     def __init__(self) -> None:
         self.waiting: list[str] = []
         self.path: Path | None = None
-        self.mode = 0o600  # of the file
 
-    def open(self, path: Path, private: bool) -> None:
+    def open(self, path: Path) -> None:
         """Write all lines to this file from here on. Raises UserError where it cannot be written."""
-        self.path, self.mode = path, 0o600 if private else 0o666
+        self.path = path
         try:
-            path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 with path.open("rb+") as file:
                     file.truncate(file.read().rfind(b"\n") + 1)  # of half a line, which a full disk has left
@@ -61,8 +59,7 @@ class Audit:
     def _write(self, lines: list[str]) -> None:
         assert self.path is not None
         try:
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self.mode)
-            with open(file, "w", encoding="utf-8") as stream:
+            with open(self.path, "a", encoding="utf-8") as stream:
                 stream.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             raise self._cannot_write(error) from error

@@ -18,16 +18,14 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from fedmpi.comm.audit import Audit
-from fedmpi.comm.timeouts import Clock
 
 About = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
@@ -38,9 +36,6 @@ START_REMEDY = (  # where ranks do not come to the first allgather
     "reach that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long "
     "ranks wait."
 )
-
-
-T = TypeVar("T")
 
 
 def ranks(those: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
@@ -62,7 +57,7 @@ def absent_error(
 
 
 class RankTimeoutError(Lost):
-    """No message from or to `peers` for so long. They may wait for others themselves (failures/timeout_tracing.py)."""
+    """No message from or to `peers` for so long. They may wait for others themselves (`find_root_cause`)."""
 
     def __init__(
         self, peers: Iterable[int], seconds: float, setting: str = "", hosts: Mapping[int, str] | None = None
@@ -73,6 +68,10 @@ class RankTimeoutError(Lost):
             f"{ranks(self.peers, self.hosts)} {'is' if one else 'are'} silent: "
             f"no message from or to {'it' if one else 'them'} for {seconds:g} s{setting}"
         )
+
+    def blame(self, peers: Iterable[int]) -> RankTimeoutError:
+        """Return the same error for other ranks, which are at fault."""
+        return RankTimeoutError(peers, self.seconds, self.setting, self.hosts)
 
 
 class ConnectionLostError(Lost):
@@ -282,29 +281,3 @@ def tree(me: int, size: int) -> tuple[int, list[int]]:
     lowest = me & -me if me else size
     bits = [1 << i for i in range(size.bit_length()) if 1 << i < lowest]
     return me & (me - 1) if me else 0, [me + bit for bit in bits if me + bit < size]
-
-
-def call_with_timeout(seconds: float, call: Callable[[], T], otherwise: str, clock: Clock) -> T:
-    """Return call(), which runs in a thread of its own; raise Lost(otherwise) if it takes longer than `seconds`.
-
-    Torch's own time-outs do not cover a host that takes a connection and never answers.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def work() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            done.set()
-
-    clock.start_thread(work)
-    clock.wait(done, seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise Lost(otherwise)
-    return results[0]

@@ -11,7 +11,6 @@ import torch
 
 from fedmpi.comm import network
 from fedmpi.comm.base import Communicator, Lost, Solo
-from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.job import Job
 from fedmpi.comm.timeouts import Timeouts
@@ -52,18 +51,17 @@ def connect(
 
         comm = torch_dist.connect(job, backend, device, timeouts, error_reporter, address)
     comm.at_end = error_reporter.close
-    error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.waiting_for, store))
+    error_reporter.waiting_for = lambda: comm.waiting_for
     return comm
 
 
 def _connect_by_mpi(job: Job, timeouts: Timeouts, error_reporter: ErrorReporter, address: str) -> Communicator:
-    from fedmpi.comm.backends import mpi_comm
+    from fedmpi.comm.backends import mpi
     from fedmpi.comm.rendezvous import lookup
 
-    comm = mpi_comm.connect(job, timeouts)
+    comm = mpi.Mpi(job, mpi.world(job, timeouts.start), timeouts)
     with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
         limit_s = min(timeouts.start, timeouts.store)
         store = lookup.find_store(replace(job, launcher="mpi"), limit_s, timeouts=timeouts, interface=address)
         error_reporter.listen(store.new_connection)
-        comm.outlive(store, error_reporter)
     return comm

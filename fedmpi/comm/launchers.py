@@ -1,9 +1,9 @@
 """Who a process is among the ranks of a job, by the launcher's environment variables.
 
-Launchers are tried in this order: torchrun; MPI (Open MPI, MPICH, Cray MPICH, PMIx); Slurm; env://, which is RANK,
-WORLD_SIZE, MASTER_ADDR and MASTER_PORT as somebody or an operator such as Kubeflow's has set them; else the job is a
-single process. A launcher counts as present only if all variables of its row are set: `srun --mpi=pmi2` also sets
-PMI_RANK and `srun --mpi=pmix` also sets PMIX_RANK, but neither is an mpirun, and Slurm's own variables say more.
+Launchers are tried in the order of LAUNCHERS; then env://, which is RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as
+somebody or an operator such as Kubeflow's has set them; else the job is a single process. A launcher counts as present
+only if all variables of its row are set: `srun --mpi=pmi2` also sets PMI_RANK and `srun --mpi=pmix` also sets
+PMIX_RANK, but neither is an mpirun, and Slurm's own variables say more.
 
 Variables are inherited: a launcher may run inside another one, or in a shell in which RANK was set before. One that
 started several processes therefore comes before one that started a single process. If srun or mpirun started several
@@ -24,14 +24,19 @@ from fedmpi.comm import network
 from fedmpi.comm.job import RANK, Job
 from fedmpi.common.errors import UserError
 
-FIELDS = ("rank", "size", "local_rank", "local_size")
-
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-CRAY_MPICH = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
+# Launcher; the variables of rank, size, local rank and local size; others that have to be there.
+LAUNCHERS = (
+    ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("TORCHELASTIC_RUN_ID",)),
+    ("mpi", tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")), ()),
+    ("mpi", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ()),  # MPICH, Intel MPI
+    ("mpi", ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"), ()),  # Cray MPICH
+    (
+        "slurm",
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+        ("SLURM_STEP_ID", "SLURM_NODEID"),
+    ),
+)
 # Launchers that are not supported: the variable of the number of ranks, that of the rank, the launcher's name.
 UNSUPPORTED = (
     ("FLUX_JOB_SIZE", "FLUX_TASK_RANK", "Flux"),
@@ -73,38 +78,20 @@ def detect(env: Mapping[str, str]) -> Job:
 
 
 def from_launcher(env: Mapping[str, str]) -> Job | None:
-    """Return the job of torchrun, of an MPI launcher or of a Slurm step of several tasks; None if none is present."""
-    if env.keys() >= {"TORCHELASTIC_RUN_ID", *TORCHRUN}:
-        return job("torchrun", env, TORCHRUN)
-    for row in (OPEN_MPI, MPICH, CRAY_MPICH):
-        if env.keys() >= {*row}:
-            return job("mpi", env, row)
-    if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
-        return by_asking_mpi(env)
-    if env.keys() >= {"SLURM_STEP_ID", *SLURM} and number(env, "SLURM_STEP_NUM_TASKS") > 1:
-        local_size = tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])[number(env, "SLURM_NODEID")]
-        return job("slurm", env, SLURM[:3], local_size)
+    """Return the job of the first launcher that is present; None if none is. A Slurm step of one task is none."""
+    for launcher, names, others in LAUNCHERS:
+        if not env.keys() >= {*names, *others}:
+            continue
+        if launcher != "slurm":
+            numbers = [number(env, name) for name in names]
+        elif "PRTE_LAUNCHED" not in env and number(env, names[1]) > 1:  # else these are of the step around prterun
+            per_node = tasks_per_node(env[names[3]])
+            numbers = [*(number(env, name) for name in names[:3]), per_node[number(env, "SLURM_NODEID")]]
+        else:
+            continue
+        rank, size, local_rank, local_size = numbers
+        return checked(Job(launcher, rank, size, local_rank, local_size, socket.gethostname()), names)
     return None
-
-
-def by_asking_mpi(env: Mapping[str, str]) -> Job:
-    """Return the job according to MPI: a PMIx launcher (prterun) does not tell a process how many ranks exist."""
-    answer = ask_mpi()
-    if answer.size == 1:
-        refuse_unsupported(env)
-        if number(env, "PMIX_RANK") > 0:
-            raise UserError(
-                f"a PMIx launcher started several processes (PMIX_RANK={env['PMIX_RANK']}), but the MPI that "
-                f"mpi4py loaded sees one.\nStart with the mpirun of that MPI, or with srun or torchrun; for one "
-                f"process on purpose unset PMIX_RANK."
-            )
-    return answer
-
-
-def ask_mpi() -> Job:
-    from fedmpi.comm.backends import mpi
-
-    return mpi.identity()
 
 
 # ---- env://, the variables of torch.distributed ----
@@ -175,27 +162,24 @@ def refuse_contradictions(launched: Job, env: Mapping[str, str]) -> None:
 
 def refuse_unsupported(env: Mapping[str, str]) -> None:
     """Raise UserError if a launcher that is not supported started this process among others."""
-    rows = [*UNSUPPORTED, (OPEN_MPI[1], OPEN_MPI[0], "an mpirun of an unknown kind")]
-    for size, rank, launcher in rows:
-        if env.get(size) and number(env, size) > 1:
-            raise UserError(
-                f"{launcher} started {env[size]} processes ({size}={env[size]}), and fedmpi cannot join the others by "
-                f"that launcher's variables: each process would train alone.\n"
-                f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi "
-                f"run`:\n    export RANK=${rank} WORLD_SIZE=${size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
-                f"For one process on purpose unset {size}."
-            )
+    rows = [*UNSUPPORTED, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
+    found = [row for row in rows if env.get(row[0]) and number(env, row[0]) > 1]
+    for size, rank, launcher in found[:1]:
+        raise UserError(
+            f"{launcher} started {env[size]} processes ({size}={env[size]}), and fedmpi cannot join the others by "
+            f"that launcher's variables: each process would train alone.\n"
+            f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi "
+            f"run`:\n    export RANK=${rank} WORLD_SIZE=${size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
+            f"For one process on purpose unset {size}."
+        )
+    if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
+        raise UserError(
+            f"a PMIx launcher started this process (PMIX_RANK={env['PMIX_RANK']}), and does not say how many there "
+            "are.\nStart with mpirun, srun or torchrun; for one process on purpose unset PMIX_RANK."
+        )
 
 
 # ---- reading variables ----
-def job(launcher: str, env: Mapping[str, str], row: tuple[str, ...], local_size: int | None = None) -> Job:
-    """Return the job that the variables of `row` describe, in the order of FIELDS."""
-    numbers = {key: number(env, name) for key, name in zip(FIELDS, row, strict=False)}
-    if local_size is not None:
-        numbers["local_size"] = local_size
-    return checked(Job(launcher, **numbers, host=socket.gethostname()), row)
-
-
 def checked(job: Job, names: tuple[str, ...]) -> Job:
     """Return the job. Raises UserError if its rank is not below its size; names: the variables that tell both."""
     if job.rank >= job.size:

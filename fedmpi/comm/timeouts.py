@@ -10,6 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -30,6 +33,31 @@ class Clock:
     def start_thread(self, target: Callable[[], object]) -> None:
         """Run target() in a thread that does not keep the process alive."""
         threading.Thread(target=target, daemon=True).start()
+
+    def call(self, seconds: float, function: Callable[[], T]) -> T:
+        """Return function(), which runs in a thread of its own; raise TimeoutError if it takes longer.
+
+        Torch's own time-outs do not cover a host that takes a connection and never answers.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        self.start_thread(work)
+        self.wait(done, seconds)
+        if errors:
+            raise errors[0]
+        if not results:
+            raise TimeoutError
+        return results[0]
 
 
 @dataclass(frozen=True)

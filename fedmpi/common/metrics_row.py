@@ -29,7 +29,6 @@ METRICS_KEYS = (
     Key("cohort", "list", "", "the clients that trained"),
     Key("refused", "list", "", "uploads that did not count: client and reason of each"),
     Key("lost", "list", "", "clients that were drawn and were on a lost rank, if there are any"),
-    Key("clipped", "list", "", "with `faults.on_bad_update: clip`: uploads that were scaled down to the bound"),
     Key("up_parameters", "integer", "parameters", "sent by all clients"),
     Key("down_parameters", "integer", "parameters", "received by all clients"),
     Key("wall_s", "number", "s", "the round on rank 0, until the server's step is done"),

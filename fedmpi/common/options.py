@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.key_suggestions import suggest_key
 from fedmpi.common.redaction import MARK, looks_secret
-from fedmpi.common.text import allowed, show
+from fedmpi.common.text import allowed, show, suggest_key
 
 _BOUNDS = ("ge", "gt", "le", "lt")
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)

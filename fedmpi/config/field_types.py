@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from fedmpi.common.text import control_character, show
+from fedmpi.common.type_descriptions import describe_value
 
 # Upper bounds are far beyond what anybody trains, and below what would end in an endless loop or an overflow.
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -60,25 +62,18 @@ def _directory_name(name: str) -> str:
     return name
 
 
-def _augmentation(item: Any) -> Any:
-    return _named(item, "an operation", "flip, {crop: 4}, {crop: {padding: 4, mode: reflect}}")
-
-
-def _hearer(item: Any) -> Any:
-    return _named(item, "one", "tensorboard, {wandb: {project: mine}}, {mine.py:Watch: {every: 5}}")
-
-
-def _named(item: Any, what: str, such: str) -> Any:
+def _named(item: Any) -> Any:
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
     if not name:
-        raise ValueError(f"{show(item)} is not allowed; {what} is a name, or one name with its options: {such}")
+        raise ValueError(
+            f"{show(item)} is not allowed; a name, or one with its options, is needed: {{crop: {{padding: 4}}}}"
+        )
     _plain(name)
     return item
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
-Augmentation = Annotated[Any, AfterValidator(_augmentation)]
-Hearer = Annotated[Any, AfterValidator(_hearer)]
+NameWithOptions = Annotated[Any, AfterValidator(_named)]  # of an augmentation, a tracker, a callback
 Protocol = Annotated[str, AfterValidator(_protocol)]
 Place = Annotated[Path, AfterValidator(_at_home)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
@@ -96,9 +91,48 @@ def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 class Section(BaseModel):
-    """A section in which any key that is not declared is an error."""
+    """A section in which any key that is not declared is an error.
+
+    Attributes:
+        goes_with: key -> another key, and the values of that with which the key has an effect; None: any but null. Any
+            other value than its default is an error without these.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+    goes_with: ClassVar[dict[str, tuple[str, tuple[Any, ...] | None]]] = {}
+
+    @model_validator(mode="after")
+    def _check_keys_that_go_together(self) -> Self:
+        for key, (other, needed) in self.goes_with.items():
+            value, have = getattr(self, key), getattr(self, other)
+            has_effect = have in needed if needed is not None else bool(have)
+            if not has_effect and value != type(self).model_fields[key].default:
+                values = f": {', '.join(map(describe_value, needed))}" if needed is not None else ""
+                raise ValueError(
+                    f"{key}: {describe_value(value)} goes with {other}{values}, and {other} is {describe_value(have)}; "
+                    f"give another {other}, or leave {key} out"
+                )
+        return self
+
+
+class EitherSection(Section):
+    """A section with two keys of which one must be given; the first takes the place of the second's default."""
+
+    either: ClassVar[tuple[str, str]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_place(cls, value: Any) -> Any:
+        first, second = cls.either
+        return {second: None} | value if isinstance(value, dict) and value.get(first) is not None else value
+
+    @model_validator(mode="after")
+    def _check_one_is_given(self) -> Self:
+        values = {key: getattr(self, key) for key in self.either}
+        if sum(value is not None for value in values.values()) != 1:
+            given = ", ".join(f"{key}: {describe_value(value)}" for key, value in values.items())
+            raise ValueError(f"{given}; give one of them, and set the other to null")
+        return self
 
 
 class ShortSection(Section):
@@ -112,10 +146,10 @@ class ShortSection(Section):
         return {cls.short: value} if isinstance(value, str) else value
 
 
-class OpenSection(BaseModel):
+class OpenSection(Section):
     """A section that names a method, model, ... by its key `selector` and takes the options of that as further keys."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="allow")
     selector: ClassVar[str] = "name"
 
     @property

@@ -14,7 +14,7 @@ from fedmpi.common.text import LARGEST
 from fedmpi.config.field_types import (
     Count,
     DirectoryName,
-    Hearer,
+    NameWithOptions,
     Place,
     Rounds,
     Seconds,
@@ -38,37 +38,23 @@ from fedmpi.config.sections import (
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
-Analysis = Literal[
-    "losses", "drift", "knowledge", "contribution", "features", "similarity", "orthogonality", "layers"
-]  # engine/probes
+Analysis = Literal[  # engine/probes
+    "losses", "drift", "knowledge", "contribution", "features", "orthogonality", "layers"
+]
 
 
 FRACTION = 0.01  # of topk, where none is given
-
-
-class Down(ShortSection):
-    """What the server sends."""
-
-    short = "name"
-    name: Literal["fp32", "bf16", "fp16"] = "fp32"  # the format (docs/wire.md)
 
 
 class Up(ShortSection):
     """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
 
     short = "name"
+    goes_with = {"fraction": ("name", ("topk",)), "feedback": ("name", ("bf16", "fp16", "int8", "topk"))}
     name: Literal["fp32", "bf16", "fp16", "int8", "topk"] = "fp32"  # the format (docs/wire.md)
     # of topk: the share of the entries that travels, by default 0.01; they take 8 bytes each, so that 1/2 saves nothing
     fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None
     feedback: bool = True  # whether a client adds what the format left out the next time
-
-    @model_validator(mode="after")
-    def _check(self) -> Up:
-        if self.fraction is not None and self.name != "topk":
-            raise ValueError(f"fraction: {self.fraction:g} has no effect with {self.name}; it is topk's; leave it out")
-        if self.name == "fp32" and not self.feedback:
-            raise ValueError("feedback: false has no effect with fp32, which leaves nothing out; leave it out")
-        return self
 
 
 class WireSettings(ShortSection):
@@ -76,7 +62,6 @@ class WireSettings(ShortSection):
 
     short = "up"
     up: Up = Up()
-    down: Down = Down()
 
 
 class CommSettings(Section):
@@ -94,11 +79,11 @@ class CommSettings(Section):
 class FaultSettings(Section):
     """How a round continues in which something goes wrong (engine/faults)."""
 
+    goes_with = {"replay": ("on_lost_rank", ("abort",))}
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too;
-    # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
-    on_bad_update: Literal["abort", "drop", "clip"] = "abort"
+    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
+    on_bad_update: Literal["abort", "drop"] = "abort"
     on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
     on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
     # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
@@ -106,14 +91,9 @@ class FaultSettings(Section):
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
     replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
 
-    @model_validator(mode="after")
-    def _check(self) -> FaultSettings:
-        if self.replay is not None and self.on_lost_rank != "abort":
-            raise ValueError(f"replay needs on_lost_rank: abort, not {self.on_lost_rank}: it is told who was lost")
-        return self
-
 
 class ComputeSettings(Section):
+    goes_with = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
     precision: Literal["fp32", "bf16"] = "fp32"  # of passes; bf16: autocast, the weights stay as they are
     channels_last: bool = True  # layout of pictures and convolutions in memory
@@ -131,19 +111,6 @@ class ComputeSettings(Section):
     # They change the last bits of what clients send (docs/packing.md)
     pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (config/resources.py)
-
-    @model_validator(mode="after")
-    def _check(self) -> ComputeSettings:
-        if self.graphs is True and self.compile:
-            raise ValueError(
-                "graphs: true and compile: true both decide how passes are launched; leave one of them out"
-            )
-        if self.cudnn_benchmark and self.deterministic:
-            raise ValueError(
-                "cudnn_benchmark: true chooses kernels by how long they take, which differs from run to run, and "
-                "deterministic is true; set one of them to false"
-            )
-        return self
 
 
 class CheckpointSettings(Section):
@@ -174,12 +141,11 @@ class Settings(Section):
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")  # where run directories are made
-    output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     timeline: bool = True  # each rank writes what it did when (fedmpi analyse timeline)
     record: RecordSettings = RecordSettings()  # what is written down of the training itself
     report: bool = True  # rank 0 ends with report.html, a page of all that was recorded (fedmpi report)
-    track: tuple[Hearer, ...] = ()  # `fedmpi list trackers`: who else hears of each round
-    callbacks: tuple[Hearer, ...] = ()  # file.py:Class: your own code hears of each round (docs/campaigns.md)
+    track: tuple[NameWithOptions, ...] = ()  # `fedmpi list trackers`: who else hears of each round
+    callbacks: tuple[NameWithOptions, ...] = ()  # file.py:Class: your own code hears of each round (docs/campaigns.md)
     data: DataSettings  # where samples come from, and whose they are
     model: ModelSettings  # the architecture
     init: InitSettings = InitSettings()  # given weights to start from
@@ -197,7 +163,6 @@ class Settings(Section):
     state: StateSettings = StateSettings()  # where what clients keep lies
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
-    _file: str = PrivateAttr("")  # the config itself
     _began_in: str = PrivateAttr("")  # the working directory in which the run began
 
     @model_validator(mode="after")
@@ -243,16 +208,6 @@ class Settings(Section):
         start, selector = f"{dotted}.", getattr(section(tuple(dotted.split("."))), "selector", "name")
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
-
-    def fragments(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that come from files under `base`: {file: {dotted key: value}}."""
-        fragments: dict[str, dict[str, Any]] = {}
-        for key, value in flat(redacted(self.model_dump(mode="json")), "").items():
-            origin = self._origins.get(key, "")
-            file = origin.rpartition(":")[0]
-            if file not in ("", self._file) and not origin.startswith("command line"):
-                fragments.setdefault(file, {})[key] = value
-        return fragments
 
     def identity(self) -> dict[str, str]:
         """Return `digest_items` with the SHA-256 of each value that may be a secret."""

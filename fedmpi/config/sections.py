@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainSerializer, create_model, model_validator
 
 from fedmpi.config.field_types import (
-    Augmentation,
     Count,
+    EitherSection,
     Fading,
     Name,
+    NameWithOptions,
     NonNegative,
     OpenSection,
     Place,
@@ -43,6 +44,7 @@ class PartitionSettings(OpenSection):
 
 class DataSettings(OpenSection):
     selector = "source"
+    goes_with = dict.fromkeys(("share_label_counts", "audit", "share_ranks"), ("silos", None))
     source: Name  # `fedmpi list datasets`, or file.py:function; the keys that are not listed here are its own options
     # where files are looked for, relative to the working directory
     root: Place = Field(
@@ -54,7 +56,7 @@ class DataSettings(OpenSection):
         "auto"  # which rows a client is tested on (docs/data.md)
     )
     stream: bool | Literal["auto"] = "auto"  # read pictures from disk when they are asked for; auto: those beyond 2 GiB
-    augment: tuple[Augmentation, ...] = ()  # `fedmpi list augmentations`: what training pictures go through, in turn
+    augment: tuple[NameWithOptions, ...] = ()  # `fedmpi list augmentations`: what training pictures go through, in turn
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples that is held out
     # regression targets less their mean over training rows, over their deviation: of each site's own, or of all sites';
     # metrics and predictions stay in the unit of the targets
@@ -72,11 +74,6 @@ class DataSettings(OpenSection):
         if (self.partition is None) == (self.silos is None):
             got = "got neither" if self.partition is None else "got both (set one to null)"
             raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names]; {got}")
-        given = {"share_label_counts": False, "audit": False, "share_ranks": True}
-        idle = next((key for key, value in given.items() if getattr(self, key) is value), None)
-        if not self.silos and idle is not None:
-            setting = f"{idle}: {'true' if given[idle] else 'false'}"
-            raise ValueError(f"{setting} goes with silos; with a partition all ranks hold all data; leave it out")
         if self.silos and self.client_test != "auto":
             raise ValueError(
                 f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
@@ -94,13 +91,8 @@ FROM = "a run directory, or a file of safetensors under state_dict names; null: 
 class Init(Section):
     """Given weights to start from, `from`: a run directory, or a file of safetensors under state_dict names."""
 
+    goes_with = {"strict": ("from", None)}
     strict: bool = False  # whether all tensors of the file and of the model must match
-
-    @model_validator(mode="after")
-    def _check(self) -> Init:
-        if self.strict and self.source is None:
-            raise ValueError("strict: true needs init.from, whose tensors it is about; name a run or a file there")
-        return self
 
     @property
     def source(self) -> Path | None:
@@ -149,7 +141,9 @@ def _whole(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-class TrainSettings(Section):
+class TrainSettings(EitherSection):
+    goes_with = {"decay": ("schedule", ("exponential", "step"))}
+    either = ("steps", "epochs")
     # passes over a client's samples in a round; of 0.5 the first half of the batches, rounded up, at least one
     epochs: Annotated[float, Field(ge=0, le=100_000), AfterValidator(_whole), PlainSerializer(_whole)] | None = 1
     # in place of epochs: steps of the optimiser in a round, as many for every client; passes follow one another, each
@@ -185,32 +179,16 @@ class TrainSettings(Section):
         if not isinstance(value, dict):
             return value
         given = {key: each for key, each in value.items() if each is not None or key not in (*OWN, "weight_decay")}
-        name = given.get("optim", "sgd")
-        meant = NOTHING | (OPTIONS.get(name, {}) if isinstance(name, str) else {})
-        return meant | ({"epochs": None} if given.get("steps") is not None else {}) | given
+        return NOTHING | OPTIONS.get(str(given.get("optim", "sgd")), {}) | given
 
     @model_validator(mode="after")
     def _check(self) -> TrainSettings:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError(
-                f"steps: {self.steps} does not go with epochs: {self.epochs:g}; a round has a number of steps, or of "
-                "passes: set one of them to null"
-            )
-        if self.steps is None and self.epochs is None:
-            raise ValueError("epochs: null leaves nothing to do; give epochs or steps")
-        if self.decay is not None and self.schedule not in ("exponential", "step"):
-            raise ValueError(
-                f"decay: {self.decay:g} has no effect with schedule: {self.schedule}; take schedule: exponential or "
-                "step, or leave decay out"
-            )
-        own = OPTIONS[self.optim]
-        for key in OWN:
-            value = getattr(self, key)
-            if key not in own and value != NOTHING.get(key):
+        for key in (key for key in OWN if key not in OPTIONS[self.optim]):
+            if getattr(self, key) != NOTHING.get(key):
                 whose = ", ".join(name for name, options in OPTIONS.items() if key in options)
                 raise ValueError(
-                    f"{key}: {dumps(value)} is an option of {whose}, and optim is {self.optim}; set {key} to null, or "
-                    "take another optim"
+                    f"{key}: {dumps(getattr(self, key))} is an option of {whose}, and optim is {self.optim}; set {key} "
+                    "to null, or take another optim"
                 )
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: true needs momentum > 0; set nesterov to false, or momentum")
@@ -221,7 +199,9 @@ class TrainSettings(Section):
         return self
 
 
-class CohortSettings(Section):
+class CohortSettings(EitherSection):
+    goes_with = {"replay": ("placement", ("balanced",))}
+    either = ("size", "fraction")
     # of the clients, drawn each round: rounded down, at least one; null where `size` says how many
     fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     size: Count | None = None  # in place of fraction: clients that are drawn each round
@@ -231,25 +211,6 @@ class CohortSettings(Section):
     replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
     # p_k in the aggregate: by training samples, or all clients of the cohort alike
     weighting: Literal["samples", "uniform"] = "samples"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _size_in_place_of_fraction(cls, value: Any) -> Any:
-        sized = isinstance(value, dict) and value.get("size") is not None
-        return {"fraction": None} | value if sized else value
-
-    @model_validator(mode="after")
-    def _check(self) -> CohortSettings:
-        if self.size is not None and self.fraction is not None:
-            raise ValueError(
-                f"size: {self.size} does not go with fraction: {self.fraction:g}; a round has a number of clients, "
-                "or a share of them: set one of them to null"
-            )
-        if self.size is None and self.fraction is None:
-            raise ValueError("fraction: null leaves nobody to train; give fraction or size")
-        if self.replay is not None and self.placement == "pinned":
-            raise ValueError(f"replay: {self.replay} has no effect with placement: pinned; leave one of them out")
-        return self
 
 
 class RuleSettings(OpenSection):
@@ -272,10 +233,14 @@ class RuleSettings(OpenSection):
 
 
 ADAPTIVE = ("adam", "yogi", "adagrad")  # adagrad has no use for beta2; sweeps over the three give it all the same
-SERVER_OPTIONS = {"momentum": ("momentum",), **dict.fromkeys(("beta1", "beta2", "eps"), ADAPTIVE)}
 
 
 class ServerSettings(Section):
+    goes_with = {
+        "momentum": ("optim", ("momentum",)),
+        **dict.fromkeys(("beta1", "beta2", "eps"), ("optim", ADAPTIVE)),
+        "reduce": ("placement", ("root",)),
+    }
     rule: RuleSettings = RuleSettings()  # how the cohort's updates become one
     optim: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"  # turns the direction into a step
     lr: NonNegative = 1.0  # of the server's step; 1 with sgd: the aggregate itself
@@ -293,17 +258,9 @@ class ServerSettings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> ServerSettings:
-        if self.reduce == "local" and self.placement == "sharded":
-            raise ValueError("reduce: local sends sums, and placement: sharded shares out rows; leave one of them out")
         if self.nesterov and (self.optim != "momentum" or not self.momentum):
             have = f"optim: {self.optim}, momentum: {self.momentum:g}"
             raise ValueError(f"nesterov: true needs optim: momentum with momentum > 0, not {have}; or set it to false")
-        for key, whose in SERVER_OPTIONS.items():
-            if self.optim not in whose and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"{key}: {getattr(self, key):g} is an option of {', '.join(whose)}, and optim is {self.optim}; "
-                    "leave it out, or take another optim"
-                )
         return self
 
 
@@ -311,6 +268,7 @@ class BestSettings(ShortSection):
     """Selection of the best model on validation rows: model-best.safetensors. A bare text is the metric."""
 
     short = "metric"
+    goes_with = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))
     # "loss" or a metric of the task: of the global model on the rows that data.validation holds out at all clients,
     # in each evaluation (where parts of the model stay with clients, or clients have models of their own and no
     # protocol looks at the global one, of what each client uses on its own rows)
@@ -318,14 +276,6 @@ class BestSettings(ShortSection):
     goal: Literal["auto", "lowest", "highest"] = "auto"  # auto: lowest of loss, mse and what has these in its name
     patience: Count | None = None  # evaluations in a row without a better model, after which the run ends; null: any
     min_delta: NonNegative = 0.0  # by how much more than that a model must be better than the best one so far
-
-    @model_validator(mode="after")
-    def _check(self) -> BestSettings:
-        if self.metric is None:
-            given = next((key for key, value in self if value != type(self).model_fields[key].default), None)
-            if given:
-                raise ValueError(f"{given}: {getattr(self, given)} has no effect without a metric; name it")
-        return self
 
 
 class EvaluateSettings(Section):

@@ -2,7 +2,7 @@
 
 Differences from plain YAML 1.1: `1e-3` is a number (1.1 asks for `1.0e-3`); dates stay text, so that `name: 2024-05-01`
 is a name, and so do 010 and 1:30, which 1.1 reads as 8 and as 90; only the types of JSON are read, so no tag can build
-an object. A value may refer to environment variables:
+an object. A value may refer to environment variables; within {...} and [...] it stands in quotes:
 
     seed=${env:SLURM_ARRAY_TASK_ID}        name: digits-${env:USER}        root: ${env:DATA:-data}
 """
@@ -20,14 +20,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import control_character, show
 
 MAX_VALUES = 50_000  # in one text, with its aliases written out: eight lines of aliases can stand for 10^8 values
-
-# YAML takes braces within {...} and [...] for its own, so other characters stand there while it reads.
-OPEN, BEGIN, END = "${env:", "\ue000" * 6, "\ue001"
-_REFERENCE = re.compile(r"\$\{env:([A-Za-z_]\w*(?::-[^{}\n]*)?)\}", re.ASCII)
-_HIDDEN = re.compile(f"{BEGIN}([^{END}]*){END}")
+OPEN = "${env:"
+_REFERENCE = re.compile(r"\$\{env:([A-Za-z_]\w*)(:-[^{}\n]*)?\}", re.ASCII)
 
 _TAG = "tag:yaml.org,2002:"
-_SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str")}
+_TYPES = {_TAG + kind for kind in ("map", "seq", "null", "bool", "int", "float", "str")}
 _NUMBERS = {
     "int": r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)",
     "float": r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
@@ -77,92 +74,29 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-class _Reader(yaml.SafeLoader):
-    """Turns one YAML text into values. PyYAML's constructor would lose line numbers, and accept duplicate keys."""
+class _Loader(yaml.SafeLoader):
+    """Has the resolvers of YAML 1.1 but for dates, base 60 and octal numbers; the numbers are added below."""
 
-    # The resolvers of YAML 1.1 but for dates, base 60 and octal numbers; the numbers are added below.
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] not in ("timestamp", "int", "float")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    document: Document
-    source: str
-    has_lines: bool
-    values = 0  # built so far
 
-    def where(self, node: yaml.Node) -> str:
-        return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that `_Loader` would read as a number although yaml would not, such as 1e-3."""
 
-    def build(self, node: yaml.Node, path: str) -> Any:
-        """Return the value of a node under the dotted key `path`; keys that cannot be read are noted as problems."""
-        self.values += 1
-        if self.values > MAX_VALUES:
-            raise UserError(f"{self.where(node)}: more than {MAX_VALUES} values, with the aliases (*) written out")
-        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [self.build(item, f"{path}.{index}") for index, item in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
-            return self.scalar(node, f"{self.where(node)}: {path}")
-        values: dict[str, Any] = {}
-        lines: dict[str, str] = {}  # key -> where it stands
-        # The mappings behind `<<` come first, so that the mapping's own keys win; of several the first wins.
-        for key, value in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
-            text, where = str(key.value), self.where(key)
-            inside = f"{path}.{text}" if path else text
-            if text in lines:
-                problem = f"{inside}: duplicate key; it already stands at {lines[text]}"
-                self.document.problems.append(f"{where}: {problem}")
-            elif key.tag == _TAG + "merge":
-                for other in reversed(value.value if isinstance(value, yaml.SequenceNode) else [value]):
-                    if not isinstance(other, yaml.MappingNode):
-                        raise UserError(f"{where}: {inside}: takes a mapping, or a list of mappings")
-                    values |= self.build(other, path)
-            elif key.tag not in (_TAG + "str", _TAG + "int") or control_character(text) or BEGIN in text:
-                shown = show(_HIDDEN.sub(r"${env:\1}", text)) if isinstance(key, yaml.ScalarNode) else "here"
-                self.document.problems.append(f"{where}: the key {shown} is not plain text; put it in quotes")
-            else:
-                lines[text] = self.document.origins[inside] = where
-                values[text] = self.build(value, inside)
-        return values
-
-    def scalar(self, node: yaml.Node, where: str) -> Any:
-        """Return a text, number, truth value or null."""
-        if node.tag not in _SCALARS:
-            raise UserError(
-                f"{where}: the YAML tag {node.tag.replace(_TAG, '!!')} is not read here; write plain values"
-            )
-        text = resolve_references(node.value, where)
-        if text != node.value:  # a plain scalar may be a number now
-            is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
-            tag = self.resolve(yaml.ScalarNode, text, (True, False)) if is_plain else node.tag
-            node = yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", text, node.start_mark)
-        try:
-            value = self.construct_object(node)
-        except (ValueError, KeyError, yaml.YAMLError) as error:  # `!!int x`, `!!bool x`, 5,000 digits
-            raise UserError(f"{where}: {show(text)} cannot be read as {node.tag.replace(_TAG, '!!')}") from error
-        if control_character(text):
-            raise UserError(f"{where}: {show(text)} holds {control_character(text)}; write text without it")
-        return value
+    yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
 
-def resolve_references(text: str, where: str) -> str:
-    """Replace what refers to environment variables by their texts. Raises UserError for an unset variable, or what is
-    no such reference."""
+for _kind, _pattern in _NUMBERS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
 
-    def value_of(reference: re.Match[str]) -> str:
-        name, has_default, default = reference[1].partition(":-")
-        value = os.environ.get(name, default if has_default else None)
-        if value is None:
-            raise UserError(
-                f"{where}: the environment variable {name} is not set; set it, or write ${{env:{name}:-text}} with "
-                "what is to stand in its place"
-            )
-        return value
 
-    resolved = _HIDDEN.sub(value_of, text)
-    if "${" in resolved:
-        raise UserError(f"{where}: {show(resolved)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
-    return resolved
+def text_for(tree: dict[str, Any]) -> str:
+    """Return plain values as YAML text, from which `read` returns the same values."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_value(text: str, source: str, path: str, document: Document, has_lines: bool = False) -> Any:
@@ -174,32 +108,92 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
         has_lines: whether places are named by their line.
     """
     try:
-        reader = _Reader(_REFERENCE.sub(f"{BEGIN}\\1{END}", text))  # lines and columns stay as they are
-        reader.document, reader.source, reader.has_lines = document, source, has_lines
-        node = reader.get_single_node()
-        return None if node is None else reader.build(node, path)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _Check(loader, source, document, has_lines).visit(node, path)
+        return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark and has_lines else source
         raise UserError(f"{place}: not valid YAML: {problem}") from error
-    except yaml.YAMLError as error:  # characters that YAML does not know
+    except (yaml.YAMLError, ValueError, KeyError) as error:  # characters that YAML does not know, `!!int x`
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise UserError(f"{source}: nested too deep, or an alias (*) within its own anchor") from error
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes texts that `_Reader` would read as a number although yaml would not, such as 1e-3."""
+@dataclass
+class _Check:
+    """Notes the places of keys, and takes duplicate and odd keys out; replaces references to the environment."""
 
-    yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+    loader: _Loader
+    source: str
+    document: Document
+    has_lines: bool
+    values: int = 0
+
+    def visit(self, node: yaml.Node, path: str) -> None:
+        """Check a node under the dotted key `path`, and all below it."""
+        where = self._where(node)
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out")
+        if node.tag not in _TYPES:
+            tag = node.tag.replace(_TAG, "!!")
+            raise UserError(f"{where}: {path}: the YAML tag {tag} is not read here; write plain values")
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self.visit(item, f"{path}.{index}")
+        elif isinstance(node, yaml.MappingNode):
+            self._visit_mapping(node, path)
+        elif isinstance(node, yaml.ScalarNode):
+            self._visit_scalar(node, f"{where}: {path}")
+
+    def _where(self, node: yaml.Node) -> str:
+        return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
+
+    def _visit_mapping(self, node: yaml.MappingNode, path: str) -> None:
+        lines: dict[str, str] = {}  # key -> where it stands
+        for pair in list(node.value):
+            key, value = pair
+            text, where = str(key.value), self._where(key)
+            inside = f"{path}.{text}" if path else text
+            if key.tag == _TAG + "merge":
+                for other in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    self.visit(other, path)
+            elif text in lines:
+                self.document.problems.append(f"{where}: {inside}: duplicate key; it already stands at {lines[text]}")
+                node.value.remove(pair)
+            elif key.tag not in (_TAG + "str", _TAG + "int") or control_character(text) or OPEN in text:
+                shown = show(text) if isinstance(key, yaml.ScalarNode) else "here"
+                self.document.problems.append(f"{where}: the key {shown} is not plain text; put it in quotes")
+                node.value.remove(pair)
+            else:
+                key.tag = _TAG + "str"
+                lines[text] = self.document.origins[inside] = where
+                self.visit(value, inside)
+
+    def _visit_scalar(self, node: yaml.ScalarNode, where: str) -> None:
+        text = _REFERENCE.sub(lambda reference: _variable(reference, where), node.value)
+        if "${" in text:
+            raise UserError(f"{where}: {show(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
+        if text != node.value and node.style is None:  # a plain scalar may be a number now
+            node.tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
+        node.value = text
+        if control_character(text):
+            raise UserError(f"{where}: {show(text)} holds {control_character(text)}; write text without it")
 
 
-for _kind, _pattern in _NUMBERS.items():
-    for _class in (_Reader, _Dumper):
-        _class.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
-
-
-def text_for(tree: dict[str, Any]) -> str:
-    """Return plain values as YAML text, from which `read` returns the same values."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+def _variable(reference: re.Match[str], where: str) -> str:
+    """Return the text of an environment variable. Raises UserError if it is not set and has no default."""
+    name, default = reference.groups()
+    value = os.environ.get(name, default[2:] if default else None)
+    if value is None:
+        raise UserError(
+            f"{where}: the environment variable {name} is not set; set it, or write ${{env:{name}:-text}} with what "
+            "is to stand in its place"
+        )
+    return value

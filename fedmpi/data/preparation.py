@@ -26,14 +26,13 @@ KINDS = {
     "arrays": "fedmpi.data.sources.named_arrays:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
-    "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
     "texts": "fedmpi.data.sources.text:TextPreparation",
 }
 # Options of data sources by which a file is read, which may differ between a new file and the training's.
 DECODING = {key: f"decoding.{key}" for key in ("pages", "pixel_range")}
-CHARACTERS = ("delimiter", "decimal", "thousands")
+CHARACTERS = ("delimiter", "decimal")
 READING_OPTIONS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> its field
     "arrays": {"pixel_range": "options.pixel_range"},
     "images": {
@@ -41,7 +40,6 @@ READING_OPTIONS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: o
         "image_column": "picture_column",
         **DECODING,
     },
-    "saved_dataset": DECODING,
     "table": {key: key for key in CHARACTERS},
     "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
     "volumes": {"image_pattern": "image_pattern"},

@@ -1,7 +1,4 @@
-"""`fedmpi doctor` reports what this machine has and what a config would use on it; `fedmpi plan` what a run would need.
-
-Other programs run under a time limit, and MPI in a process of its own, since it may end the process.
-"""
+"""What this machine has, and what a config would use on it: `fedmpi doctor`; what a run would need: `fedmpi plan`."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

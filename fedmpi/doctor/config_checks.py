@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fedmpi import config as configs
@@ -17,8 +17,7 @@ from fedmpi.common.host_memory import size_text, usable_cores
 from fedmpi.common.text import count
 from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import resources
-from fedmpi.doctor import FAIL, WARN, Row, joined
-from fedmpi.doctor.mpi import current_job
+from fedmpi.doctor import FAIL, OK, WARN, Row, joined
 
 LITTLE_BYTES = 1 << 30  # free for a run directory
 
@@ -27,20 +26,11 @@ def config(path: str, *overrides: str) -> Iterator[Row]:
     """Yield one row for each thing that would be picked, or for what keeps the config from running."""
     try:
         settings = configs.load(path, overrides)
-        job = current_job() or detect({})
+        job = detect(os.environ)
     except UserError as error:
         yield Row("config", str(error), FAIL)
         return
-    checks: dict[str, Callable[[configs.Settings, Job], Row]] = {
-        "ranks": ranks,
-        "device": device,
-        "threads": threads,
-        "back end": backend,
-        "lost rank": lost_rank,
-        "memory": experiment,
-        "output": output,
-    }
-    for name, check in checks.items():
+    for check in (ranks, device, threads, backend, memory, output):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -49,8 +39,8 @@ def config(path: str, *overrides: str) -> Iterator[Row]:
                 known = str(error) if isinstance(error, UserError) else known_fix(error)
                 if known is None:
                     raise
-                row = Row(name, known, FAIL)
-        yield from (Row(name, str(each.message), WARN) for each in caught if issubclass(each.category, UserWarning))
+                row = Row(check.__name__, known, FAIL)
+        yield from (Row(row.name, str(each.message), WARN) for each in caught if issubclass(each.category, UserWarning))
         yield row
 
 
@@ -59,19 +49,22 @@ def _one_thread(settings: configs.Settings) -> configs.Settings:
     return settings.model_copy(update={"compute": settings.compute.model_copy(update={"threads": 1})})
 
 
-def _trainer(job: Job) -> Job:
-    """Return a rank of this host that trains, since rank 0, the server, may use another device."""
-    return job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
-
-
 def ranks(settings: configs.Settings, job: Job) -> Row:
+    """Report the ranks, and whether the job would go on without one."""
     from fedmpi.runtime import build_data
 
     if settings.data.silos:
         build_data.site_ranks(settings, job.size)
     if job.size == 1:
         return Row("ranks", "one process, which is server and all clients; mpirun, srun or torchrun start more")
-    return Row("ranks", f"{job.size} ({job.launcher}), {job.local_size} of them on this host")
+    started = f"{job.size} ({job.launcher}), {job.local_size} of them on this host"
+    wanted = settings.faults.on_lost_rank
+    if wanted == "abort":
+        return Row("ranks", started)
+    why = survivors(job, os.environ)
+    if not why and settings.comm.backend in ("nccl", "mpi"):
+        why = f"{settings.comm.backend} cannot go on without a rank (comm.backend=gloo can)"
+    return Row("ranks", joined([started, f"faults.on_lost_rank: {wanted}, but {why}" * bool(why)]), WARN if why else OK)
 
 
 def device(settings: configs.Settings, job: Job) -> Row:
@@ -79,7 +72,9 @@ def device(settings: configs.Settings, job: Job) -> Row:
 
     from fedmpi.runtime.device import pick_device
 
-    picked = pick_device(settings, _trainer(job))
+    # A rank of this host that trains, since rank 0, the server, may use another device.
+    trainer = job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
+    picked = pick_device(settings, trainer)
     return Row("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
@@ -89,57 +84,43 @@ def threads(settings: configs.Settings, job: Job) -> Row:
 
 
 def backend(settings: configs.Settings, job: Job) -> Row:
+    if settings.comm.backend == "mpi":
+        from fedmpi.comm.backends import mpi
+
+        mpi.load(job.launcher)
+    if job.size == 1:
+        auto = "nccl under a launcher if each rank has a GPU of its own, else gloo"
+        asked = settings.comm.backend
+        return Row("backend", f"none in one process; {auto if asked == 'auto' else asked}")
     interface = settings.comm.interface
-    by = f"over {', '.join(network.choose(interface))}" if interface is not None and job.size > 1 else ""
-    if job.size > 1:
-        others = f"if other hosts are like this one ({job.host})" * (job.local_size < job.size)
-        return Row("back end", joined([_chosen_backend(settings, job), by, others]))
-    asked = _chosen_backend(settings, job) if settings.comm.backend == "mpi" else settings.comm.backend
-    under = {"auto": "nccl under a launcher if each rank has a GPU of its own, else gloo"}.get(asked, asked)
-    return Row("back end", f"none in one process; {under}")
+    by = f"over {', '.join(network.choose(interface))}" if interface is not None else ""
+    others = f"if other hosts are like this one ({job.host})" * (job.local_size < job.size)
+    return Row("backend", joined([_chosen_backend(settings, job), by, others]))
 
 
 def _chosen_backend(settings: configs.Settings, job: Job) -> str:
     """Return gloo, nccl or mpi as this host's ranks would choose it. Raises UserError."""
     import torch
 
-    from fedmpi.comm.backends import choice, mpi
+    from fedmpi.comm.backends import choice
     from fedmpi.runtime.device import pick_device
 
-    asked = settings.comm.backend
-    if asked == "mpi":
-        mpi.load()
-        if job.launcher in ("torchrun", "env://"):
-            raise UserError(mpi.REMEDY[job.launcher])
-        return "mpi"
     cards = []
     for rank in range(job.local_size):
         try:
             where = pick_device(settings, replace(job, rank=rank, local_rank=rank))
         except UserError:  # the row of the device shows it
             where = torch.device("cpu")
-        cards.append(choice.describe(asked, job.host, where))
-    return choice.choose(asked, cards)
+        cards.append(choice.describe(settings.comm.backend, job.host, where))
+    return choice.choose(settings.comm.backend, cards)
 
 
-def lost_rank(settings: configs.Settings, job: Job) -> Row:
-    """Report whether the job could go on without a lost rank, and whether the config asks for it."""
-    wanted = f"faults.on_lost_rank: {settings.faults.on_lost_rank}"
-    if settings.faults.on_lost_rank == "abort" or job.size == 1:
-        return Row("lost rank", f"ends the run ({wanted})" if job.size > 1 else f"{wanted}; there is one process alone")
-    why = survivors(job, os.environ)
-    if not why and settings.comm.backend == "nccl":
-        why = "nccl does not go on without a rank (comm.backend=gloo does)"
-    return Row("lost rank", f"{wanted}, but {why}" if why else f"{wanted}: the run goes on", WARN if why else " ")
-
-
-def experiment(settings: configs.Settings, job: Job) -> Row:
+def memory(settings: configs.Settings, job: Job) -> Row:
     """Build data, model and method as `fedmpi validate` does, and report its row about memory."""
     from fedmpi.runtime.validate import validate_settings
 
-    return Row(
-        "memory", joined(text for label, text in validate_settings(_one_thread(settings), job) if label == "memory")
-    )
+    rows = validate_settings(_one_thread(settings), job)
+    return Row("memory", joined(text for label, text in rows if label == "memory"))
 
 
 def output(settings: configs.Settings, job: Job) -> Row:
@@ -150,4 +131,4 @@ def output(settings: configs.Settings, job: Job) -> Row:
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free
     number = "; it is there already: the run gets a number behind its name" if place.exists() else ""
     little = "; little for checkpoints: make room, or choose another output" if free < LITTLE_BYTES else ""
-    return Row("output", f"{place}, {size_text(free)} free{number}{little}", WARN if little else " ")
+    return Row("output", f"{place}, {size_text(free)} free{number}{little}", WARN if little else OK)

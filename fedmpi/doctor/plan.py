@@ -112,7 +112,7 @@ def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
     rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
     up, down = [0], [0]
     for t in range(s.rounds):
-        announced = messages.announcement(messages.groups(t - 1) if t else None).size
+        announced = messages.announcement(messages.groups(t - 1) if t else None).packing.size
         up.append(int(experiment.itemsize * rows * messages.upload(t).size))
         down.append(experiment.itemsize * (max(ranks - 1, 1) * announced + members * messages.per_client.size))
     return {

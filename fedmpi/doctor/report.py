@@ -7,21 +7,26 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, mpi
+from fedmpi.comm.launchers import detect
+from fedmpi.common.errors import UserError
+from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine
 
 LEGEND = f"{FAIL} keeps the config from running   {WARN} may do harm, or could not be found out"
 WIDTH = 14
-
-
 Check = Callable[[], Iterable[Row]]
 
 
 def report(show: Callable[[str], None], config: Path | None = None, overrides: Sequence[str] = ()) -> int:
-    """Show the report, line by line. Returns the exit code: 1 if something keeps the config from running."""
+    """Show the report, line by line, at rank 0. Returns the exit code: 1 if something keeps the config from running."""
+    try:
+        if detect(os.environ).rank:
+            return 0
+    except UserError:  # a row of the report
+        pass
     groups: dict[str, tuple[Check, ...]] = {
-        "software": (machine.python, machine.torch, machine.gpus, machine.packages),
-        "ranks": (mpi.started, mpi.library, mpi.launchers),
-        "machine": (machine.processors, machine.memory, machine.disks, machine.network_names),
+        "software": (machine.software, machine.torch),
+        "ranks": (machine.started, machine.launchers),
+        "machine": (machine.processors_and_memory, machine.disks, machine.network_names),
     }
     if config is not None:
         groups["config"] = (lambda: config_checks.config(str(config), *overrides),)

@@ -52,7 +52,6 @@ class EvaluationInputs(NamedTuple):
     t: int
     lr: float
     model: tuple[Tensor, Tensor] | None  # w, b of the global model, at rank 0
-    exact: tuple[Tensor, Tensor] | None  # the same on all ranks, if the broadcast differs from it
     inbox: Tensor  # the latest broadcast
     downloads: Mapping[int, Tensor]  # of the clients to be evaluated
     last: bool  # whether no round follows
@@ -152,9 +151,8 @@ class Evaluator:
         self.warned = set[str]()  # protocols for which models without finite outputs were reported
         self.silo = self.data.global_test is None
         self.validates, self.own = validates is not None, validates == "own"
-        # Whether clients evaluate (else rank 0 alone), and whether they do so with the global model.
+        # Whether clients evaluate; else rank 0 alone.
         self.asks_clients = self.silo or bool({*self.protocol} - SERVERS) or self.own
-        self.asks_for_global = self.silo and ("global" in self.protocol or validates == "global")
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
@@ -255,7 +253,7 @@ class Evaluator:
                 seeds.reseed(self.trainer.seed, "evaluate", protocol, now.t, client)
                 with attribute_errors(f"evaluation after round {now.t}, client {client}"):
                     view = self.states.view(client, now.t, now.lr, now.inbox, download)
-                    row, weight = self._evaluate_client(protocol, view, now.exact)
+                    row, weight = self._evaluate_client(protocol, view)
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
@@ -267,13 +265,11 @@ class Evaluator:
         figures = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
         return figures, {k: numbers[0] for k, numbers in numbers_of.items()}
 
-    def _evaluate_client(
-        self, protocol: str, client: ClientContext, exact: tuple[Tensor, Tensor] | None
-    ) -> tuple[Figures, float]:
+    def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """Return one client's metrics under one protocol, and their weight."""
         trainer, inputs, predict = self.trainer, client.read_only_check(), None
         if protocol == "global" or (protocol == "validation" and not self.own):
-            trainer.model.load(*(exact or (client.received, client.b0)))
+            trainer.model.load(client.received, client.b0)
         else:
             predict = load_own_model(client, int(protocol[3:-1]) if protocol.startswith("ft(") else 0)
         own = self.data.validation if protocol == "validation" else self.data.test

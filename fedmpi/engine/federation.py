@@ -85,7 +85,7 @@ class Federation:
                 rule=rule,
                 criterion=config.best,
                 records=config.update_stats,
-                update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates, config.clips_updates),
+                update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
                 keeps_undo=tolerant and bool(config.probes),
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
@@ -262,7 +262,6 @@ class Federation:
             "cohort": list(cohort),
             "refused": refused,
             **({"lost": absent} if absent else {}),
-            **({"clipped": server.update_filter.clipped} if self.config.clips_updates else {}),
             **self.transport.traffic.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
             "train_s": max(busy.values(), default=0.0),

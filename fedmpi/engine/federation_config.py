@@ -35,7 +35,6 @@ class FederationConfig:
     probes: Sequence[str] = ()  # analyses of evaluated rounds (engine/probes)
     max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
     drops_bad_updates: bool = False  # leave bad uploads out; else they end the run
-    clips_updates: bool = False  # scale updates that are too long to the bound
     stops_on_divergence: bool = False  # end a run that has diverged
     needs_undo: bool = False  # restore client states if a round is aborted
     on_lost_rank: str = "abort"  # abort | drop | redo: faults.on_lost_rank

@@ -6,8 +6,8 @@
     client state   [own weights | own float buffers | declared client state | unsent | optimiser's]   stays with it
 Entries have the model's type. The engine's own fields begin with an underscore. Which layout groups of w and of the
 buffers a message holds is a matter of the round (`Method.travels`): every set of groups has a layout of its own.
-With comm.wire a row's large slots, those as wide as the model or a group of it, travel in another format
-(flat/formats.py): its coding. What an upload's format leaves out of a change the client keeps, and sends later.
+With comm.wire an upload's large slots, those as wide as the model or a group of it, travel in another format
+(flat/formats.py): its coding. What the format leaves out of a change the client keeps, and sends later.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.engine.checks import check_declarations, numbers
-from fedmpi.flat.coding import Coding, Wire
-from fedmpi.flat.formats import Format
+from fedmpi.flat.formats import Coding, Format
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
@@ -72,8 +71,6 @@ class Announcement:
     packing: Packing
     w: Selection  # of the shared vector (s,)
     b: Selection  # of the shared buffers
-    coding: Coding | None
-    size: int  # what the row takes on its way, in entries of the model's type
 
 
 class Messages:
@@ -87,10 +84,15 @@ class Messages:
         features: int,
         clients: int,
         rounds: int,
-        wire: Wire = Wire(),  # noqa: B008
+        wire: Format | None = None,
+        feedback: bool = True,
         optim: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
-        """optim: shapes of what a client keeps of its optimiser (engine/local/optimizers.py)."""
+        """Args:
+        wire: the format of uploads' large slots; None: as the model holds them.
+        feedback: whether clients keep what it leaves out.
+        optim: shapes of what a client keeps of its optimiser (engine/local/optimizers.py).
+        """
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         check_declarations(method)
         self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
@@ -118,7 +120,7 @@ class Messages:
                 raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
         self.server_state, self.per_client, self.scratch, kept = bound.values()
         self.unsent: dict[str, tuple[int, ...]] = {}  # slots of which a format leaves out what a later upload brings
-        if wire.up is not None and wire.feedback:
+        if wire is not None and feedback:
             changes = {n: slot for n, slot in method.sends.items() if is_change(n, slot) and self.large(slot)}
             shapes = Slots(**changes).bind(self.sizes).shapes
             self.unsent = {name: shape for name, shape in shapes.items() if prod(shape)}
@@ -170,7 +172,7 @@ class Messages:
                 declared = sent.bind(self.sizes | {"s": w.size})
                 packing = Packing({"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes})
                 columns, of_shared = self.model.layout.part(groups), self._shared_layouts[0].select(groups)
-                coding = None if self.wire.up is None else self._coding(packing, sent, self.wire.up)
+                coding = None if self.wire is None else self._coding(packing, sent, self.wire)
                 size = packing.size if coding is None else coding.entries
                 upload = Upload(packing, groups, w, b, columns, of_shared, coding, size)
                 self._uploads[groups, slots] = upload
@@ -210,12 +212,7 @@ class Messages:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
             state = {name: self.server_state.shapes[name] for name in self.method.receives}
             packing = Packing({COMMAND: (), **state, "_b": (b.size,), "_w": (w.size,)})
-            form, coding = self.wire.down, None
-            if form is not None:
-                coded = [name for name in self.method.receives if self.large(self.method.server_state[name])]
-                coding = Coding(packing, dict.fromkeys((*coded, "_w"), form), self.model.w.dtype)
-            size = packing.size if coding is None else coding.entries
-            self._announcements[groups] = Announcement(packing, w, b, coding, size)
+            self._announcements[groups] = Announcement(packing, w, b)
         return self._announcements[groups]
 
     # ---- state ----

@@ -108,10 +108,9 @@ class Reporter:
             if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
                 downloads = self.transport.send_downloads(t_seen, asked, self.states.owner, server)
         model = None if server is None else (server.w, server.b)
-        exact = self.transport.exact(server) if evaluator.asks_for_global else None
         lr, inbox = self.config.learning_rate(t_seen), self.transport.inbox
         with seeds.seeded(self.config.seed, "evaluate", t):
-            figures, lines = evaluator(EvaluationInputs(t_seen, lr, model, exact, inbox, downloads, last))
+            figures, lines = evaluator(EvaluationInputs(t_seen, lr, model, inbox, downloads, last))
         self.callbacks.append("clients.jsonl", *({**each, "round": t} for each in lines))
         if server is not None and server.best is not None:
             best = server.best

@@ -164,7 +164,9 @@ class FederationServer:
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.logged = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        inputs = ReadOnlyCheck({**self._inputs, **received.tensors(), "updates.p": updates.p, "updates.n": updates.n})
+        inputs = ReadOnlyCheck(
+            {**self._inputs, "updates": received.heads, "updates.p": updates.p, "updates.n": updates.n}
+        )
         size, ruled = (upload.columns.size,), None
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
         chance = seeds.seeded(view.seed, "aggregate", t) if own else nullcontext()

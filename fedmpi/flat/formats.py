@@ -1,4 +1,4 @@
-"""Numbers as bytes: the formats in which vectors of the model's size may travel.
+"""Numbers as bytes: the formats in which uploads of the model's size may travel, and rows that have such slots.
 
     fp32   as the model holds them
     bf16   2 bytes an entry: 8 bits of mantissa, the range of float32
@@ -16,11 +16,16 @@ https://arxiv.org/abs/1809.07599
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from fedmpi.flat.layout import Selection, merge_spans
+from fedmpi.flat.packing import Packing
 
 BLOCK = 1024  # entries that share a scale: 0.4 % more bytes, and one outlier spoils no more than these
 ALIGN = 8  # bytes: whatever lies behind a part of a message may be of any type
@@ -78,9 +83,6 @@ class Half(Format):
     def decode(self, packed: Tensor, out: Tensor) -> None:
         out.copy_(_part(packed, 0, len(out), self.dtype))
 
-    def settle(self, x: Tensor) -> None:
-        x.copy_(x.to(self.dtype))
-
 
 @dataclass(frozen=True)
 class Int8(Format):
@@ -90,7 +92,7 @@ class Int8(Format):
     changes_only = True
 
     def size(self, n: int, itemsize: int) -> int:
-        return aligned(4 * _blocks(n) + n)
+        return aligned(4 * -(-n // BLOCK) + n)
 
     def encode(self, x: Tensor, out: Tensor) -> None:
         n = len(x)
@@ -114,7 +116,7 @@ class Int8(Format):
             at += len(rows)
 
     def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        blocks = _blocks(n)
+        blocks = -(-n // BLOCK)
         return _part(packed, 0, blocks, torch.float32), _part(packed, 4 * blocks, n, torch.int8)
 
 
@@ -183,6 +185,60 @@ def feed_back(form: Format, x: Tensor, unsent: Tensor) -> None:
     unsent.copy_(torch.where(v.isfinite().all(), v, unsent))
 
 
+class Coding:
+    """The rows (size,) of a packing, `dtype`, as messages of `nbytes` bytes. formats: slot -> format.
+
+    [numbers that travel as they are | slot in its format | slot in its format ...]      uint8
+    """
+
+    def __init__(self, packing: Packing, formats: Mapping[str, Format], dtype: torch.dtype) -> None:
+        self.packing, self.dtype = packing, dtype
+        self.formats = {name: form for name, form in formats.items() if prod(packing.shapes[name])}
+        self._plain = merge_spans(span for name, span in packing.spans.items() if name not in self.formats)
+        self._bytes = dtype.itemsize * sum(b - a for a, b in self._plain)
+        self._coded: list[tuple[str, slice, slice, Format]] = []  # slot, where in a row, where in a message
+        at = aligned(self._bytes)
+        for name, form in self.formats.items():
+            a, b = packing.spans[name]
+            size = form.size(b - a, dtype.itemsize)
+            self._coded.append((name, slice(a, b), slice(at, at + size), form))
+            at += size
+        self.nbytes = at  # a multiple of ALIGN
+        self.entries = at // dtype.itemsize  # of the packing's type that take as many bytes
+
+    def pack(self, row: Tensor, out: Tensor) -> Tensor:
+        """row (size,) -> out (nbytes,) uint8, on the same device."""
+        out[: self._bytes].view(self.dtype).copy_(torch.cat([row[a:b] for a, b in self._plain]))
+        out[self._bytes : aligned(self._bytes)] = 0
+        for _, place, there, form in self._coded:
+            form.encode(row[place], out[there])
+        return out
+
+    def unpack(self, packed: Tensor, row: Tensor) -> None:
+        """packed (nbytes,) -> row (size,)."""
+        sizes = [b - a for a, b in self._plain]
+        for (a, b), part in zip(self._plain, packed[: self._bytes].view(self.dtype).split(sizes), strict=True):
+            row[a:b] = part
+        for _, place, there, form in self._coded:
+            form.decode(packed[there], row[place])
+
+    def settle(self, row: Tensor, memory: Mapping[str, tuple[Tensor, Selection | None]]) -> None:
+        """row <- unpack(pack(row)) in place, with error feedback where there is memory.
+
+        memory: slot -> what was left out so far, as wide as the slot, or of which the slot has a selection.
+        """
+        for name, place, _, form in self._coded:
+            if name not in memory:
+                form.settle(row[place])
+                continue
+            stored, part = memory[name]
+            unsent = stored if part is None else part.take(stored)
+            flat = unsent.reshape(-1)  # a copy where it is ranges of `stored`
+            feed_back(form, row[place], flat)
+            if part is not None and not part.whole:
+                part.put(flat.view(unsent.shape), stored)
+
+
 def aligned(size: int) -> int:
     """The next multiple of ALIGN."""
     return -(-size // ALIGN) * ALIGN
@@ -191,10 +247,6 @@ def aligned(size: int) -> int:
 def _part(packed: Tensor, start: int, n: int, dtype: torch.dtype) -> Tensor:
     """n numbers of another type in the bytes from `start` on, which is a multiple of their size."""
     return packed[start : start + n * dtype.itemsize].view(dtype)
-
-
-def _blocks(n: int) -> int:
-    return -(-n // BLOCK)
 
 
 def _rows(x: Tensor) -> list[Tensor]:

@@ -29,7 +29,10 @@ class Segment:
 
     def view(self, flat: Tensor) -> Tensor:
         """This segment of a flat vector, in the tensor's own shape; no copy."""
-        piece = flat[self.start : self.stop]
+        return self.shaped(flat[self.start : self.stop])
+
+    def shaped(self, piece: Tensor) -> Tensor:
+        """A piece of a flat vector, (stop - start,), in the tensor's own shape; no copy."""
         if not self.channels_last:
             return piece.view(self.shape)
         o, i, h, w = self.shape

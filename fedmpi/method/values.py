@@ -40,6 +40,11 @@ class Quadratic:
     anchor: Tensor  # (d,)
     slope: Tensor | None = None  # (d,)
 
+    def value(self, w: Tensor) -> Tensor:
+        """Return the term at w (d,), ()."""
+        value = self.weight / 2 * (w - self.anchor).square().sum()
+        return value if self.slope is None else value - self.slope @ w
+
     def add_gradient(self, g: Tensor, w: Tensor) -> Tensor:
         """Add the gradient at w (d,) to g (d,), in place, and return that."""
         if self.slope is not None:

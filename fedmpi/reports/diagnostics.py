@@ -79,10 +79,6 @@ FEATURES = (
              "Entropy of the singular values, as a number of directions."),
         )
     ),
-    OverRounds("similarity", "similarity of local models' features", "linear CKA",
-               {"with the new global model": "similarity.after_mean", "with the old one": "similarity.before_mean",
-                "with each other": "similarity.pairs_mean"},
-               "1 for features that differ by a rotation and a scale. Means over a round's clients, or over pairs."),
 )  # fmt: skip
 LOCAL_STEPS = (
     OverRounds("loss", "proximal loss of local models", "KL", {"": "orthogonality.loss"},
@@ -94,8 +90,6 @@ LOCAL_STEPS = (
 MAPS = (  # matrices, drawn of the last round
     ("features", "predicted", "what local models predict", ("client", "class"), "probability",
      "Mean probability that a local model gives to each class, on the same samples of the global test set."),
-    ("similarity", "matrix", "similarity of local models' features", ("client", "other client"), "CKA",
-     "Linear CKA of two local models' features on the same samples of the global test set."),
 )  # fmt: skip
 
 

@@ -94,8 +94,7 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
                         charts.write(part.chart, figures / f"{part.name}.{suffix}", part.title)
                     (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
             say(f"written: {figures}/*.svg, .png, .csv")
-        private = any(run.config.get("output_mode") == "private" for run in runs.all)
-        durable.write(to, html(runs).encode(), private)
+        durable.write(to, html(runs).encode())
     except OSError as error:
         raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
     say(f"written: {to}")

@@ -269,7 +269,7 @@ def partition(runs: Runs) -> list[Part | None]:
 
 
 def faults(runs: Runs) -> list[Part | None]:
-    """Show rank failures, uploads that were refused or clipped, divergence, unfinished runs and damaged files."""
+    """Show rank failures, uploads that were refused, divergence, unfinished runs and damaged files."""
     parts, rows = list[Part | None](), list[list[Value]]()
     for run in runs.all:
         name = runs.labels[run.path]
@@ -283,11 +283,10 @@ def faults(runs: Runs) -> list[Part | None]:
             text = f"{row.get('why', '')}; clients out of the round: {out}"
             rows.append([name, row.get("round"), f"lost: {', '.join(ranks)}", text])
         for row in run.rows:
-            for key, what in (("refused", "upload refused"), ("clipped", "upload taken at the bound")):
-                for each in row.get(key) or ():
-                    norm, bound = cell(number(each.get("norm"))), cell(number(each.get("bound")))
-                    text = "an error while it trained" if each.get("error") else f"norm {norm}, bound {bound}"
-                    rows.append([name, row["round"], f"client {each.get('client')}: {what}", text])
+            for each in row.get("refused") or ():
+                norm, bound = cell(number(each.get("norm"))), cell(number(each.get("bound")))
+                text = "an error while it trained" if each.get("error") else f"norm {norm}, bound {bound}"
+                rows.append([name, row["round"], f"client {each.get('client')}: upload refused", text])
     if rows:
         note = f"The first {ROWS} of {len(rows):,}." if len(rows) > ROWS else ""
         parts.append(Table(("run", "round", "what", "details"), rows[:ROWS], "Lost ranks and uploads", note))

@@ -66,7 +66,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     everybody = sites(run)
     baseline = read_baseline(run, alone) if alone is not None else None
     statements = card.read_statements(about) if about is not None else {}
-    folder, private = run.path / FOLDER, run.config.get("output_mode") == "private"
+    folder = run.path / FOLDER
     of = f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}"
     card_sections = card.sections(run, everybody, baseline, statements)
     pages = {f"{CARD}.html": render(f"Model card: {run.name}", [of], card_sections)}
@@ -76,9 +76,9 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
         lead = [of, "For this site; it names no other."]
         pages[f"{plain}.html"] = render(f"{site.name} in {run.name}", lead, sections(run, site, everybody, baseline))
     try:
-        folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         for name, content in pages.items():
-            durable.write(folder / name, content.encode(), private)
+            durable.write(folder / name, content.encode())
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:
@@ -123,7 +123,6 @@ def contribution(run: Run, site: Site, total: int) -> list[Part]:
         ["test samples", "not told" if site.samples is None else f"{site.samples:,}"],
         ["rounds in which it took part", f"{len(site.took_part)} of {len(run.rounds)}"],
         ["uploads that did not count", f"{len(site.refused)}"],
-        ["uploads taken at the bound", f"{len(site.clipped)}"],
         ["share of weight, mean over rounds", "-" if site.share is None else f"{site.share:.1%}"],
     ]
     rule = run.config.get("server.rule.name", "auto")

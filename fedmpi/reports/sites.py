@@ -57,7 +57,7 @@ class Site:
     Attributes:
         train: number of training samples.
         counts: training samples of each class; None if they are not classes, or not shared.
-        took_part, refused, clipped: rounds; refused: its upload did not count.
+        took_part, refused: rounds; refused: its upload did not count.
         share: of the weight of all updates, mean over the rounds.
         evaluated: by protocol.
         own: of the model that the site would use, if that was evaluated; else of the common model; None without either.
@@ -70,7 +70,6 @@ class Site:
     counts: list[int] | None
     took_part: tuple[int, ...]
     refused: tuple[int, ...]
-    clipped: tuple[int, ...]
     share: float | None
     evaluated: Mapping[str, Evaluated]
     own: Evaluated | None
@@ -110,12 +109,10 @@ def sites(run: Run) -> list[Site]:
     for k, n in enumerate(sizes):
         evaluated = _evaluated(run, k)
         took_part = tuple(row["round"] for row in run.rows if k in (row.get("cohort") or ()))
-        refused, clipped = (
-            tuple(row["round"] for row in run.rows if k in _clients(row, key)) for key in ("refused", "clipped")
-        )
+        refused = tuple(row["round"] for row in run.rows if k in _clients(row, "refused"))
         own = evaluated.get("personal") or evaluated.get("global")
         by_class = [int(c) for c in counts[k]] if known else None
-        part = (took_part, refused, clipped, shares.get(k))
+        part = (took_part, refused, shares.get(k))
         result.append(Site(k, run.client_names.get(k, str(k)), int(n), by_class, *part, evaluated, own, run.falls))
     return result
 

@@ -19,7 +19,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_data import thinned
-from fedmpi.runtime.record import timeline
+from fedmpi.runtime.record.run_dir import TIMELINE, read_timelines
 
 LAPS, RANKS = 6, 24  # laps with a colour of their own; ranks that are drawn
 CLOSING = {"announce", "word", "settle", "hash", "checkpoint", "evaluate", "end"}  # all that is behind the last round
@@ -43,12 +43,12 @@ def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> Non
 def last_job(run: Path) -> Job:
     """Return the records of the last job of a run. Raises UserError where there are none, or damaged ones."""
     try:
-        jobs: list[Job] = [job for job in timeline.read(run) if any(r["rounds"] for r in job["ranks"].values())]
+        jobs: list[Job] = [job for job in read_timelines(run) if any(r["rounds"] for r in job["ranks"].values())]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{run / timeline.FOLDER} is damaged: a line is not as fedmpi writes it ({error})") from error
+        raise UserError(f"{run / TIMELINE} is damaged: a line is not as fedmpi writes it ({error})") from error
     if not jobs:
         why = "written by `fedmpi run` unless the config has timeline: false"
-        raise UserError(f"{run} holds no {timeline.FOLDER}/rank-*.jsonl with a round in it: {why}")
+        raise UserError(f"{run} holds no {TIMELINE}/rank-*.jsonl with a round in it: {why}")
     return jobs[-1]
 
 

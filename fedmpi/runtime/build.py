@@ -28,20 +28,19 @@ from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
+from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import Rule
-from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.model_checks import check_module, warn_of_untracked
-from fedmpi.runtime.resuming import initial
-from fedmpi.runtime.resuming.initial import Initial
+from fedmpi.runtime.compatibility import check_module, warn_of_untracked
+from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
 from fedmpi.tasks import contract
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
@@ -89,7 +88,7 @@ class Experiment:
 
     @property
     def drops_uploads(self) -> bool:
-        """Whether uploads of a round may be left out, clipped or sent once more (faults)."""
+        """Whether uploads of a round may be left out or sent once more (faults)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
@@ -198,7 +197,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     start = None
     if settings.init.source is not None:
-        start = initial.load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
+        start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
@@ -210,7 +209,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_method(settings, method, task, net, local_training)
     warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
-    best = compatibility.best_model_choice(settings, task, data) if settings.evaluate.best.metric else None
+    best = compatibility.best_model_choice(settings, task, data)
     compatibility.check_data(settings, data, task, net)
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)
@@ -242,10 +241,10 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
         UserError: a format (comm.wire) for a model of half-precision numbers, or topk beside a rule that looks at
             single entries.
     """
-    up, down, dtype = settings.comm.wire.up, settings.comm.wire.down, model.w.dtype
-    if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
+    up, dtype = settings.comm.wire.up, model.w.dtype
+    if up.name != "fp32" and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
+            f"comm.wire: up {up.name}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.wire out"
         )
@@ -259,7 +258,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, Wire(sent, plain[down.name], up.feedback), states)
+        return Messages(method, model, *sizes, sent, up.feedback, states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
@@ -287,8 +286,9 @@ def clients_at_once(experiment: Experiment) -> int:
     elif uses_counts and not s.data.share_label_counts and not reason:
         reason = "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if not reason:
-        other_gradient = any(overrides(experiment.method, hook) for hook in ("loss", "gradient"))
-        full = train.momentum or train.weight_decay or other_gradient
+        hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
+        chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
+        full = train.momentum or train.weight_decay or hooks or chain is None
         samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
@@ -362,7 +362,6 @@ def federation(
         probes=s.analysis,
         max_norm=s.faults.max_norm,
         drops_bad_updates=s.faults.on_bad_update != "abort",
-        clips_updates=s.faults.on_bad_update == "clip",
         stops_on_divergence=s.faults.on_divergence == "stop",
         on_lost_rank=s.faults.on_lost_rank if regroups else "abort",
         replays_failures=s.faults.replay is not None,

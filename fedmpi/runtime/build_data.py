@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.target_scale import TargetScale, target_sums
 from fedmpi.common.text import count
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.config.schema import Settings
@@ -31,13 +32,11 @@ from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos,
 from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import Stream, choosing
 from fedmpi.engine import scheduler
-from fedmpi.runtime import target_scaling
 from fedmpi.tasks.base import ignored_value, is_counted
 
 LARGE, GLANCE = 100, 5000  # root mean square of inputs or targets that is warned of; rows that are looked at for that
-LABELS = ("label counts",)
-HELD = ("validation samples",)
-TARGETS = ("number, sum and sum of squares of targets",)
+LABELS, HELD, TARGETS = ("label counts",), ("validation samples",), ("number, sum and sum of squares of targets",)
+Targets = tuple[Tensor, Tensor | None]  # of some rows, and the number of the site of each row
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
@@ -88,8 +87,57 @@ def partitioned(settings: Settings) -> Federated:
     with attribute_errors("data.partition"), seeds.seeded(settings.seed, "scheme"):
         federation = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     if settings.data.standardise_target:
-        federation = target_scaling.scaled(settings, federation, dataset)
+        train, test = (dataset.train_y, dataset.site), (dataset.test_y, dataset.test_site)
+        if settings.data.standardise_target == "site" and any(site is None and len(y) for y, site in (train, test)):
+            raise UserError(
+                "data.standardise_target: site needs a data set that knows the sites of its rows (data.site_column), "
+                "or data.silos; say data.standardise_target: pooled"
+            )
+        federation = standardise_targets(settings, federation, [train], [test], dataset.site_names, np.stack)
     return augmented(hold_out(federation, settings.data.validation, settings.seed), augment)
+
+
+def standardise_targets(
+    settings: Settings,
+    data: Federated,
+    train: Sequence[Targets],
+    test: Sequence[Targets],
+    names: Sequence[str],
+    exchange: Callable[[list[np.ndarray]], np.ndarray],
+) -> Federated:
+    """Return a federation with its targets standardised by training rows, as data.standardise_target says.
+
+    Args:
+        train: the targets of each data set that this rank has opened.
+        test: those for tests.
+        names: of the sites; where there are none, sites are named by their numbers.
+        exchange: given a row of `target_sums` for each of `train`, returns the rows of all ranks. It is called for
+            `pooled`; else what is known of a site stays with its rank.
+    """
+    new, scales, all_targets = dict[int, Tensor](), dict[str, TargetScale](), [*train, *test]
+    for y, _ in all_targets:
+        if not y.is_floating_point():
+            raise UserError(
+                f"data.standardise_target: targets are {y.dtype}, and real numbers are needed (of a table: "
+                "data.target: number)"
+            )
+        new[id(y)] = torch.stack([y, y, y], dim=1)
+
+    def sums(y: Tensor) -> np.ndarray:
+        return target_sums(y, is_counted(y, ignored_value(settings.task.options.get("ignore"))))
+
+    if settings.data.standardise_target == "pooled":
+        scales[""] = TargetScale.of_sums(exchange([sums(y) for y, _ in train]))
+        new = {id(y): scales[""].beside(y) for y, _ in all_targets}
+    else:
+        owned = [(y, site) for y, site in all_targets if site is not None]
+        for k in sorted({k for _, site in owned for k in site.unique().tolist()}):
+            rows = torch.cat([y[site == k] for y, site in train])
+            scale = scales[names[k] if names else str(k)] = TargetScale.of_sums([sums(rows)])
+            for y, site in owned:
+                new[id(y)][site == k] = scale.beside(y[site == k])
+    data = data.with_samples(lambda x: x, lambda y: new[id(y)])
+    return replace(data, target_scales=scales, target_shape=(3, *data.target_shape))
 
 
 def check_settings(settings: Settings) -> None:
@@ -196,8 +244,11 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     own = label_table(datasets, table, names)
     unsplit = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
 
-    def exchange(rows: np.ndarray) -> np.ndarray:
-        return from_owners(comm, rows.view(np.int64), owner, TARGETS).view(np.float64)
+    def exchange(rows: list[np.ndarray]) -> np.ndarray:
+        sums = np.zeros((len(names), 3 * int(np.prod(unsplit.target_shape, dtype=np.int64))))
+        for k, row in zip(datasets, rows, strict=True):
+            sums[k] = row
+        return from_owners(comm, sums.view(np.int64), owner, TARGETS).view(np.float64)
 
     federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), counts_shared=shared)
     if not settings.data.validation:
@@ -217,7 +268,7 @@ def site_federation(settings: Settings, client: int) -> Federated:
     table = describe(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
     unsplit = silo_federation(datasets, table, label_table(datasets, table, names), names)
-    return replace(_prepare_sites(settings, unsplit, datasets, lambda rows: rows), counts_shared=False)
+    return replace(_prepare_sites(settings, unsplit, datasets, np.stack), counts_shared=False)
 
 
 def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
@@ -233,11 +284,13 @@ def _prepare_sites(
     settings: Settings,
     unsplit: Federated,
     datasets: Mapping[int, Dataset],
-    exchange: Callable[[np.ndarray], np.ndarray],
+    exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> Federated:
     """Standardise the targets of sites, hold validation rows out, and augment, as the settings say."""
     if settings.data.standardise_target:
-        unsplit = target_scaling.scaled_silos(settings, unsplit, datasets, exchange)
+        train = [(each.train_y, torch.full((len(each.train_y),), k)) for k, each in datasets.items()]
+        test = [(each.test_y, torch.full((len(each.test_y),), k)) for k, each in datasets.items()]
+        unsplit = standardise_targets(settings, unsplit, train, test, unsplit.site_names, exchange)
     return augmented(hold_out(unsplit, settings.data.validation, settings.seed), operations(settings))
 
 

@@ -9,9 +9,11 @@ from math import floor
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better, nearest, shorten
+from fedmpi.common.user_code_errors import located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
@@ -22,26 +24,15 @@ from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.reporting import own_parts
 from fedmpi.engine.transport.gather import ChunkPlan
-from fedmpi.method.base import (
-    CLASSES,
-    FEATURES,
-    LABEL_COUNTS,
-    LAST_LAYER,
-    ONE_CLASS,
-    PLAIN_SERVER,
-    PLAIN_SGD,
-    SGD_STEPS,
-    VALIDATION,
-    Method,
-    means_of,
-    overrides,
-)
+from fedmpi.method import base
+from fedmpi.method.base import Method, means_of, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
 from fedmpi.tasks import contract
 from fedmpi.tasks.survival import Survival
 
 ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # server rules that limit what one client can do
+FAULTS = ("on_bad_update", "on_client_error", "on_lost_rank")
 REMEDIES = {  # what to set where a method needs something else
     "train.optim": "sgd",
     "train.clip_norm": "null",
@@ -54,26 +45,68 @@ REMEDIES = {  # what to set where a method needs something else
 }
 
 
+# ---- the model alone ----
+def check_module(where: str, module: Any, made_by: Any) -> None:
+    """Check that a module has parameters to train, of one type of floats.
+
+    Args:
+        where: what made it, for messages: "model.name: cnn".
+        module: what was made.
+        made_by: the function or class that made it; an error names its file.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
+    if not trained:
+        returned = "a module without any" if isinstance(module, nn.Module) else type(module).__name__
+        raise located_error(
+            f"{where} must return a torch.nn.Module with trainable parameters; it returned {returned}", made_by
+        )
+    kinds = sorted({str(p.dtype) for p in trained})
+    if len(kinds) > 1 or not trained[0].is_floating_point():
+        raise located_error(
+            f"{where} has parameters of {', '.join(kinds)}; all that are trained must be of one type of floats, as "
+            "they lie in one vector: module.float()",
+            made_by,
+        )
+
+
+def warn_of_untracked(name: str, module: nn.Module) -> None:
+    """Warn of layers and tensors that PyTorch does not know of, as they are in lists or no buffers.
+
+    Layers with forward pre-hooks are left out: weight_norm and pruning make tensors in each pass.
+    """
+    registered = {id(x) for x in (*module.parameters(), *module.buffers())}
+    ours, unknown = vars(nn.Module()).keys(), list[str]()
+    for path, part in module.named_modules():
+        for key in sorted(vars(part).keys() - ours):
+            value = vars(part)[key]
+            inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+            parameters = [p for each in inside if isinstance(each, nn.Module) for p in each.parameters()]
+            tensors = [] if part._forward_pre_hooks else [x for x in (value, *inside) if isinstance(x, Tensor)]
+            if any(id(x) not in registered for x in (*(p for p in parameters if p.requires_grad), *tensors)):
+                unknown.append(f"{path}.{key}" if path else key)
+    if unknown:
+        warnings.warn(
+            f"model {name}: PyTorch does not know of {shorten(', '.join(unknown))}: these layers or tensors are "
+            "neither trained nor sent nor saved; use nn.ModuleList or nn.ModuleDict for layers, nn.ParameterList or "
+            "register_buffer (persistent=False for a constant) for tensors",
+            stacklevel=2,
+        )
+
+
+# ---- what the method needs ----
 def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
-    """Check that model, task and settings are what the method needs, and warn of settings that it does not use."""
-    name, train, server = settings.method.name, settings.train, settings.server
+    """Check that model, task and settings are what the method needs."""
+    name, rule = settings.method.name, settings.server.rule.name
+    lacking = _lacking(settings, task, net, local_training)
     for needed in sorted(method.needs):
-        if reason := _lacking(settings, task, net, local_training).get(needed, "fedmpi.method has no such requirement"):
+        if reason := lacking.get(needed, "fedmpi.method has no such requirement"):
             key = str(reason).partition(" ")[0]
             remedy = f"; set {key}={REMEDIES[key]}" if key in REMEDIES else ""
             raise UserError(f"method {name} needs {needed}, but {reason}{remedy}")
-    unused = [key for key in ("epochs", "steps") if getattr(train, key) not in (None, 1)]
-    if method.own_length and unused:
-        warnings.warn(f"train.{unused[0]} plays no part in method {name}, whose options say how long", stacklevel=2)
-    kind = next(net.module.parameters()).dtype
-    if train.keep_optim and kind.itemsize < 4:
-        raise UserError(
-            f"train.keep_optim: model {settings.model.name} is of {kind}, which cannot count an optimiser's steps"
-        )
-    if server.rule.name != "auto" and overrides(method, "aggregate"):
+    if rule != "auto" and overrides(method, "aggregate"):
         warnings.warn(
-            f"server.rule: {server.rule.name} takes the place of the direction that method {name} makes of the "
-            "uploads, without which it is another method",
+            f"server.rule: {rule} takes the place of the direction that method {name} makes of the uploads, without "
+            "which it is another method",
             stacklevel=3,
         )
 
@@ -85,21 +118,22 @@ def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrain
     no_head = net.head is None and f"model {model} does not end in a linear layer that can be split off"
     plain_server = (server.optim, server.lr, server.rule.name) == ("sgd", 1.0, "auto")
     return {
-        FEATURES: net.feature_dim is None
+        base.FEATURES: net.feature_dim is None
         and (no_head or f"model {model} gives more than one row of features, or of outputs, a sample"),
-        LAST_LAYER: no_head,
-        CLASSES: not getattr(task, "classification", False)
+        base.LAST_LAYER: no_head,
+        base.CLASSES: not getattr(task, "classification", False)
         and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
-        SGD_STEPS: beyond,
-        PLAIN_SGD: beyond or (train.momentum and f"train.momentum is {train.momentum}"),
-        PLAIN_SERVER: not plain_server
+        base.SGD_STEPS: beyond,
+        base.PLAIN_SGD: beyond or (train.momentum and f"train.momentum is {train.momentum}"),
+        base.PLAIN_SERVER: not plain_server
         and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
-        LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
-        ONE_CLASS: smoothing and f"task.label_smoothing is {smoothing:g}",
-        VALIDATION: not settings.data.validation and "data.validation is 0",
+        base.LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
+        base.ONE_CLASS: smoothing and f"task.label_smoothing is {smoothing:g}",
+        base.VALIDATION: not settings.data.validation and "data.validation is 0",
     }
 
 
+# ---- data ----
 def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None:
     """Check the data against task and model, and warn of an empty test set."""
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
@@ -127,13 +161,12 @@ def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None
 
 def check_cohort(settings: Settings, data: Federated) -> None:
     """Check that there are as many clients as a round is to have, and that some of them have a whole batch."""
-    size, at, train = settings.cohort.size, settings.origin("cohort.size"), settings.train
+    size, train, idle = settings.cohort.size, settings.train, len(_idle_clients(settings, data))
     if size is not None and size > data.clients:
         raise UserError(
-            f"{f'{at}: ' if at else ''}cohort.size: {size} clients a round, but there are {data.clients}; set it to at "
-            f"most {data.clients}, or have more clients"
+            f"{_origin(settings, 'cohort.size')}cohort.size: {size} clients a round, but there are {data.clients}; set "
+            f"it to at most {data.clients}, or have more clients"
         )
-    idle = len(_idle_clients(settings, data)) if train.drop_last else 0
     if idle == data.clients:
         raise UserError(
             f"train.drop_last: true leaves out every batch: train.batch_size is {train.batch_size}, and the largest "
@@ -147,6 +180,11 @@ def check_cohort(settings: Settings, data: Federated) -> None:
         )
 
 
+def _origin(settings: Settings, key: str) -> str:
+    at = settings.origin(key)
+    return f"{at}: " if at else ""
+
+
 def _idle_clients(settings: Settings, data: Federated) -> list[int]:
     """Return the clients that make no step, as they have no whole batch (train.drop_last)."""
     size = settings.train.batch_size
@@ -156,15 +194,15 @@ def _idle_clients(settings: Settings, data: Federated) -> list[int]:
     return clients
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
-    """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion | None:
+    """Return the metric by which the best model is chosen, and its direction (evaluate.best); None: it is not."""
     best, names = settings.evaluate.best, ("loss", *task.names)
-    assert best.metric is not None
+    if best.metric is None:
+        return None
     if best.metric not in names:
-        at = settings.origin("evaluate.best.metric")
         raise UserError(
-            f"{f'{at}: ' if at else ''}evaluate.best.metric: task {settings.task.name} has no {best.metric!r}; "
-            f"{nearest(best.metric, names)}"
+            f"{_origin(settings, 'evaluate.best.metric')}evaluate.best.metric: task {settings.task.name} has no "
+            f"{best.metric!r}; {nearest(best.metric, names)}"
         )
     if not data.validation_sizes.any():
         raise UserError(
@@ -176,64 +214,66 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
     return SelectionCriterion(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
+# ---- uploads ----
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
     """Check that server rule, format, sums and statistics get the uploads that they are for."""
-    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire.up
-    if settings.server.reduce == "local":
-        _check_sums(settings, messages)
-    if settings.server.placement == "sharded" and form is not None:
-        raise UserError(
-            f"comm.wire.up: {form.name} is for uploads to one rank, and server.placement: sharded shares "
-            "them out; use server.placement: root, or leave comm.wire.up out"
-        )
+    rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
+    model, first = settings.model.name, messages.travel(0)
+    uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
     large = [key for key, slot in sends.items() if messages.large(slot)]
-    if form is not None and form.changes_only and large and not any(is_change(key, sends[key]) for key in large):
-        raise UserError(
-            f"comm.wire.up: {form.name} is for changes, of which a client may send the rest later; method {name} sends "
-            f"none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 (Slot(..., change=True) in a "
-            "method says that what a slot holds is added to what the server has)"
-        )
-    if rule.name != "auto" and "dw" not in sends:
-        raise UserError(f"server.rule: method {name} sends no updates of the model to act on; leave {rule.name} out")
+    no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
+    refusals = [
+        settings.server.reduce == "local" and _no_sums_reason(settings, messages),
+        settings.server.placement == "sharded"
+        and form is not None
+        and f"comm.wire.up: {form.name} is for uploads to one rank, and server.placement: sharded shares them out; use "
+        "server.placement: root, or leave comm.wire.up out",
+        no_changes
+        and f"comm.wire.up: {form and form.name} is for changes, of which a client may send the rest later; method "
+        f"{name} sends none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 (Slot(..., change=True) "
+        "in a method says that what a slot holds is added to what the server has)",
+        rule.name != "auto"
+        and "dw" not in sends
+        and f"server.rule: method {name} sends no updates of the model to act on; leave {rule.name} out",
+        settings.record.updates == "gram"
+        and not any("dw" in up.packing.shapes and up.w.size for up in uploads)
+        and f"record.updates: gram: method {name} sends no updates of the model; use norms or false",
+    ]
+    if reason := next(filter(None, refusals), None):
+        raise UserError(str(reason))
     if rule.name in ROBUST:
         members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
         check_robust_rule(rule.name, rule.options, members, _idle_clients(settings, data))
-    uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
-    if settings.record.updates == "gram" and not any("dw" in up.packing.shapes and up.w.size for up in uploads):
-        raise UserError(f"record.updates: gram: method {name} sends no updates of the model; use norms or false")
-    first = messages.travel(0)
     if (first.groups != Travel().groups or first.but) and messages.shared.whole:
-        travels = f"all of model {settings.model.name} travels"
-        warnings.warn(f"method {name} keeps parts with the client, but {travels}", stacklevel=2)
+        warnings.warn(f"method {name} keeps parts with the client, but all of model {model} travels", stacklevel=2)
     if name != "local" and not messages.shared.size and {*sends} <= {"dw"}:
         warnings.warn(
-            f"method {name} shares no weights of model {settings.model.name}: all of it "
-            f"({', '.join(sorted(messages.every))}) stays with the clients, each of which trains alone; choose a model "
-            "with other parts, or another method",
+            f"method {name} shares no weights of model {model}: all of it ({', '.join(sorted(messages.every))}) stays "
+            "with the clients, each of which trains alone; choose a model with other parts, or another method",
             stacklevel=3,
         )
 
 
-def _check_sums(settings: Settings, messages: Messages) -> None:
-    """Check that with server.reduce: local nobody needs the uploads of single clients."""
+def _no_sums_reason(settings: Settings, messages: Messages) -> str:
+    """Say who needs the uploads of single clients, which rank 0 does not get with server.reduce: local; "": nobody."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
-    drops = [key for key in ("on_bad_update", "on_client_error", "on_lost_rank") if getattr(faults, key) != "abort"]
+    drops = [f"faults.{key}: {value}" for key in FAULTS if (value := getattr(faults, key)) != "abort"]
     reasons = [
         not means
         and f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says "
         'so: means = {"dw": ("p",)})',
         single and f"method {method} looks at single {', '.join(single)}",
         settings.server.rule.name != "auto" and f"server.rule {settings.server.rule.name} looks at single uploads",
-        drops and f"faults.{drops[0]}: {getattr(faults, drops[0])} may leave some out" if drops else "",
+        drops and f"{drops[0]} may leave some out",
         settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
         faults.replay is not None and "faults.replay may leave some out",
         settings.record.updates == "gram" and "record.updates: gram compares them",
-        messages.wire.up is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
+        messages.wire is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
     ]
-    if reason := next(filter(None, reasons), None):
-        raise UserError(f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root")
+    reason = next(filter(None, reasons), "")
+    return f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root" if reason else ""
 
 
 def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int]) -> None:
@@ -250,29 +290,26 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
             f"server.rule: {rule} would count the updates of clients {shorten(', '.join(map(str, idle)))}, who make no "
             "step (train.drop_last), and are zero; lower train.batch_size, or set drop_last: false"
         )
-    trim, f, select = options.get("trim", 0.1), options.get("byzantine", 1), options.get("select", 1)
+    trim, f, select, text = options.get("trim", 0.1), options.get("byzantine", 1), options.get("select", 1), ""
     if rule == "trimmed_mean" and trim and not floor(trim * members + 1e-9):
         text = f"trimmed_mean with trim {trim:g} leaves out nobody of {members} clients a round: it is their plain mean"
     elif rule == "krum" and select >= members:
         text = f"krum with select {select} of {members} clients is their plain mean"
     elif rule == "krum" and members < 2 * f + 3:
         text = f"krum with byzantine {f} has its guarantee from {2 * f + 3} clients a round on; here are {members}"
-    else:
-        return
-    warnings.warn(f"server.rule: {text}", stacklevel=3)
+    if text:
+        warnings.warn(f"server.rule: {text}", stacklevel=3)
 
 
+# ---- evaluation ----
 def check_evaluation(
     settings: Settings, method: Method, task: Any, net: Net, data: Federated, messages: Messages
 ) -> None:
     """Check that what is to be analysed can be, and warn of clients' own models that nobody evaluates."""
     if settings.analysis:
         _check_analysis(settings, task, net, data, messages)
-    if {*settings.evaluate.protocol} - SERVERS:
-        return
-    own = own_parts(messages)
-    mixed = overrides(method, "weights") and method.client_state
-    if own or mixed or overrides(method, "predict"):
+    own, mixed = own_parts(messages), overrides(method, "weights") and method.client_state
+    if (own or mixed or overrides(method, "predict")) and not {*settings.evaluate.protocol} - SERVERS:
         what = "parts of the model" if own and own != messages.every else "models"
         warnings.warn(
             f"method {settings.method.name}: clients have {what} of their own, and evaluate.protocol never looks "
@@ -283,19 +320,19 @@ def check_evaluation(
 
 def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, messages: Messages) -> None:
     """Check that there is a global model, and that a round is the same when it is made twice, as `analysis` needs."""
-    named, names = f"analysis: {', '.join(settings.analysis)}", {*settings.analysis}
+    named = f"analysis: {', '.join(settings.analysis)}"
     if not messages.shared.whole:
         method = settings.method.name
         raise UserError(f"{named} compares global and local models, and with method {method} clients keep parts")
-    for key in ("on_lost_rank", "on_client_error", "on_bad_update"):
+    for key in FAULTS:
         if (value := getattr(settings.faults, key)) != "abort":
             raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
     classification = getattr(task, "classification", False)
-    refusals = (
-        ({"knowledge", "features", "similarity"}, data.global_test is None, "a global test set; silos have none"),
-        ({"features", "similarity"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
+    needs = (
+        ({"knowledge", "features"}, data.global_test is None, "a global test set; silos have none"),
+        ({"features"}, net.feature_dim is None, "a model that ends in a linear layer, of its features"),
         ({"knowledge", "orthogonality"}, not classification, f"classes; task {settings.task.name} has none"),
     )
-    for concerned, lacks, what in refusals:
-        if lacks and concerned & names:
-            raise UserError(f"analysis: {', '.join(sorted(concerned & names))} needs {what}; remove it")
+    for names, lacks, what in needs:
+        if lacks and (concerned := names & {*settings.analysis}):
+            raise UserError(f"analysis: {', '.join(sorted(concerned))} needs {what}; remove it")

@@ -33,18 +33,17 @@ def memory_needs(
     """
     s, messages, itemsize = experiment.settings, experiment.messages, experiment.itemsize
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
-    if messages.wire.up:  # the bytes of the format lie beside the numbers
+    if messages.wire:  # the bytes of the format lie beside the numbers
         upload += max(messages.upload(t).size for t in range(max(s.rounds, 1)))
     announcement = messages.announcement().packing.size
-    download = announcement + (messages.announcement().size + model if messages.wire.down else 0)
     states = _client_states(experiment, size) * messages.client_state.size
     root_rows, rows = upload_rows(experiment, size)
     through_host = trains_on_gpu and not gathers_on_gpu
     on_host = rows * upload + announcement if through_host else 0
     trained_rows, packed = experiment.pack if through_host else rows, experiment.pack if experiment.pack > 1 else 0
     server_models = 3 + (s.evaluate.best.metric is not None)
-    server = root_rows * upload + download + server_models * model + messages.server_state.size
-    trainer = trained_rows * upload + download + (6 + 3 * packed) * model + states + on_host
+    server = root_rows * upload + announcement + server_models * model + messages.server_state.size
+    trainer = trained_rows * upload + announcement + (6 + 3 * packed) * model + states + on_host
     scratch = linear.scratch_bytes(round(root_rows), messages.largest_upload(), gathers_on_gpu)
     needs = {TRAINER: trainer, STATE: states, ON_HOST: on_host}
     return {ROOT: int(itemsize * server) + scratch, **{part: int(itemsize * n) for part, n in needs.items()}}

@@ -22,8 +22,10 @@ from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.streaming import Stream
+from fedmpi.flat.model import FlatModel
+from fedmpi.runtime.record.saved_model import Initial
 
-CHUNK = 4096  # rows hashed at a time
+PIECE = 1 << 24  # bytes hashed at a time
 SHORT = 6  # bytes of SHA-256 for one item: 60 of them, with their names, fit one allgather_bytes
 
 
@@ -61,29 +63,25 @@ def data_digests(federated: Federated) -> dict[str, str]:
     (_, x, y), test = next(samples_of(federated.train)), federated.global_test
     return {
         "(partition)": digest(federated.parts.order.tobytes()),
-        "(training data)": digest(_rows(x), _rows(y)),
-        "(test data)": digest(_rows(test.x), _rows(test.y)),
+        "(training data)": digest(_pieces(x), _pieces(y)),
+        "(test data)": digest(_pieces(test.x), _pieces(test.y)),
     }
+
+
+def model_digests(model: FlatModel, initial: Initial | None) -> dict[str, str]:
+    """Return digests of the model's layout, of given initial weights, and of the parameters that no message holds."""
+    given = {} if initial is None else {"(initial weights)": digest(initial.content)}
+    return {"(layout)": digest(repr(model.layout)), **given, **frozen_digest(model.frozen)}
 
 
 def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the digest of the parameters that no message holds, by name; {} where all are trained."""
-    pieces = [
-        part
-        for name, p in parameters.items()
-        for part in (f"{name}{tuple(p.shape)} {p.dtype}".encode(), _bytes(p.detach()))
-    ]
-    return {"(frozen parameters)": digest(*pieces)} if pieces else {}
+    pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_pieces(p.detach())))
+    return {"(frozen parameters)": digest(pieces)} if parameters else {}
 
 
-def _bytes(x: Tensor) -> Iterator[bytes]:
-    """Yield the bytes of a tensor of any type, row-major, some megabytes at a time."""
-    for piece in x.cpu().flatten().view(torch.uint8).split(1 << 24):
-        yield piece.numpy().tobytes()
-
-
-def _rows(x: Samples | Pictures) -> Iterator[bytes]:
-    """Yield a tensor's values, a few thousand rows at a time: name and shape first, then row-major bytes."""
+def _pieces(x: Samples | Pictures) -> Iterator[bytes]:
+    """Yield the content of samples, some megabytes at a time: of each tensor name, shape and type, then its bytes."""
     if isinstance(x, Pictures):
         yield f"{x.look.normal} {x.look.channels} {[options(operation) for operation in x.look.operations]}".encode()
         if isinstance(x.stored, Stream):
@@ -92,8 +90,8 @@ def _rows(x: Samples | Pictures) -> Iterator[bytes]:
         x = x.stored
     for name, part in named_tensors(x, ""):
         yield f"{name}{tuple(part.shape)} {part.dtype}".encode()
-        for start in range(0, len(part), CHUNK):
-            yield part[start : start + CHUNK].cpu().contiguous().numpy().tobytes()
+        for piece in part.flatten().view(torch.uint8).split(PIECE):
+            yield piece.cpu().numpy().tobytes()
 
 
 def options(operation: Operation) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One run on one rank, from settings to exit code: `execute`, which is read from top to bottom."""
+"""One run on one rank, from settings to exit code: `execute`, whose steps stand in `_run`, read from top to bottom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ import torch
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.audit import Audit
 from fedmpi.comm.backends.choice import gpu_uuid
-from fedmpi.comm.base import ConnectionLostError
-from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
 from fedmpi.comm.failures.process_exit import tell_fatal_signals
 from fedmpi.comm.timeouts import Timeouts
@@ -33,50 +32,26 @@ from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, memory, rank_agreement, trust
-from fedmpi.runtime.device import pick_device, set_numerics, why_no_gpu
+from fedmpi.runtime import build, build_data, memory, rank_agreement, resume, trust
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.record import durable, plugins, report_text
 from fedmpi.runtime.record.data_files import write_own_preprocessing
 from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, resolve
-from fedmpi.runtime.record.plugins import PluginFile
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
-from fedmpi.runtime.record.timeline import TimelineFile
+from fedmpi.runtime.record.run_dir import TimelineFile
 from fedmpi.runtime.record.tracking import make_loggers
-from fedmpi.runtime.resuming import resume
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
 OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
-
-
-@dataclass
-class RunContext:
-    """What the steps of a run on one rank share. Each step sets the fields that it finds out."""
-
-    settings: Settings
-    job: Job
-    stop: StopRequest
-    timeouts: Timeouts
-    recorder: RankRecorder  # a Recorder at rank 0
-    until_end: ExitStack = field(default_factory=ExitStack)  # what stays open until all ranks are at their end
-    code_digests: dict[str, str] = field(default_factory=dict)
-    data_digests: dict[str, str] = field(default_factory=dict)
-    device: torch.device = field(init=False)
-    experiment: build.Experiment = field(init=False)
-    comm: Communicator = field(init=False)
-    ranks: list[dict[str, Any]] = field(init=False)  # host, device, ... of each
-    no_regroup: str = ""  # why the job cannot go on without one of its ranks
-    plugins: list[PluginFile] = field(init=False)  # files of the user's own code
-    identity: dict[str, str] = field(init=False)  # rank 0's: settings and digests, which a resumed run must share
-    environment: dict[str, Any] = field(init=False)  # rank 0's: versions, hosts, devices, ...
-    is_resumed: bool = False  # rank 0's: whether the run directory holds a run to go on with
-    accepted: list[str] = field(default_factory=list)  # rank 0's: what a resumed run may have changed
+Summary = dict[str, Any]
 
 
 def execute(
     settings: Settings,
     command: CommandProcess | None = None,
-    after: Callable[[Settings, dict[str, Any]], object] = lambda settings, summary: None,
-) -> tuple[dict[str, Any], int]:
+    after: Callable[[Settings, Summary], object] = lambda settings, summary: None,
+) -> tuple[Summary, int]:
     """Run one rank: (summary at rank 0, exit code).
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
@@ -97,40 +72,26 @@ def execute(
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     recorder = RankRecorder() if job.rank else Recorder()
     error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
-    run = RunContext(settings, job, stop, timeouts, recorder)
+    until_end = ExitStack()  # what stays open until all ranks are at their end
     try:
-        run.settings = settings.begun_in(os.getcwd())
-        run.until_end.enter_context(recorder.collect_warnings())
+        settings = settings.begun_in(os.getcwd())
+        until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
         stop.exit_if_alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
-        _build(run)
-        run.comm = connect(job, settings.comm.backend, run.device, timeouts, error_reporter, settings.comm.interface)
-        stop.listen()
-        stop.exit_if_alone(None)
-        _agree(run)
-        if isinstance(recorder, Recorder):
-            _open(run, recorder)
-        fed = build.federation(run.experiment, run.comm, stop, recorder, not run.no_regroup)
-        first = _restore(run, fed) + 1
-        if isinstance(recorder, Recorder):
-            if run.is_resumed:
-                _resume_records(run, recorder, fed, first - 1)
-            recorder.begin(fed, max(first - 1, 0), run.is_resumed)
-        why_ended = fed.run()
-        summary, code = dict[str, Any](), 0
-        if isinstance(recorder, Recorder):
-            summary, code = _finish(run, recorder, fed, why_ended, first)
-            after(run.settings, summary)
+        comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, until_end)
+        if job.rank == 0:
+            after(settings, summary)
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
-            run.comm.close()
+            comm.close()
         if code and job.size > 1:
             time.sleep(timeouts.launcher)  # the others leave first: a launcher that sees rank 0's exit code ends them
         return summary, code
     except Exception as error:
         if error_reporter is not None:
             # Still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard.
-            error = timeout_tracing.root_cause(error_reporter, error)
+            if isinstance(error, RankTimeoutError):
+                error = error.blame(error_reporter.find_root_cause(error.peers))
             error_reporter.fail(*_explained(error), reacts=isinstance(error, ConnectionLostError))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
             recorder.close_failed(reason(_explained(error)[0]))
@@ -139,132 +100,131 @@ def execute(
             raise
         raise UserError(known) from error
     finally:
-        run.until_end.close()
+        until_end.close()
         vars(recorder).clear()  # model and data: who watches the launcher keeps the object itself alive
         stop.exit_if_alone(None)
         stop.restore_handlers(command is not None)
 
 
-def _build(run: RunContext) -> None:
-    """Build all that can be built before the ranks meet: mistakes are found before any rank waits for another.
-
-    Silos are opened later, when this rank knows which are its own.
-    """
-    settings, job = run.settings, run.job
+def _run(
+    settings: Settings,
+    job: Job,
+    stop: StopRequest,
+    timeouts: Timeouts,
+    recorder: RankRecorder,
+    error_reporter: ErrorReporter | None,
+    until_end: ExitStack,
+) -> tuple[Communicator, Summary, int]:
+    """Build, connect, agree, restore, train, and at rank 0 record. Returns summary and exit code, as `execute` does."""
+    # Before the ranks meet, so that mistakes are found before any waits for another. Silos are opened later, when this
+    # rank knows which are its own.
     set_numerics(settings)
-    run.device = pick_device(settings, job)
+    device, experiment, digests = pick_device(settings, job), None, rank_agreement.code_digests()
     if settings.data.silos:
         build.make_method(settings)
     else:
         data = build_data.partitioned(settings)
         if job.size > 1 or settings.checkpoint.every:  # else nobody compares them
-            run.data_digests = rank_agreement.data_digests(data)
-        run.experiment = build.experiment(settings, data, run.device)
-    run.code_digests = rank_agreement.code_digests()  # once all have met, they would do it together, on few cores
+            digests |= rank_agreement.data_digests(data)
+        experiment = build.experiment(settings, data, device)
 
-
-def _agree(run: RunContext) -> None:
-    """Check that all ranks run the same experiment, open silos, and learn where each rank computes."""
-    settings, comm, timeout_s = run.settings, run.comm, run.settings.comm.start_timeout_s
+    comm = connect(job, settings.comm.backend, device, timeouts, error_reporter, settings.comm.interface)
+    stop.listen()
+    stop.exit_if_alone(None)
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
     written = resolve(settings)
     # What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
     # run, the others from the user's own.
-    compared = comparable(written.digest_items())
-    rank_agreement.agree(comm, {key: rank_agreement.digest(text) for key, text in compared.items()}, timeout_s)
-    if settings.data.silos:
-        run.experiment = build.experiment(settings, build_data.siloed(settings, comm), run.device)
-    run.ranks, experiment = exchange_facts(run), run.experiment
-    run.no_regroup = next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
+    items = {key: rank_agreement.digest(text) for key, text in comparable(written.digest_items()).items()}
+    rank_agreement.agree(comm, items, settings.comm.start_timeout_s)
+    if experiment is None:
+        experiment = build.experiment(settings, build_data.siloed(settings, comm), device)
+    ranks = exchange_facts(experiment, job, comm, device)
     names = trust.foreign(settings.model_dump(mode="json")).values()
-    run.plugins = plugins.find_plugins(names, experiment.method, experiment.task, experiment.net.module)
-    layout = {"(layout)": rank_agreement.digest(repr(experiment.model.layout))}
-    layout |= {} if experiment.initial is None else {"(initial weights)": experiment.initial.digest}
-    layout |= rank_agreement.frozen_digest(experiment.model.frozen) if experiment.model.frozen else {}
-    own = plugins.digests(run.plugins) if run.plugins else {}
-    digests = {**run.code_digests, **own, **run.data_digests, **layout}
-    rank_agreement.agree(comm, digests, timeout_s)
-    if comm.rank == 0:
-        run.identity = {**written.identity(), **digests}
+    own_code = plugins.find_plugins(names, experiment.method, experiment.task, experiment.net.module)
+    digests |= plugins.digests(own_code) | rank_agreement.model_digests(experiment.model, experiment.initial)
+    rank_agreement.agree(comm, digests, settings.comm.start_timeout_s)
+
+    no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
+    is_resumed, changes, identity, environment = False, list[str](), written.identity() | digests, Summary()
+    if isinstance(recorder, Recorder):  # rank 0
+        loggers = make_loggers(settings) if settings.track or settings.callbacks else None
+        directory, is_resumed, changes = resume.open_directory(settings, identity, until_end)
+        backend = type(comm).__name__.lower()
+        environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
+        recorder.open(directory, experiment, stop, loggers, report_text.headlines(experiment, job, backend, ranks))
+        if not is_resumed:  # else when it is known that it can be
+            recorder.describe(identity, environment, own_code)
+        if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
+            warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {no_regroup}", stacklevel=2)
+    fed = build.federation(experiment, comm, stop, recorder, not no_regroup)
+    after = _restore(experiment, fed, recorder, is_resumed)
+    if isinstance(recorder, Recorder):
+        if is_resumed:
+            for change in changes:  # first of all: what is written next is made with it
+                recorder.say(f"accepted: {change}; from round {after + 1} on")
+            if changes:
+                recorder.append("accepted.jsonl", {"round": after + 1, "changes": changes})
+            recorder.describe(identity, environment, own_code)
+            _resume_records(settings, recorder, fed, after)
+        recorder.begin(fed, max(after, 0), is_resumed)
+
+    why_ended = fed.run()
+    if not isinstance(recorder, Recorder):
+        return comm, {}, 0
+    rounds_before = after + 1 if is_resumed else 0
+    return comm, *_finish(recorder, fed, why_ended, rounds_before, job)
 
 
-def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
-    """Tell all ranks where each computes. Returns the facts about them, in order.
+def exchange_facts(experiment: Experiment, job: Job, comm: Communicator, device: torch.device) -> list[dict[str, Any]]:
+    """Tell all ranks where each computes. Returns the facts about them, in order: host, device, ...
 
     Only now is it known which ranks share a host or a GPU, and where uploads are gathered: raises UserError, the same
-    on every rank, if they need more memory than there is. Rank 0 warns of those that should have a GPU.
+    on every rank, if they need more memory than there is.
     """
-    comm, experiment, device, host = run.comm, run.experiment, run.device, run.job.host
-    on_cpu, auto = device.type == "cpu", experiment.settings.compute.device == "auto"
-    facts = {"host": host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
-    if not on_cpu:
+    settings = experiment.settings
+    facts = {"host": job.host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
+    if device.type != "cpu":
         name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
         facts |= {"device": name, "gpu": gpu, **describe_gpu(device)}
-    gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
+    gathers_on_gpu = comm.device.type == "cuda"
     needs = memory.memory_needs(experiment, comm.size, gathers_on_gpu, experiment.model.w.is_cuda)
-    more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto and comm.size > 1 else ""}
-    payload = json.dumps({**facts, **more}).encode()
-    answers = [json.loads(text) for text in comm.allgather_bytes(payload, experiment.settings.comm.start_timeout_s)]
+    payload = json.dumps({**facts, "needs": needs, "free": memory.free(device)}).encode()
+    answers = [json.loads(text) for text in comm.allgather_bytes(payload, settings.comm.start_timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in answers))
-    trains = build_data.training_ranks(experiment.settings, comm.size)
-    memory.check(dict(enumerate(answers)), trains, gathers_on_gpu)
-    has_gpus = any(each["gpu"] for each in answers)
-    if comm.rank == 0 and has_gpus and (slow := report_text.slow_ranks_warning(answers, trains)):
-        warnings.warn(slow, stacklevel=2)
-    return [{key: value for key, value in each.items() if key not in more} for each in answers]
+    memory.check(dict(enumerate(answers)), build_data.training_ranks(settings, comm.size), gathers_on_gpu)
+    return [{key: value for key, value in each.items() if key not in ("needs", "free")} for each in answers]
 
 
-def _open(run: RunContext, recorder: Recorder) -> None:
-    """Open the run directory and the console (rank 0)."""
-    settings, job, experiment = run.settings, run.job, run.experiment
-    loggers = make_loggers(settings) if settings.track or settings.callbacks else None
-    directory, run.is_resumed, run.accepted = resume.open_directory(settings, run.identity, run.until_end)
-    backend = type(run.comm).__name__.lower()
-    run.environment = describe_environment(job.launcher, backend, run.ranks, settings.compute.threads)
-    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
-    recorder.open(
-        directory, experiment, run.stop, loggers, report_text.headlines(experiment, job, backend, run.ranks), live
-    )
-    if not run.is_resumed:  # else when it is known that it can be
-        recorder.describe(run.identity, run.environment, run.plugins)
-    if settings.faults.on_lost_rank != "abort" and job.size > 1 and run.no_regroup:
-        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {run.no_regroup}", stacklevel=2)
-
-
-def _restore(run: RunContext, fed: Federation) -> int:
+def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is_resumed: bool) -> int:
     """Set up where this rank keeps the state of the run, and bring it to the newest whole checkpoint.
 
     Returns the round after which the run goes on, -1 for a run from the start.
     """
-    settings, comm, experiment, recorder = run.settings, run.comm, run.experiment, run.recorder
-    timeout_s, checkpoint, private = (
-        settings.comm.start_timeout_s,
-        settings.checkpoint,
-        settings.output_mode == "private",
-    )
-    directory = recorder.directory if isinstance(recorder, Recorder) else None
-    own_facts: dict[str, Any] = {}
+    settings, comm, silos = experiment.settings, fed.comm, experiment.settings.data.silos
+    timeout_s, checkpoint = settings.comm.start_timeout_s, settings.checkpoint
+    directory, own_facts = recorder.directory if isinstance(recorder, Recorder) else None, dict[str, Any]()
     if directory is not None:
-        own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
+        own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": is_resumed}
         own_facts |= resume.earlier_records(settings, directory)
     start = comm.broadcast_json(own_facts)
     fed.scheduler.lost_ranks = LostRanks(start["losses"])
-    if start["placement"]:
-        fed.scheduler.replayed_rows = resume.placement_of_these_ranks(start["placement"], fed, experiment)
+    if all(set(map(int, row["pace"])) == set(fed.scheduler.ranks) for row in start["placement"]):
+        fed.scheduler.replayed_rows = start["placement"]  # on other ranks it means nothing
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
-        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", private)
-    if settings.data.silos:
+        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl")
+    if silos:
         write_own_preprocessing(path, settings, experiment.data)
     if settings.timeline and path.is_dir():
         head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
-        file = TimelineFile(path, head, private)
+        file = TimelineFile(path, head)
         fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0  # it waits then
     if checkpoint.every == 0:
         return -1
-    stateful, silos = bool(experiment.messages.client_state.size), settings.data.silos
+    stateful = bool(experiment.messages.client_state.size)
     answers = comm.allgather_bytes(b"seen" if (path / resume.IDENTITY).is_file() else b"", timeout_s)
     blind = [rank for rank, answer in enumerate(answers) if answer != b"seen"]
     if stateful and blind and not silos:
@@ -274,9 +234,9 @@ def _restore(run: RunContext, fed: Federation) -> int:
         if comm.rank == 0:
             warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
         return -1
-    rows = Rows(path / "state", silos, private)
+    rows = Rows(path / "state", silos)
     if comm.rank == 0:
-        (path / "checkpoints").mkdir(0o700 if private else 0o777, exist_ok=True)
+        (path / "checkpoints").mkdir(exist_ok=True)
     recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
     if stateful:
         fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
@@ -285,18 +245,11 @@ def _restore(run: RunContext, fed: Federation) -> int:
     return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
 
 
-def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after: int) -> None:
+def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
     """Bring the files of the run directory to the round after which the run goes on (rank 0)."""
-    settings, directory = run.settings, recorder.directory
-    for change in run.accepted:  # first of all: what is written next is made with it
-        recorder.say(f"accepted: {change}; from round {after + 1} on")
-    if run.accepted:
-        directory.append("accepted.jsonl", {"round": after + 1, "changes": run.accepted})
-    was_described = (directory.path / "config.yaml").exists()  # else it is where a replay begins
-    recorder.describe(run.identity, run.environment, run.plugins)
-    best = fed.server.best if fed.server else None
+    directory, best = recorder.directory, fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
-    rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, was_described)
+    rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0)
     if best and best.round is not None:
         recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
@@ -307,26 +260,26 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
 
 
 def _finish(
-    run: RunContext, recorder: Recorder, fed: Federation, reason: str, first: int
+    recorder: Recorder, fed: Federation, reason: str, rounds_before: int, job: Job
 ) -> tuple[dict[str, Any], int]:
     """Close the run directory (rank 0). Returns the summary, and the exit code.
 
     Args:
-        run: the run.
         recorder: rank 0's.
         fed: the federation, at its end.
         reason: why it has ended (`Federation.run`).
-        first: the first round that was to be trained.
+        rounds_before: rounds that earlier jobs of this run have trained.
+        job: of the rank.
     """
     result = recorder.close(fed, reason)
     # The signal may have come to another rank.
-    stopped = 128 + (run.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
+    stopped = 128 + (recorder.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
     code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME):
-        fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)
+        rounds = len(recorder.directory.rows("metrics.jsonl")) - rounds_before
         with suppress(OSError):  # its reader has the launcher's exit code, too
-            durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
-            code = 0 if run.job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
+            durable.write(Path(os.environ[OUTCOME]), f"{code} {rounds}\n".encode())
+            code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
     return {**result, "directory": str(recorder.directory.shown)}, code
 
 

@@ -64,7 +64,6 @@ def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, in
         *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
         ("message", report_text.describe_traffic(messages, s.rounds, entry)),
-        *(("wire", text.removeprefix("wire: ")) for text in report_text.describe_wire(experiment)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (

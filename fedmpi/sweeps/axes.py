@@ -1,19 +1,26 @@
-"""The axes of a sweep: what is varied, and which settings each of its labels stands for."""
+"""The axes of a sweep: what is varied, which settings each label stands for, and what others report by labels."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest, show
+from fedmpi.common.text import allowed, nearest, show
 from fedmpi.config import loading
+from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import Document
 
 SEED = "seed"
+OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,98 @@ def read_labels(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[
     for name, labels in given.items():
         if name not in known:
             raise UserError(f"{path}: {key}: unknown axis '{name}'; {nearest(name, known)}")
-        wanted = [_label(label) for label in (labels if isinstance(labels, list) else [labels])]
-        for label in wanted:
+        chosen[name] = [_label(label) for label in (labels if isinstance(labels, list) else [labels])]
+        for label in chosen[name]:
             if label not in known[name].choices:
                 raise UserError(f"{path}: {key}.{name}: unknown label '{label}'; {nearest(label, known[name].choices)}")
-        chosen[name] = wanted
     return chosen
+
+
+def read_section(kind: type[AnySection], given: Any, where: str) -> AnySection:
+    """Read a section of a sweep file. Raises UserError with the first key that is wrong."""
+    try:
+        return kind.model_validate(given, strict=True)
+    except ValidationError as error:
+        _, group = next(itertools.groupby(error.errors(), key=lambda each: each["loc"][:1]))
+        errors = list(group)
+    if not isinstance(given, dict):
+        raise UserError(f"{where}: {show(given)} is not allowed; must be {allowed(errors)}")
+    key = str(errors[0]["loc"][0])
+    if errors[0]["type"] == "extra_forbidden":
+        raise UserError(f"{where}: unknown key '{key}'; {nearest(key, kind.model_fields)}")
+    if errors[0]["type"] == "missing":
+        raise UserError(f"{where}.{key}: missing; it must be given")
+    raise UserError(f"{where}.{key}: {show(given[key])} is not allowed; must be {allowed(errors)}")
+
+
+class PublishedSection(Section):
+    """The section `published` of a sweep file."""
+
+    source: str = ""
+    metric: str | list[str] = "accuracy"
+    axes: list[str] | None = None  # null: all but `seed`
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published values of one metric: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
+
+    source: str
+    metric: str  # accuracy; "best accuracy": that of the best round
+    axes: tuple[str, ...]
+    values: dict[tuple[str, ...], tuple[float, float]]
+
+    @property
+    def figure(self) -> tuple[str, str]:
+        """The part of summary.json (one of OF), and the name of the metric."""
+        first, _, rest = self.metric.partition(" ")
+        return (first, rest) if first in OF and rest else ("last", self.metric)
+
+    def value(self, labels: Mapping[str, str]) -> tuple[float, float] | None:
+        """Return the mean and the standard deviation of a cell, by a label of each axis."""
+        return self.values.get(tuple(labels.get(name, "") for name in self.axes))
+
+
+def read_published(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
+    """Read the section `published`: one `Published` for each metric. Raises UserError."""
+    if given is None:
+        return ()
+    section = read_section(PublishedSection, given, f"{path}: published")
+    known = {axis.name: axis for axis in axes}
+    names = [name for name in known if name != SEED] if section.axes is None else section.axes
+    if not {*names} <= {*known}:
+        raise UserError(f"{path}: published.axes: {show(names)}; a list of {', '.join(known)} is needed")
+    metrics = section.metric if isinstance(section.metric, list) else [section.metric]
+    values: dict[str, dict[tuple[str, ...], tuple[float, float]]] = {metric: {} for metric in metrics}
+    for labels, cell in _cells(section.values, [known[name] for name in names], f"{path}: published.values"):
+        where = ".".join([f"{path}: published.values", *labels])
+        figures = cell if isinstance(section.metric, list) else [cell]
+        if not isinstance(figures, list) or len(figures) != len(metrics):
+            raise UserError(f"{where}: {show(cell)}; a list with a figure of each metric is needed: {metrics}")
+        for metric, figure in zip(metrics, figures, strict=True):
+            if figure is not None:
+                values[metric][labels] = _mean_and_deviation(where, figure)
+    return tuple(Published(section.source, metric, tuple(names), of_metric) for metric, of_metric in values.items())
+
+
+def _cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (labels, content) of each cell in mappings of mappings, one for each axis."""
+    if not axes:
+        yield (), tree
+        return
+    if not isinstance(tree, dict):
+        raise UserError(f"{where}: {show(tree)}; labels of {axes[0].name} are needed")
+    for label, below in tree.items():
+        if label not in axes[0].choices:
+            raise UserError(f"{where}: unknown label '{label}' of {axes[0].name}; {nearest(label, axes[0].choices)}")
+        for labels, cell in _cells(below, axes[1:], f"{where}.{label}"):
+            yield (label, *labels), cell
+
+
+def _mean_and_deviation(where: str, given: Any) -> tuple[float, float]:
+    pair = given if isinstance(given, list) else [given, math.nan]
+    numbers = len(pair) == 2 and all(type(x) in (int, float) for x in pair)
+    if not numbers or not math.isfinite(pair[0]) or pair[1] < 0 or pair[1] == math.inf:
+        raise UserError(f"{where}: {show(given)}; a finite mean, or [mean, standard deviation], is needed")
+    return float(pair[0]), float(pair[1])

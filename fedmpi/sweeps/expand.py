@@ -30,26 +30,26 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.key_suggestions import suggest_key
-from fedmpi.common.text import show
+from fedmpi.common.text import show, suggest_key
 from fedmpi.config import loading
+from fedmpi.config.loading import SWEEP
 from fedmpi.config.schema import Settings
-from fedmpi.config.validation_errors import SWEEP
 from fedmpi.config.yaml_source import Document
 from fedmpi.runtime.reading.files import SWEEP_LIST
-from fedmpi.sweeps import progress, reference_results, tuning
-from fedmpi.sweeps.axes import Axis, read_axis, read_labels
-from fedmpi.sweeps.reference_results import Published
+from fedmpi.sweeps import progress, tuning
+from fedmpi.sweeps.axes import Axis, Published, read_axis, read_labels, read_published
 from fedmpi.sweeps.tuning import Best, Choice
+
+Labels = dict[str, str]  # axis -> label
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep file. labels: of each run, {axis: label}; with `best`, those of a candidate are added."""
+    """The runs of a sweep file. labels: of each run; with `best`, those of a candidate are added to them."""
 
     path: Path
     axes: tuple[Axis, ...]
-    labels: tuple[dict[str, str], ...]
+    labels: tuple[Labels, ...]
     published: tuple[Published, ...]  # one for each metric
     base: Document = field(repr=False)
     overrides: tuple[str, ...] = ()
@@ -61,41 +61,40 @@ class Sweep:
         """The command line that trains the sweep, without secrets."""
         return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.given)])
 
-    def name(self, labels: dict[str, str]) -> str:
+    def name(self, labels: Labels) -> str:
         """Return the name of a run, which has a part for each axis."""
-        return "_".join(axis.slug(labels[axis.name]) for axis in self._having(labels))
+        return "_".join(axis.slug(labels[axis.name]) for axis in self._axes_of(labels))
 
-    def _having(self, labels: dict[str, str]) -> list[Axis]:
+    def _axes_of(self, labels: Labels) -> list[Axis]:
         every = (*self.axes, *(self.best.axes if self.best else ()))
         return [axis for axis in every if axis.name in labels]
 
-    def settings(self, labels: dict[str, str]) -> Settings:
+    def settings(self, labels: Labels) -> Settings:
         """Return the settings of one run, whose directory is output/SWEEP/RUN.
 
         Raises:
             UserError: mistakes in the settings, with the labels of the run.
         """
-        layers = [self.base, *(axis.choices[labels[axis.name]] for axis in self._having(labels))]
-        if self.best is not None:
-            layers = [self.best.measured, *layers]
+        layers = [self.best.measured] if self.best else []
+        layers += [self.base, *(axis.choices[labels[axis.name]] for axis in self._axes_of(labels))]
         layers.append(loading.command_line(self.overrides))
-        run = ", ".join(f"{name}: {label}" for name, label in labels.items())
         try:
             combined = loading.settings(layers, self.path)
             place = combined.output / combined.name
             given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
             return loading.settings([*layers, loading.command_line(given)], self.path)
         except UserError as error:
+            run = ", ".join(f"{name}: {label}" for name, label in labels.items())
             raise UserError(f"{error}\n  in the run {run}") from error
 
-    def first(self) -> list[dict[str, str]]:
+    def first(self) -> list[Labels]:
         """Return the labels of all runs; with `best`, only of those by which candidates are chosen."""
         if self.best is None:
             return list(self.labels)
         on = [each for each in self.labels if self.best.tunes(each)]
         return [labels | candidate for labels in on for candidate in self.best.candidates]
 
-    def covering(self) -> Iterator[dict[str, str]]:
+    def covering(self) -> Iterator[Labels]:
         """Yield the labels of some runs in which every label of every axis occurs."""
         seen: set[tuple[str, str]] = set()
         for labels in self.first():
@@ -103,9 +102,9 @@ class Sweep:
                 seen |= labels.items()
                 yield labels
 
-    def runs(self) -> Iterator[tuple[dict[str, str], Settings]]:
+    def runs(self) -> Iterator[tuple[Labels, Settings]]:
         """Yield labels and settings of all runs; with `best`, only of those by which candidates are chosen."""
-        seen: dict[str, dict[str, str]] = {}
+        seen: dict[str, Labels] = {}
         for labels in self.first():
             settings = self.settings(labels)
             same = seen.setdefault(settings.model_dump_json(exclude={"name", "output"}), labels)
@@ -117,7 +116,7 @@ class Sweep:
         """Return the candidates that `best` has chosen so far, by cell; {} without `best`."""
         return tuning.choose(self.best, self.runs()) if self.best else {}
 
-    def final_runs(self) -> list[tuple[dict[str, str], Settings | None]]:
+    def final_runs(self) -> list[tuple[Labels, Settings | None]]:
         """Return the runs that a table shows, by the labels of the axes; None where nothing is chosen yet."""
         if self.best is None:
             return list(self.runs())
@@ -128,19 +127,19 @@ class Sweep:
             for labels, candidate in zip(self.labels, candidates, strict=True)
         ]
 
-    def known_runs(self) -> Iterable[Settings]:
+    def known_runs(self) -> list[Settings]:
         """Return the runs that are known by now: those to choose by, and those with what was chosen."""
         runs = [settings for _, settings in (*self.runs(), *(self.final_runs() if self.best else ()))]
-        return {settings.name: settings for settings in runs if settings is not None}.values()
+        return list({settings.name: settings for settings in runs if settings is not None}.values())
 
-    def is_over(self, state: progress.State) -> bool:
+    def is_over(self, settings: Settings) -> bool:
         """Return whether a run needs no training: it is done, or a candidate that has diverged."""
+        state = progress.read_state(settings)
         return state.what == progress.DONE or (self.best is not None and state.diverged)
 
     def write_list(self, place: Path, names: Iterable[str]) -> None:
         """Write sweep.json into the directory of the runs, for `fedmpi status` and `report`."""
-        known = {self.name(labels): labels for labels in self.first()}
-        runs = list(names)
+        known, runs = {self.name(labels): labels for labels in self.first()}, list(names)
         content = {
             "file": str(self.path.resolve()),
             "overrides": [loading.shown(text) for text in self.given],
@@ -187,29 +186,26 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         if axis.is_set_by(text.partition("=")[0]):
             remedy = f"choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
             raise UserError(f"command line: {loading.shown(text)}: the sweep's axis {axis.name} sets that; {remedy}")
-    labels = _labels(path, axes, only, without)
-    chosen, reported = tuning.read(path, document, axes, labels, best), reference_results.read(path, axes, published)
-    sweep = Sweep(path, axes, tuple(labels), reported, document, tuple(rest), chosen, tuple(overrides))
-    names: dict[str, dict[str, str]] = {}
+    labels = tuple(_labels(path, axes, only, without))
+    chosen, reported = tuning.read(path, document, axes, labels, best), read_published(path, axes, published)
+    sweep = Sweep(path, axes, labels, reported, document, tuple(rest), chosen, tuple(overrides))
+    names: dict[str, Labels] = {}
     for each in sweep.first():
         if (first := names.setdefault(sweep.name(each), each)) is not each:
             raise UserError(f"{path}: over: {first} and {each} have one name, {sweep.name(each)}; rename one")
     return sweep
 
 
-def _labels(path: Path, axes: Sequence[Axis], only: Any, leave_out: Any) -> list[dict[str, str]]:
+def _labels(path: Path, axes: Sequence[Axis], only: Any, leave_out: Any) -> list[Labels]:
     """Return the labels of each run: all combinations of those in `only`, without those in `leave_out`."""
-    chosen = read_labels(path, axes, "only", only or {})
-    included = [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
     if not isinstance(leave_out or [], list):
         raise UserError(f"{path}: leave_out: {show(leave_out)}; a list is needed: [{{method: fedavg, seed: 1}}]")
-    excluded = []
-    for i, entry in enumerate(leave_out or []):
-        named = read_labels(path, axes, f"leave_out[{i}]", entry)
-        excluded += [dict(zip(named, labels, strict=True)).items() for labels in product(*named.values())]
+    chosen = read_labels(path, axes, "only", only or {})
+    excluded = [read_labels(path, axes, f"leave_out[{i}]", entry) for i, entry in enumerate(leave_out or [])]
+    included = [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
     names = [axis.name for axis in axes]
     every = [dict(zip(names, labels, strict=True)) for labels in product(*included)]
-    labels = [each for each in every if not any(entry <= each.items() for entry in excluded)]
+    labels = [run for run in every if not any(all(run[k] in few for k, few in each.items()) for each in excluded)]
     if not labels:
         raise UserError(f"{path}: only and leave_out leave no run")
     return labels

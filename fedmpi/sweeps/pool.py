@@ -9,7 +9,6 @@ import ctypes
 import gc
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import time
@@ -27,39 +26,20 @@ import torch
 from fedmpi.common import host_memory
 from fedmpi.common.errors import RESTART_LATER, UserError
 from fedmpi.config import Settings
-from fedmpi.sweeps import progress
 
 PR_SET_PDEATHSIG = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-POLL_S = 0.25  # between two looks at whether one more run may start
-FIRST_ROUND_S = 60.0  # after which the first run has taken its memory, even if its first round is not complete
-FILLED = 0.9  # of the available memory, at most
+BYTES_OF_A_RUN = 2 << 30  # of free memory, for each run that --jobs auto begins at once
 Job = Callable[[Settings], NoReturn]  # trains, and ends the process with its exit code
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What runs may use at the same time.
-
-    Attributes:
-        jobs: number of runs.
-        gpus: values of CUDA_VISIBLE_DEVICES, one for each run; (): it is left as it is.
-        check_memory: whether there are only as many runs as fit into memory, judged by the first one.
-    """
-
-    jobs: int
-    gpus: tuple[str, ...] = ()
-    check_memory: bool = True
 
 
 @dataclass
 class Running:
-    """A run that is training or has just ended. rounds: how many were done when it was started."""
+    """A run that is training or has just ended. slot: its number among those at the same time."""
 
     settings: Settings
     process: BaseProcess
     slot: int
-    rounds: int
     began: float
 
     @property
@@ -72,15 +52,16 @@ class Pool:
 
     Args:
         job: what a child does.
+        jobs: how many runs there are at the same time.
+        gpus: values of CUDA_VISIBLE_DEVICES, of which each run has one; (): it is left as it is.
         on_end: called with each run that has ended.
     """
 
-    def __init__(self, job: Job, resources: Resources, on_end: Callable[[Running], None]) -> None:
-        self.job, self.resources, self.on_end = job, resources, on_end
+    def __init__(self, job: Job, jobs: int, gpus: Sequence[str], on_end: Callable[[Running], None]) -> None:
+        self.job, self.jobs, self.gpus, self.on_end = job, jobs, gpus, on_end
         self.running: list[Running] = []
         self.ended = 0
         self.stop_signals = 0
-        self.most = None if resources.check_memory else resources.jobs  # runs at once; None: not known yet
 
     def run(self, todo: Sequence[Settings]) -> bool:
         """Train runs in their order; return False if a signal ended that early. No child outlives the call."""
@@ -88,9 +69,9 @@ class Pool:
         waiting = deque(todo)
         try:
             while self.running or (waiting and not self.stop_signals):
-                while waiting and not self.stop_signals and self._has_room():
+                while waiting and not self.stop_signals and len(self.running) < self.jobs:
                     self._start(waiting.popleft())
-                wait([each.process.sentinel for each in self.running], POLL_S)
+                wait([each.process.sentinel for each in self.running])
                 for each in [each for each in self.running if each.process.exitcode is not None]:
                     self.running.remove(each)
                     self.ended += 1
@@ -109,22 +90,9 @@ class Pool:
             with suppress(ProcessLookupError):  # it has just been waited for
                 os.kill(each.process.pid or 0, signal.SIGTERM if self.stop_signals < 3 else signal.SIGKILL)
 
-    def _has_room(self) -> bool:
-        """Return whether one more run may start; the second one waits until the memory of the first is known."""
-        if not self.running:
-            return True
-        if self.most is None:
-            first = self.running[0]
-            rounds = progress.rounds_done(first.settings) - first.rounds
-            if not (self.ended or rounds > 0 or first.seconds > FIRST_ROUND_S):
-                return False
-            self.most = min(self.resources.jobs, 1 + _runs_that_fit(first.process.pid))
-        return len(self.running) < self.most
-
     def _start(self, settings: Settings) -> None:
-        slot = min({*range(self.resources.jobs)} - {each.slot for each in self.running})
-        gpus = self.resources.gpus
-        gpu, rounds = gpus[slot % len(gpus)] if gpus else None, progress.rounds_done(settings)
+        slot = min({*range(self.jobs)} - {each.slot for each in self.running})
+        gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
         sys.stdout.flush()
         gc.freeze()  # what has been imported stays shared between the children
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -134,7 +102,7 @@ class Pool:
                     target=_train, args=(self.job, settings, gpu, os.getpid(), blocked)
                 )
                 child.start()
-                self.running.append(Running(settings, child, slot, rounds, time.monotonic()))
+                self.running.append(Running(settings, child, slot, time.monotonic()))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
@@ -162,16 +130,20 @@ def log(settings: Settings) -> Path:
     return settings.output / f"{settings.name}.log"
 
 
-def resources(jobs: str, todo: Sequence[Settings]) -> Resources:
-    """Return the resources for --jobs: a number of runs, or auto for as many as cores, GPUs and memory allow."""
+def resources(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]]:
+    """Return how many runs there may be at a time, and their GPUs.
+
+    jobs: a number, or auto for as many as cores, GPUs and free memory allow.
+    """
     gpus = _gpus() if any(settings.compute.device != "cpu" for settings in todo) else ()
     if jobs != "auto":
         if not jobs.isdigit() or int(jobs) < 1:
             raise UserError(f"--jobs: {jobs}; auto, or a number from 1 on, is needed")
-        return Resources(min(int(jobs), len(todo)), gpus, check_memory=False)
-    threads = max(settings.compute.threads for settings in todo)
-    most = max(1, min(host_memory.usable_cores() // threads, len(todo)))
-    return Resources(min(most, len(gpus)) if gpus else most, gpus)
+        return min(int(jobs), len(todo)), gpus
+    cores = host_memory.usable_cores() // max(settings.compute.threads for settings in todo)
+    free = host_memory.available_bytes()
+    limits = [len(todo), cores, *([len(gpus)] if gpus else []), *([free // BYTES_OF_A_RUN] if free is not None else [])]
+    return max(1, min(limits)), gpus
 
 
 def _gpus() -> tuple[str, ...]:
@@ -180,13 +152,3 @@ def _gpus() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else map(str, range(count))
     return tuple(name.strip() for name in names)[:count]
-
-
-def _runs_that_fit(pid: int | None) -> int:
-    """Return for how many more runs there is memory, if each takes as much as this one or one that has ended."""
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    with suppress(OSError):
-        lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-        largest = max([largest, *(int(words[1]) for words in lines if words[0] == "VmHWM:")])
-    free = host_memory.available_bytes()
-    return sys.maxsize if free is None or not largest else int(FILLED * free // (1024 * largest))

@@ -20,7 +20,6 @@ DONE, BEGUN, MISSING = "done", "begun", "missing"
 REMEDY = "give the sweep another name, or move that directory away"
 DIVERGED = re.compile(r"^diverged: |not finite|sent an update of norm")
 TAIL = 1 << 18  # bytes; a line has a few kB
-DIAGNOSTICS_OF = ("last", "mean_last_10")  # no value of a diagnostic is the best one
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,7 @@ class State:
         value = self.summary.get(of, {}).get(name)
         at = self.summary.get("last_round", {}).get(name)
         late = at is None or at >= self.summary.get("rounds", 0) - 1
-        if value is None or not (late or of in ("best", "selected")):
-            return math.nan
-        return float(value)
+        return math.nan if value is None or not (late or of in ("best", "selected")) else float(value)
 
 
 def directory(settings: Settings) -> Path:
@@ -67,7 +64,8 @@ def read_state(settings: Settings) -> State:
     recorded = identity(settings)
     if recorded is None:
         return State(BEGUN if place.exists() else MISSING, 0, {}, "")
-    _check(settings, recorded, place)
+    if changed := _changed_settings(settings, comparable(recorded)):
+        raise UserError(f"{place} holds a run with {changed}; {REMEDY}")
     rounds = rounds_done(settings)
     if rounds > settings.rounds:
         raise UserError(
@@ -82,26 +80,20 @@ def read_state(settings: Settings) -> State:
     return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
 
 
-def _check(settings: Settings, recorded: dict[str, Any], place: Path) -> None:
-    """Raise UserError if the run directory was made with other settings; more rounds are fine."""
-    recorded = comparable(recorded)
-    own = comparable(settings.identity())
-    changed = _changed(own, recorded, settings)
+def _changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
+    """Return the first setting that is not as recorded, and how many more; "" if all are. More rounds are fine."""
+
+    def differing(asked: Settings) -> list[str]:
+        own = comparable(asked.identity())
+        changed = [key for key in own if recorded.get(key, own[key]) != own[key] and not may_change(key, settings)]
+        return [f"{key}: {recorded[key]}, and the sweep now asks for {own[key]}" for key in changed]
+
+    changed = differing(settings)
     if changed:  # it may be in words alone: a run writes every option down
         from fedmpi.runtime.record.metadata import resolve  # imports torch
 
-        own = comparable(resolve(settings).identity())
-        changed = _changed(own, recorded, settings)
-    if changed:
-        key = changed[0]
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UserError(
-            f"{place} holds a run with {key}: {recorded[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
-        )
-
-
-def _changed(own: dict[str, str], recorded: dict[str, Any], settings: Settings) -> list[str]:
-    return [key for key in own if key in recorded and recorded[key] != own[key] and not may_change(key, settings)]
+        changed = differing(resolve(settings))
+    return f"{changed[0]} and {len(changed) - 1} more" if len(changed) > 1 else "".join(changed)
 
 
 def last_row(settings: Settings) -> dict[str, Any]:
@@ -116,10 +108,7 @@ def rounds_done(settings: Settings) -> int:
 
 def resuming(settings: Settings) -> Settings:
     """Return the settings with which a run is resumed if it has begun."""
-    resumed = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
-    resumed._origins.update(settings._origins)
-    resumed._file = settings._file
-    return resumed
+    return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
 
 
 def is_diagnostic(metric: str) -> bool:

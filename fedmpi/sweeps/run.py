@@ -37,21 +37,20 @@ def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
     """
     every = [settings for _, settings in sweep.runs()]
     todo = _missing(sweep, every)  # who is refused has written nothing
-    names = [settings.name for settings in every]
-    sweep.write_list(every[0].output, names)
+    sweep.write_list(every[0].output, [settings.name for settings in every])
     code = _train(sweep, every, todo, jobs, job, say, " to choose by" if sweep.best else "")
     if code or sweep.best is None:
         return code
     for line in choose(sweep):
         say(line)
-    more = [settings for settings in sweep.known_runs() if settings.name not in names]
-    todo = _missing(sweep, more)
-    sweep.write_list(every[0].output, [*names, *(settings.name for settings in more)])
-    return _train(sweep, more, todo, jobs, job, say, " with what was chosen") if more else 0
+    known = sweep.known_runs()
+    sweep.write_list(every[0].output, [settings.name for settings in known])
+    more = known[len(every) :]
+    return _train(sweep, more, _missing(sweep, more), jobs, job, say, " with what was chosen") if more else 0
 
 
 def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
-    return [settings for settings in runs if not sweep.is_over(progress.read_state(settings))]
+    return [settings for settings in runs if not sweep.is_over(settings)]
 
 
 def choose(sweep: Sweep) -> list[str]:
@@ -77,26 +76,21 @@ def _train(
 
     def report_end(ended: pool.Running) -> None:
         outcome, text = _outcome(sweep, ended)
-        if outcome == FAILED:
-            failed.append(ended.settings)
-        elif outcome == ELSEWHERE:
-            elsewhere.append(ended.settings)
+        {FAILED: failed, ELSEWHERE: elsewhere}.get(outcome, []).append(ended.settings)
         rest = len(todo) - workers.ended
         left = f"; about {duration((time.monotonic() - began) / workers.ended * rest)} left" if rest else ""
         say(f"[{done + workers.ended}/{len(every)}] {ended.settings.name}: {text} ({ended.seconds:.0f} s){left}")
 
-    workers = pool.Pool(job, pool.resources(jobs, todo), report_end)
+    workers = pool.Pool(job, *pool.resources(jobs, todo), report_end)
     complete = workers.run([progress.resuming(settings) for settings in todo])
     if failed:
         logs = "\n  ".join(str(pool.log(each)) for each in failed)
         raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
-    if busy := [each for each in elsewhere if not sweep.is_over(progress.read_state(each))]:
+    if busy := _missing(sweep, elsewhere):
         say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
-        return RESTART_LATER
-    if not complete:
+    elif not complete:
         say(f"stopped; go on with: {sweep.command}")
-        return RESTART_LATER
-    return 0
+    return RESTART_LATER if busy or not complete else 0
 
 
 def _outcome(sweep: Sweep, ended: pool.Running) -> tuple[str, str]:
@@ -111,9 +105,15 @@ def _outcome(sweep: Sweep, ended: pool.Running) -> tuple[str, str]:
         return ELSEWHERE, f"in use by process {who['pid']} on host {who.get('host')}, and left to it"
     if code == RESTART_LATER:
         return "", f"stopped after {count(state.rounds, 'round')}"
-    if sweep.is_over(state):
+    if sweep.is_over(settings):
         return "", "has diverged, and is not chosen"
     return FAILED, f"FAILED (exit code {code}): {files.last_line(pool.log(settings)) or 'it has written nothing'}"
+
+
+def _main_metric_text(row: dict[str, Any]) -> str:
+    """Return the main metric of a row with its name; "" where there is none."""
+    name = main_metric(metric_names([row]))
+    return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""
 
 
 def check(sweep: Sweep, say: Say) -> None:
@@ -122,8 +122,8 @@ def check(sweep: Sweep, say: Say) -> None:
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.best is not None:
         choose(sweep)
-        runs = {settings.name: settings.output for settings in sweep.known_runs()}
-        sweep.write_list(next(iter(runs.values())), runs)
+        runs = sweep.known_runs()
+        sweep.write_list(runs[0].output, [settings.name for settings in runs])
 
 
 def validate(sweep: Sweep, say: Say) -> None:
@@ -154,9 +154,3 @@ def validate(sweep: Sweep, say: Say) -> None:
 
 def _is_missing(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, MissingDataError) or _is_missing(error.__cause__))
-
-
-def _main_metric_text(row: dict[str, Any]) -> str:
-    """Return the main metric of a row with its name; "" where there is none."""
-    name = main_metric(metric_names([row]))
-    return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""

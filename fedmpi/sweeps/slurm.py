@@ -18,7 +18,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
 from fedmpi.runtime.reading.files import tail
-from fedmpi.sweeps import progress
 from fedmpi.sweeps.expand import Sweep
 
 FOLDER, SUBMITTED = "slurm", "submitted.jsonl"
@@ -87,7 +86,7 @@ def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], No
     every = [settings for _, settings in sweep.runs()]
     place = every[0].output.absolute()
     folder, waiting = place / FOLDER, queued(place)
-    missing = [settings.name for settings in every if not sweep.is_over(progress.read_state(settings))]
+    missing = [settings.name for settings in every if not sweep.is_over(settings)]
     arrays = [[name for name in names if name not in waiting] for names in (missing, _later(sweep))]
     if not any(arrays):
         say(f"nothing to submit: {count(len(waiting), 'run')} in the queue, the others are done")
@@ -120,7 +119,7 @@ def _later(sweep: Sweep) -> list[str]:
         return []
     known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
     rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
-    return [name for name in rest if (later := known[name]) is None or not sweep.is_over(progress.read_state(later))]
+    return [name for name in rest if (later := known[name]) is None or not sweep.is_over(later)]
 
 
 def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,16 @@ from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading import status as run_status
 from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.runtime.reading.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
-from fedmpi.runtime.record.plugins import moved_with
-from fedmpi.sweeps import progress, slurm
+from fedmpi.sweeps import slurm
 from fedmpi.sweeps.expand import Sweep, is_sweep, load
 
 WAITING = "waiting"
-MOST_LETTERS = 200  # of a reason
 STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
 Facts = dict[str, Any]
 
 
 def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
-    """Return the file and the overrides of the sweep in a directory, which may have been moved or renamed.
+    """Return the file and the overrides of the sweep in a directory.
 
     Raises:
         UserError: no sweep.json, a secret that is left out of it, or a file that is missing.
@@ -38,11 +36,9 @@ def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
     if any(MARK in text for text in given):
         raise UserError(f"{place / SWEEP_LIST} leaves out a secret of the command line; give the sweep's file and all")
     here = place.resolve()
-    # It may have been moved together with the runs, whose settings are compared with its own.
-    path = next((path for path in (Path(file), *moved_with(here, file)) if path.is_file()), None)
-    if path is None:
+    if not Path(file).is_file():
         raise UserError(f"{place / SWEEP_LIST}: {file}, of which these runs are, does not exist; give the file itself")
-    return path, [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
+    return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
 def listed_runs(place: Path) -> list[str]:
@@ -69,7 +65,7 @@ def look(where: Path) -> tuple[Facts, list[str], int, bool]:
 def status_of_directory(place: Path) -> Facts:
     """Return the status of the runs in sweep.json, and of all others in the directory."""
     names = dict.fromkeys([*listed_runs(place), *(run.name for run in files.runs_in(place))])
-    return _facts(place, (_one(place, name) for name in names))
+    return _facts(place, [_one(place, name) for name in names])
 
 
 def status_of_file(sweep: Sweep) -> Facts:
@@ -78,12 +74,12 @@ def status_of_file(sweep: Sweep) -> Facts:
     Raises:
         UserError: a directory holds a run with other settings.
     """
-    every = list(sweep.known_runs())
+    every = sweep.known_runs()
     place = every[0].output
     jobs, runs = slurm.queued(place), []
     for settings in every:
-        state, facts = progress.read_state(settings), _one(place, settings.name)
-        if sweep.is_over(state):
+        facts = _one(place, settings.name)
+        if sweep.is_over(settings):
             facts["state"] = FINISHED
         elif facts["state"] == FINISHED:
             facts |= {"state": STOPPED, "why": f"the sweep asks for {settings.rounds} rounds"}
@@ -118,11 +114,9 @@ def code(facts: Facts) -> int:
 def _one(place: Path, name: str) -> Facts:
     """Return the status of one run; its console log is used if the run failed before it had a directory."""
     run, log = place / name, place / f"{name}.log"
-    if run.is_dir():
-        facts = run_status.brief(run)
-    else:
-        facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
-        facts |= {"rounds_done": 0, "rounds": None, "round_s": None, "eta_s": None, "checkpoint": None}
+    facts: Facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
+    facts |= dict.fromkeys(("rounds", "round_s", "eta_s", "checkpoint")) | {"rounds_done": 0}
+    facts |= run_status.brief(run) if run.is_dir() else {}
     last_line = files.last_line(log)
     if facts["state"] in (WAITING, NEVER, DIED) and "error" in last_line:
         return {**facts, "state": FAILED, "why": last_line.partition("error: ")[2] or last_line}
@@ -131,8 +125,7 @@ def _one(place: Path, name: str) -> Facts:
     return facts
 
 
-def _facts(place: Path, states: Iterable[Facts]) -> Facts:
-    runs = list(states)
+def _facts(place: Path, runs: list[Facts]) -> Facts:
     counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     counts[DIED] += sum(run["state"] == NEVER for run in runs)
     return {"directory": str(place), "runs": runs, "counts": counts}
@@ -143,16 +136,12 @@ def lines(facts: Facts) -> list[str]:
     runs, counts = facts["runs"], facts["counts"]
     shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
-    shown.append(f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}")
-    return shown
+    return [*shown, f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}"]
 
 
 def _line(run: Facts) -> str:
-    text = f"{run['name']}: {run['state']}"
-    if run["rounds"] is not None:
-        text += f", {run['rounds_done']} of {run['rounds']} rounds"
-    if run.get("job"):
-        text += f", job {run['job']}"
-    if run["eta_s"]:
-        text += f", {duration(run['eta_s'])} left"
-    return text + (f": {shorten(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else "")
+    parts = [f"{run['name']}: {run['state']}"]
+    parts += [f"{run['rounds_done']} of {run['rounds']} rounds"] if run["rounds"] is not None else []
+    parts += [f"job {run['job']}"] if run.get("job") else []
+    parts += [f"{duration(run['eta_s'])} left"] if run["eta_s"] else []
+    return ", ".join(parts) + (f": {shorten(' '.join(run['why'].split()), 200)}" if run["why"] else "")

@@ -24,9 +24,8 @@ from fedmpi.common.text import count, lower_is_better, main_metric, nearest
 from fedmpi.config import Settings
 from fedmpi.runtime.reading import digests
 from fedmpi.sweeps import progress
-from fedmpi.sweeps.axes import SEED, Axis
+from fedmpi.sweeps.axes import OF, SEED, Axis, Published
 from fedmpi.sweeps.expand import Sweep
-from fedmpi.sweeps.reference_results import OF, Published
 
 Key = tuple[str, ...]  # a label of each axis but seed
 Done = tuple[dict[str, str], Settings, progress.State]  # a run that is done, by its labels
@@ -43,7 +42,7 @@ class Cell:
         published: mean and standard deviation that others report.
     """
 
-    asked: list[str]
+    asked: list[str] = field(default_factory=list)
     values: dict[str, float] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)
     published: tuple[float, float] | None = None
@@ -104,6 +103,12 @@ class Cells:
         most = max((abs(v) for cell in self.cells.values() for v in cell.values.values()), default=0.0)
         return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
+    def heading(self, column: Key) -> str:
+        """Return the heading of a column: alpha 0.1 MNIST."""
+        named = zip(self.axes[1:], column, strict=True)
+        each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
+        return " ".join(each) or self.metric
+
 
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
     """Collect one metric of the runs that are done.
@@ -120,10 +125,9 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     metric, of, published = _choose_metric(sweep, metric, of)
     axes = [axis for axis in sweep.axes if axis.name != SEED]
     names = [axis.name for axis in axes]
-    if rows is not None:
-        if rows not in names:
-            raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
-        axes.sort(key=lambda axis: axis.name != rows)
+    if rows is not None and rows not in names:
+        raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
+    axes.sort(key=lambda axis: rows is not None and axis.name != rows)
     done = _done_runs(sweep)
     falling = {name for *_, state in done for name in state.summary.get("falling", ())}
     if metric is not None and progress.is_diagnostic(metric):
@@ -131,12 +135,20 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     known = [state.summary.get(of, {}) for *_, state in done]
     protocols = dict.fromkeys(name for _, run, _ in done for name in run.evaluate.protocol if name != "global")
     name = _name_in_most(known, metric, list(protocols))
-    cells = _cells(sweep, axes, done, of, name)
+    cells: dict[Key, Cell] = {}
+    for labels in sweep.labels:
+        cell = cells.setdefault(tuple(labels[axis.name] for axis in axes), Cell())
+        cell.asked.append(labels.get(SEED, ""))
+        cell.published = published.value(labels) if published else None
+    for labels, run, state in done:
+        cell = cells[tuple(labels[axis.name] for axis in axes)]
+        seed, value = labels.get(SEED, str(run.seed)), state.figure(of, name)
+        if math.isfinite(value):
+            cell.values[seed] = value
+        else:
+            cell.bad.append(seed)
     if not any(cell.values for cell in cells.values()):
         raise UserError(f"--metric: no run has a figure '{name}'; {nearest(name, {n for each in known for n in each})}")
-    if published:
-        for key, cell in cells.items():
-            cell.published = published.value(dict(zip((axis.name for axis in axes), key, strict=True)))
     notes = _comparability_notes(sweep, [run for _, run, _ in done])
     if metric is not None and name != metric:
         notes.insert(0, f"{name} is compared, as most runs have no {metric}")
@@ -155,22 +167,6 @@ def _done_runs(sweep: Sweep) -> list[Done]:
     return runs
 
 
-def _cells(sweep: Sweep, axes: Sequence[Axis], done: Sequence[Done], of: str, name: str) -> dict[Key, Cell]:
-    """Return all cells that the sweep asks for, with the metric `name` of the runs that are done."""
-    cells: dict[Key, Cell] = {}
-    for labels in sweep.labels:
-        key = tuple(labels[axis.name] for axis in axes)
-        cells.setdefault(key, Cell([])).asked.append(labels.get(SEED, ""))
-    for labels, run, state in done:
-        cell = cells[tuple(labels[axis.name] for axis in axes)]
-        seed, value = labels.get(SEED, str(run.seed)), state.figure(of, name)
-        if math.isfinite(value):
-            cell.values[seed] = value
-        else:
-            cell.bad.append(seed)
-    return cells
-
-
 def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
     """Return the metric that is asked for or published, its part of summary.json, and the published values."""
     candidates = [each for each in sweep.published if metric in (None, each.figure[1])]
@@ -180,7 +176,8 @@ def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[st
     if first := published or next(iter(candidates), None):
         of, metric = of or first.figure[0], first.figure[1]
     of = of or "last"
-    allowed = progress.DIAGNOSTICS_OF if metric is not None and progress.is_diagnostic(metric) else OF
+    is_diagnostic = metric is not None and progress.is_diagnostic(metric)
+    allowed = ("last", "mean_last_10") if is_diagnostic else OF  # no value of a diagnostic is the best one
     if of not in allowed:
         raise UserError(f"--of: {of}; allowed: {', '.join(allowed)}")
     return metric, of, published

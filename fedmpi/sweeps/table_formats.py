@@ -14,7 +14,7 @@ from typing import Any
 
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, metric_title
+from fedmpi.common.text import count, metric_title, shorten
 from fedmpi.config.loading import shown
 from fedmpi.sweeps.axes import SEED
 from fedmpi.sweeps.expand import Sweep
@@ -27,21 +27,16 @@ WHAT = {
     "selected": "after the round that validation rows chose",
 }
 SIGNS = "= within their standard deviation (ours where they give none), ~ within two, ! beyond, ? none is known"
-MOST_CELLS = 8  # of a line on missing results
 ENDINGS = (".md", ".tex", ".csv", ".txt", ".png", ".svg", ".pdf")
-LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
+LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"},
 }
 Rows = list[list[str]]
 
 
-def analyse(
+def show(
     sweep: Sweep, metric: str | None, of: str | None, rows: str | None, to: Path | None, say: Callable[[str], None]
 ) -> None:
     """Show the table, and write it to a file: .md, .tex, .csv, .txt, or as a picture: .png, .svg, .pdf."""
@@ -66,29 +61,22 @@ def analyse(
 
 def tables(cells: Cells) -> list[tuple[Rows, str]]:
     """Return the table of means and, where rows can be paired, that of differences, each with its caption."""
-    heading = [heading_of(cells, column) for column in cells.columns]
-    means = [[cells.axes[0].name if cells.axes else "", *heading]]
-    means += [[" ".join(row), *(_mean_cell(cells, (*row, *column)) for column in cells.columns)] for row in cells.rows]
-    first, *others = (" ".join(row) for row in cells.rows)
-    differences = [
-        [name, *(_difference_cell(cells, (*row, *column)) for column in cells.columns)]
-        for name, row in zip(others, cells.rows[1:], strict=True)
-    ]
+
+    def rows(keys: Sequence[Key], write: Callable[[Cells, Key], str]) -> Rows:
+        return [[" ".join(row), *(write(cells, (*row, *column)) for column in cells.columns)] for row in keys]
+
+    heading = [cells.heading(column) for column in cells.columns]
+    first, *others = cells.rows
+    means = [[cells.axes[0].name if cells.axes else "", *heading], *rows(cells.rows, _mean_cell)]
+    differences = rows(others, _difference_cell)
     result = [(means, caption(cells))]
     if any(cell != "-" for row in differences for cell in row[1:]):
         about = (
-            f"paired differences to {first} over seeds that both have, ± standard error; * where 0 is outside the 95 % "
-            "interval (Student's t), cell by cell"
+            f"paired differences to {' '.join(first)} over seeds that both have, ± standard error; * where 0 is "
+            "outside the 95 % interval (Student's t), cell by cell"
         )
-        result.append(([[first, *heading], *differences], about))
+        result.append(([[" ".join(first), *heading], *differences], about))
     return result
-
-
-def heading_of(cells: Cells, column: Key) -> str:
-    """Return the heading of a column: alpha 0.1 MNIST."""
-    named = zip(cells.axes[1:], column, strict=True)
-    each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
-    return " ".join(each) or cells.metric
 
 
 def _mean_cell(cells: Cells, key: Key) -> str:
@@ -142,8 +130,7 @@ def gaps(cells: Cells) -> list[str]:
             " ".join(key) + (f" (seed {', '.join(seeds)})" if any(seeds) else "") for key, seeds in seeds_of.items()
         ]
         if parts:
-            more = f"; and {len(parts) - MOST_CELLS} more cells" if len(parts) > MOST_CELLS else ""
-            lines.append(f"{what}: {'; '.join(parts[:MOST_CELLS])}{more}")
+            lines.append(f"{what}: {shorten('; '.join(parts), 400)}")
     return [*lines, f"to train what is missing: {cells.sweep.command}"] if missing else lines
 
 
@@ -170,9 +157,8 @@ def _plain(cell: str) -> str:
 
 def latex(cells: Cells) -> str:
     """Return a booktabs table; with several rows also one of paired differences."""
-    means, *paired = tables(cells)
-    notes = " ".join([means[1], *gaps(cells)])
-    blocks = [_tabular(means[0], notes), *(_tabular(rows, about) for rows, about in paired)]
+    (means, about), *paired = tables(cells)
+    blocks = [_tabular(means, " ".join([about, *gaps(cells)])), *(_tabular(rows, words) for rows, words in paired)]
     return r"% \usepackage{booktabs}" + "\n" + "\n".join(blocks)
 
 
@@ -237,16 +223,13 @@ def draw(cells: Cells, to: Path) -> None:
     labels = [" ".join(row) for row in cells.rows]
     numeric = all(re.fullmatch(r"\d+\.?\d*(e[+-]?\d+)?", label) for label in labels)
     x = [float(label) for label in labels] if numeric else [float(i) for i in range(len(labels))]
-    series, incomplete = [], list[str]()
+    series = []
     for column in cells.columns:
-        every = [cells.cells.get((*row, *column), Cell([])) for row in cells.rows]
-        for row, cell in zip(cells.rows, every, strict=True):
-            if cell.missing or cell.bad:
-                incomplete.append(" ".join((*row, *column)))
+        every = [cells.cells.get((*row, *column), Cell()) for row in cells.rows]
         means = [math.nan if cell.missing or cell.bad else cell.mean for cell in every]
         low, high = ([m + sign * cell.std for m, cell in zip(means, every, strict=True)] for sign in (-1, 1))
-        series.append(charts.Series(heading_of(cells, column), x, means, low, high))
-    if incomplete:
+        series.append(charts.Series(cells.heading(column), x, means, low, high))
+    if incomplete := [" ".join(key) for key, cell in cells.cells.items() if cell.missing or cell.bad]:
         warnings.warn(f"left out of the picture, as seeds are missing: {', '.join(incomplete)}", stacklevel=2)
     x_label = cells.axes[0].name.rpartition(".")[2] if cells.axes else ""
     log_x = numeric and min(x) > 0 and max(x) >= 30 * min(x)

@@ -178,7 +178,7 @@ TABLE_OF_FILES = {
     "csv of files: a class that is none": (
         f"{CSV}, class_names: [a, c]",
         _csv("TABLE"),
-        r"a\.csv, line 3: the class 'b' \(label\) is not one of data\.class_names: a, c",
+        r"a\.csv, line 9: the class 'b' \(label\) is not one of data\.class_names: a, c",
     ),
     "csv of files: a picture twice": (
         CSV,
@@ -191,9 +191,9 @@ TABLE_OF_FILES = {
         r"a\.csv, line 2: the column 'label' holds one class alone, 'a'",
     ),
     "csv of files: a fraction beside parts": (
-        f"{CSV}, split_column: label, test_fraction: 0.3",
-        _csv("TABLE"),
-        r"data\.test_fraction: 0\.3 changes nothing, for data\.split_column: label says the test part; leave it out",
+        f"{CSV}, split_column: part, test_fraction: 0.3",
+        _csv("path,label,hospital,part\n0.png,a,n,train\n1.png,b,n,test\n"),
+        r"data\.test_fraction: 0\.3 changes nothing, for data\.split_column: part says the test part; leave it out",
     ),
 }
 

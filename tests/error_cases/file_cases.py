@@ -15,7 +15,11 @@ FILES = {
     "anchor bomb": (_bomb(), None, r"more than 50000 values, with the aliases \(\*\)"),
     "alias in itself": ("x: &a [*a]\n", None, r"nested too deep, or an alias \(\*\) within its own"),
     "no such anchor": ("x: *a\n", None, r"not valid YAML: found undefined alias 'a'"),
-    "merge of a scalar": ("x: {<<: 3}\n", None, r"x\.<<: takes a mapping, or a list of mappings"),
+    "merge of a scalar": (
+        "x: {<<: 3}\n",
+        None,
+        r"not valid YAML: .* expected a mapping or list of",
+    ),
     "duplicate key": ("rounds: 2\n", None, r"run\.yaml:11: rounds: duplicate key; it already stands at .*run\.yaml:1"),
     "tag": ("seed: !!python/name:os.system\n", None, r"the YAML tag !!python/name:os\.system is not read here"),
     "odd key": ("yes: 1\n", None, r"the key 'yes' is not plain text; put it in quotes"),

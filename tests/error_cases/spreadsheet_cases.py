@@ -66,7 +66,7 @@ SHEETS = {
         r"a\.csv, line 3: column 'city' holds 'Bonn', which is none of data\.categorical\.city: Ulm",
     ),
     "sheet: labels that are amounts": (
-        *sheet(rows=[f"north,{i},Ulm,{i}\n" for i in range(2000)], sites=""),
+        *sheet(", drop: [site]", rows=[f"north,{i},Ulm,{i}\n" for i in range(2000)], sites=""),
         r"column 'sick' holds 2000 labels in 2000 rows; say data\.target: class, or number",
     ),
     "sheet: a cell less": (*sheet(old="74,", new=""), AT + r"3 cells, the header has 4: south,Ulm,1"),

@@ -16,20 +16,13 @@ train: {{batch_size: 200}}
 """
 
 
-@pytest.mark.parametrize(
-    ("umask", "private", "folder", "file"),
-    [
-        (0o027, False, 0o750, 0o640),
-        (0o002, True, 0o700, 0o600),
-    ],
-)
-def test_modes(tmp_path, umask, private, folder, file):
+@pytest.mark.parametrize(("umask", "folder", "file"), [(0o027, 0o750, 0o640), (0o077, 0o700, 0o600)])
+def test_modes(tmp_path, umask, folder, file):
     """Of every file of a run, those that are written under a temporary name and renamed too."""
-    words = ["output_mode=private"] if private else []
     (tmp_path / "c.yaml").write_text(CONFIG + f"output: {tmp_path}\n")
     program = f"import os, sys; os.umask({umask}); from fedmpi.cli import main; main()"
     more = ["method={name: fedavg}", "model={name: logistic}", "evaluate.protocol=[personal]"]
-    command = [sys.executable, "-c", program, "run", str(tmp_path / "c.yaml"), *words, *more]
+    command = [sys.executable, "-c", program, "run", str(tmp_path / "c.yaml"), *more]
     done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "theirs"

@@ -31,7 +31,6 @@ STARTS = (  # launcher, back end, faults.on_lost_rank
     ("torchrun", "gloo", "abort"),
     ("ulfm", "gloo", "drop"),
     ("ulfm", "gloo", "redo"),
-    ("ulfm", "mpi", "drop"),
 )
 FAULTS = ("KILL", "TERM", "INT", "USR1", "TERM twice", "STOP", "STOP, CONT", "launcher KILL", "launcher INT")
 MOMENTS = ("start", "import", "training", "training", "end")

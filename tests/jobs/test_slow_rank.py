@@ -6,7 +6,7 @@ from helpers import clean_env, fedmpi
 from real_job import hashes, rows
 
 from fedmpi.engine.timeline import MOST, Timeline
-from fedmpi.runtime.record import timeline
+from fedmpi.runtime.record.run_dir import read_timelines
 
 PLUGIN = """\
 import os
@@ -54,7 +54,7 @@ def start(path, *words, slow="2", code=0, size=3):
 
 def trained(run, rank, job=0):
     """round -> clients that the rank trained in it."""
-    lines = timeline.read(run)[job]["ranks"][rank]["rounds"]
+    lines = read_timelines(run)[job]["ranks"][rank]["rounds"]
     who = {x["round"]: [s[3] for s in x["spans"] if s[0] == "train" and len(s) > 3] for x in lines}
     return {t: sum(len(each) if isinstance(each, list) else 1 for each in found) for t, found in who.items()}
 
@@ -94,7 +94,7 @@ def test_a_run_goes_on_with_the_placement_that_it_had(place):
 
 # ---- the timeline ----
 def test_every_rank_tells_all_of_every_round(place):
-    (job,) = timeline.read(place / "one")
+    (job,) = read_timelines(place / "one")
     assert sorted(job["ranks"]) == [0, 1, 2]
     for rank, each in job["ranks"].items():
         lines = each["rounds"]

@@ -61,13 +61,13 @@ def test_no_run_begins_after_a_signal(file):
     """One that comes between the look for it and the start of the next run; nor does a child that has just ended
     make its handler fail."""
     (_, settings), *_ = expand.load(file).runs()
-    begun = pool.Pool(lambda settings: os._exit(3), pool.Resources(1), lambda ended: None)
+    begun = pool.Pool(lambda settings: os._exit(3), 1, (), lambda ended: None)
     begun.stop_signals = 1
     begun._start(settings)
     assert not begun.running
     child = multiprocessing.get_context("fork").Process()
     child.start()
     os.waitpid(child.pid, 0)
-    begun.running.append(pool.Running(settings, child, 0, 0, 0.0))
+    begun.running.append(pool.Running(settings, child, 0, 0.0))
     begun._stop(signal.SIGTERM, None)
     assert begun.stop_signals == 2

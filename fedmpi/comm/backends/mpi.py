@@ -1,22 +1,44 @@
-"""MPI itself, through mpi4py: it is found, initialised and ended here; mpi_comm.py sends and receives."""
+"""MPI through mpi4py: buffers only (the calls with a capital letter), never pickles.
+
+Nothing here blocks inside MPI: most libraries spin while they wait and would take the core from a rank that trains.
+Requests are posted, then tested with pauses in between, until a deadline.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, final
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.comm.base import (
+    ALLGATHER_BYTES,
+    START_REMEDY,
+    Communicator,
+    ConnectionLostError,
+    Message,
+    absent_error,
+    tree_broadcast,
+)
 from fedmpi.comm.job import Job
+from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 # Open MPI's transport btl/ofi sleeps for a second when it is closed: within MPI_Init on a host without such a network.
 # It is for one-sided communication, of which there is none here; messages over libfabric go through mtl/ofi. Only under
 # Open MPI 5's mpirun, which hands on what its files of parameters say: elsewhere they would no longer count.
 NO_SLEEP = "OMPI_MCA_btl", "^ofi"
-RANK_0_FIRST_S = 3  # in which the launcher ends the others, so that one rank says what all have found
-
+RANK_0_FIRST_S = 3  # in which the launcher ends the others, so that one rank reports what all of them see
+DATA, CONTROL = 0, 1  # tags
+EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
+PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
+LOOK_S = 0.5  # between two looks which messages are not there yet
+CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
 
 GUARD = """
 left=$3
@@ -29,7 +51,6 @@ while sleep 1 && kill -0 $1 2>/dev/null; do
 done
 """  # of process $1, whose parent is $2, for $3 seconds
 
-
 NEEDS_MPIRUN = (
     "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun and the variables RANK, WORLD_SIZE, MASTER_ADDR and "
     "MASTER_PORT go with comm.backend=gloo or nccl."
@@ -39,13 +60,17 @@ REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py lo
     "or, with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
     "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start "
     "with mpirun inside the allocation, or use comm.backend=gloo.",
-    "torchrun": NEEDS_MPIRUN,
-    "env://": NEEDS_MPIRUN,
 }
 
 
-def load() -> Any:
-    """mpi4py.MPI, not initialised. Raises UserError where mpi4py or its MPI library is missing."""
+# ---- the library ----
+def load(launcher: str = "mpi") -> Any:
+    """Return mpi4py.MPI, not initialised.
+
+    Raises UserError where mpi4py or its MPI library is missing, or the launcher is none for MPI.
+    """
+    if launcher in ("torchrun", "env://"):
+        raise UserError(NEEDS_MPIRUN)
     if "PRTE_LAUNCHED" in os.environ:
         os.environ.setdefault(*NO_SLEEP)
     try:
@@ -62,36 +87,22 @@ def load() -> Any:
 
 
 def world(job: Job, timeout_s: float) -> Any:
-    """COMM_WORLD of `job`, initialised.
+    """Return COMM_WORLD of `job`, initialised.
 
     Raises UserError if the launcher's MPI is not the one that mpi4py loaded. MPI_Init waits for all ranks and cannot
-    be interrupted: past the time-out this process says so and exits.
+    be interrupted: past the time-out this process prints an error and exits.
     """
-    if job.launcher in ("torchrun", "env://"):
-        raise UserError(REMEDY[job.launcher])
-    MPI = load()
+    MPI = load(job.launcher)
     if not MPI.Is_initialized():
         with bounded(job, "MPI_Init, which waits for all ranks", timeout_s):
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
     if MPI.COMM_WORLD.size != job.size:
+        library = str(MPI.Get_library_version()).split(",")[0].splitlines()[0]
         raise UserError(
             f"{job.launcher} started {job.size} ranks, but MPI sees {MPI.COMM_WORLD.size}: the MPI that mpi4py loaded "
-            f"({library()}) was not started by this launcher.\n{REMEDY[job.launcher]}"
+            f"({library}) was not started by this launcher.\n{REMEDY[job.launcher]}"
         )
     return MPI.COMM_WORLD
-
-
-def library() -> str:
-    return str(load().Get_library_version()).split(",")[0].splitlines()[0]
-
-
-def identity() -> Job:
-    """The job of this process, according to MPI itself."""
-    MPI = load()
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
-    here = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    return Job("mpi", MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, here.rank, here.size, MPI.Get_processor_name())
 
 
 def finalize(job: Job, timeout_s: float) -> None:
@@ -103,7 +114,7 @@ def finalize(job: Job, timeout_s: float) -> None:
 
 @contextmanager
 def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
-    """End the process, with a word, if the block takes longer, or if the launcher dies meanwhile.
+    """End the process, with an error, if the block takes longer, or if the launcher dies meanwhile.
 
     Such a call holds the interpreter: no thread of Python runs beside it, and a shell has to look after it.
     """
@@ -117,3 +128,91 @@ def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
     finally:
         guard.terminate()
         guard.wait()
+
+
+# ---- messages ----
+class Request(NamedTuple):
+    """A message under way, and the memory that it uses."""
+
+    peer: int
+    handle: Any
+    x: Tensor
+
+
+@final
+class Mpi(Communicator):
+    can_regroup = "MPI cannot (use comm.backend=gloo)"
+
+    def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:
+        Communicator.__init__(self, torch.device("cpu"), comm.rank, comm.size, timeouts.round)
+        self.job, self.comm, self.timeouts = job, comm, timeouts
+        self.unfinished: list[Request] = []  # MPI may still write into their memory
+
+    def _barrier(self) -> None:
+        self.allgather_bytes(b"", self.round_timeout_s)
+
+    def _shutdown(self) -> None:
+        finalize(self.job, self.round_timeout_s)
+
+    def _broadcast(self, x: Tensor) -> None:
+        tree_broadcast(x, self.rank, self.alive, self._exchange)
+
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[Request]:
+        requests = [self._receive(peer, x, DATA) for peer, x in incoming]
+        return requests + [self._send(peer, x, DATA) for peer, x in outgoing]
+
+    def _finish(self, posted: list[Request]) -> None:
+        if late := self._wait(posted, self.patience_s):
+            raise self.silent(late)
+
+    def _receive(self, peer: int, x: Tensor, tag: int) -> Request:
+        return Request(peer, self.comm.Irecv(_buffer(x), peer, tag), x)
+
+    def _send(self, peer: int, x: Tensor, tag: int) -> Request:
+        return Request(peer, self.comm.Isend(_buffer(x), peer, tag), x)
+
+    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        """Rank 0 gathers the payloads and alone decides which ranks are silent, so that all ranks act alike."""
+        frames = torch.zeros(self.size, 4 + ALLGATHER_BYTES, dtype=torch.uint8)  # length, payload
+        mine = bytearray(len(payload).to_bytes(4, "little") + payload)
+        frames[self.rank, : len(mine)] = torch.frombuffer(mine, dtype=torch.uint8)
+        silent = torch.zeros(self.size, dtype=torch.uint8)
+        others = self.alive[1:]
+        if self.rank == 0:
+            silent[list(self._wait([self._receive(peer, frames[peer], CONTROL) for peer in others], deadline_s))] = 1
+            present = [peer for peer in others if not silent[peer]]
+            self._wait([self._send(peer, silent, CONTROL) for peer in present], self.timeouts.reply)
+        else:
+            posted = [self._send(0, frames[self.rank], CONTROL), self._receive(0, silent, CONTROL)]
+            silent[list(self._wait(posted, deadline_s + self.timeouts.reply))] = 1
+        if silent.any():
+            absent, remedy = silent.nonzero().flatten().tolist(), "" if self.hosts else START_REMEDY
+            raise absent_error(absent, self.size, deadline_s, self.hosts, remedy)
+        tree_broadcast(frames.flatten(), self.rank, self.alive, self._exchange)
+        return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
+
+    def _wait(self, requests: list[Request], timeout_s: float) -> set[int]:
+        """Wait for all requests and return the peers of those that are not done in time."""
+        handles, clock = [request.handle for request in requests], self.timeouts.clock
+        began, pause_s, look_s = clock.now(), 0.0, 0.1
+        try:
+            while not load().Request.Testall(handles):
+                waited_s = clock.now() - began
+                if waited_s > min(look_s, timeout_s):  # here, since the thread that answers others may not call MPI
+                    self.waiting_for = {request.peer for request in requests if not request.handle.Test()}
+                    look_s = waited_s + LOOK_S
+                if waited_s > timeout_s:
+                    self.unfinished += requests
+                    return set(self.waiting_for)
+                clock.sleep(pause_s)
+                pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
+        except load().Exception as error:
+            self.unfinished += requests
+            raise ConnectionLostError(f"MPI has lost a rank ({error})") from error
+        self.waiting_for = ()
+        return set()
+
+
+def _buffer(x: Tensor) -> np.ndarray:
+    """Return x's own memory as an array of a type that MPI has: bfloat16 travels as 16-bit integers, bit for bit."""
+    return x.detach().view(CARRIER[x.element_size()]).numpy()

@@ -22,7 +22,6 @@ from fedmpi.comm.base import (
     Lost,
     Message,
     Posted,
-    call_with_timeout,
     ranks,
     tree_broadcast,
 )
@@ -65,13 +64,15 @@ def connect(
     chosen = choose(backend, cards)
     network.choose_for_gloo(job.rank, cards, rank_0)
     remedy = NCCL_REMEDY if chosen == "nccl" else GLOO_REMEDY
-    silent = f"all ranks came, but {chosen} has not connected them after {timeouts.start:.0f} s.\n{remedy}"
     # Gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's goes on to bound every
     # message, by a watchdog: it must be longer than our own time-out, which can name the rank.
     timeout_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
-    connects = partial(build, chosen, job, device, store, timeout_s)
     try:
-        group = call_with_timeout(timeouts.start + timeouts.reply, connects, silent, timeouts.clock)
+        connects = partial(build, chosen, job, device, store, timeout_s)
+        group = timeouts.clock.call(timeouts.start + timeouts.reply, connects)
+    except TimeoutError:
+        late = f"{chosen} has not connected them after {timeouts.start:.0f} s"
+        raise Lost(f"all ranks came, but {late}.\n{remedy}") from None
     except RuntimeError as error:
         # What is no error of NCCL's group, such as a lack of memory, has a remedy of its own.
         if isinstance(error, Lost) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
@@ -92,7 +93,7 @@ def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeou
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     patience = timedelta(seconds=timeout_s)
     where = torch.empty(0, device=device).device  # "cuda" with its index
-    torch.cuda.set_device(where)  # this is a thread of `within`, and each begins on the first GPU
+    torch.cuda.set_device(where)  # this is a thread of `Clock.call`, and each begins on the first GPU
     store = dist.PrefixStore("group", store)
     dist.init_process_group(chosen, None, patience, job.size, job.rank, store, device_id=where)
     return None
@@ -103,8 +104,30 @@ def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), place, size, timedelta(seconds=timeout_s))
 
 
+class _StoreCommunicator(Communicator):
+    """The ranks of a process group of torch, which meet in a store."""
+
+    def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, timeouts: Timeouts) -> None:
+        Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
+        self.job, self.allgather, self.timeouts = job, allgather, timeouts
+
+    def _barrier(self) -> None:
+        self.allgather(b"", self.round_timeout_s)
+
+    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        return self.allgather(payload, deadline_s)
+
+    def _shutdown(self) -> None:
+        """Leave after all ranks have met: closing a socket while its other end still reads could lose a message."""
+        self.allgather.leave(self.timeouts.round)
+        if self.job.launcher == "mpi" and len(self.alive) == self.size:  # MPI_Finalize would wait for a lost rank
+            from fedmpi.comm.backends import mpi
+
+            mpi.finalize(self.job, self.timeouts.round)
+
+
 @final
-class Gloo(Communicator):
+class Gloo(_StoreCommunicator):
     def __init__(
         self,
         job: Job,
@@ -114,23 +137,18 @@ class Gloo(Communicator):
         timeouts: Timeouts,
         make_group: Callable[[dist.Store, str, int, int, float], Group] = make_gloo_group,
     ) -> None:
-        Communicator.__init__(self, torch.device("cpu"), job.rank, job.size, timeouts.round)
-        self.timeouts, self.make_group = timeouts, make_group
-        self.job = job
+        _StoreCommunicator.__init__(self, job, torch.device("cpu"), allgather, timeouts)
+        self.make_group = make_group
         self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed, and why
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
-        self.allgather = allgather
-        allgather.regroup_requested = membership.regroup_requested
         self.membership = membership
+        allgather.regroup_requested = membership.regroup_requested
         membership.release = lambda store: self.allgather.cancel(store)
         self.can_regroup = launchers.survivors(job, os.environ)
 
-    def _barrier(self) -> None:
-        self.allgather(b"", self.round_timeout_s)
-
     def _shutdown(self) -> None:
         self.group = self.broken = None
-        part(self.job, self.allgather, self.timeouts, whole=len(self.alive) == self.size)
+        _StoreCommunicator._shutdown(self)
 
     def _broadcast(self, x: Tensor) -> None:
         tree_broadcast(x, self.place[self.rank], self.alive, self._exchange)
@@ -150,7 +168,7 @@ class Gloo(Communicator):
         except RuntimeError as error:
             post = None
             works.clear()
-            self._part_from(peer, error)
+            self._drop_group(peer, error)
 
     def _finish(self, posted: Posted) -> None:
         clock = self.timeouts.clock
@@ -165,23 +183,17 @@ class Gloo(Communicator):
         except RuntimeError as error:
             work = None
             posted.clear()
-            self._part_from(peer, error, late=clock.now() >= deadline)
+            self._drop_group(peer, error, late=clock.now() >= deadline)
 
-    def _part_from(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
+    def _drop_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
         """A message to or from a rank has failed. Nothing else may hold the group, not even a traceback: where the
         ranks regroup its sockets close, and all others notice. A job that ends keeps them: who has lost nobody must not
         blame this rank."""
         error.__traceback__ = None
         self.broken, self.group = self.group, None
-        if late:
-            silent = self.silent([peer])
-            self.why = str(silent)
-            raise silent from error
-        self.why = f"{ranks([peer], self.hosts)} is dead: its connection has ended"
-        raise ConnectionLostError(self.why) from error
-
-    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        return self.allgather(payload, deadline_s)
+        lost = self.silent([peer]) if late else Lost(f"{ranks([peer], self.hosts)} is dead: its connection has ended")
+        self.why = str(lost)
+        raise (lost if late else ConnectionLostError(self.why)) from error
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         self.group = self.broken = None
@@ -202,23 +214,17 @@ class Gloo(Communicator):
 
 
 @final
-class Nccl(Communicator):
+class Nccl(_StoreCommunicator):
     begins = False
+    can_regroup = "NCCL cannot (use comm.backend=gloo)"
 
     def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, timeouts: Timeouts) -> None:
-        Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
-        self.timeouts = timeouts
-        self.can_regroup = "NCCL cannot (use comm.backend=gloo)"
+        _StoreCommunicator.__init__(self, job, device, allgather, timeouts)
         self.waiting: list[Posted] = []  # posted, not begun
-        self.job = job
-        self.allgather = allgather
-
-    def _barrier(self) -> None:
-        self.allgather(b"", self.round_timeout_s)
 
     def _shutdown(self) -> None:
         dist.destroy_process_group()
-        part(self.job, self.allgather, self.timeouts)
+        _StoreCommunicator._shutdown(self)
 
     def _broadcast(self, x: Tensor) -> None:
         self._wait([*self.alive[1:]] if self.rank == 0 else [0], lambda: [dist.broadcast(x, 0, async_op=True)])
@@ -236,9 +242,6 @@ class Nccl(Communicator):
             operations, self.waiting = [each for several in self.waiting for each in several], []
             if operations:
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
-
-    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        return self.allgather(payload, deadline_s)
 
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
         """NCCL names no peer and cannot be cancelled. Where it fails an allgather finds who is gone."""
@@ -267,15 +270,3 @@ class Nccl(Communicator):
                 raise Lost(f"NCCL failed ({in_brief(error)}); {lost}") from error
             remedy = f".\n{NCCL_REMEDY}" if isinstance(error, dist.DistError) else ""
             raise Lost(f"NCCL failed, though all ranks are there ({in_brief(error)}){remedy}") from error
-
-
-def part(job: Job, allgather: StoreAllgather, timeouts: Timeouts, whole: bool = True) -> None:
-    """Leave after all ranks have met: closing a socket while its other end still reads could lose the last message.
-
-    whole: no rank is lost. MPI_Finalize would wait for it.
-    """
-    allgather.leave(timeouts.round)
-    if job.launcher == "mpi" and whole:
-        from fedmpi.comm.backends import mpi
-
-        mpi.finalize(job, timeouts.round)

@@ -9,8 +9,11 @@ reads the log:
                   console of its own, one rank of every other host prints the cause there, too
 
 If rank 0 does not take the cause in time, since it is itself what fails, the rank that wrote it prints it. A second
-thread sees that the launcher has died, whose ranks would otherwise train on for good. Other events, such as who is
-taken for lost, go to those who `subscribe` (group_membership.py, timeout_tracing.py).
+thread sees that the launcher has died, whose ranks would otherwise train on for good.
+
+The same thread answers when a rank asks who lives, and for whom each waits. A rank that waits in vain is often not the
+first: rank 1 awaits the model of rank 0, which awaits the update of rank 2, which is frozen; whose patience ends first
+is chance. At fault is who does not answer; if all do, who waits for nobody (`root_cause`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn, final
 
@@ -32,10 +35,12 @@ if TYPE_CHECKING:
 
 CAUSE = "cause"  # line of the event log: "cause RANK CODE TEXT"
 MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take part from here on
-WHOM = "whom"  # "whom ASKER RANK": for whose messages does RANK wait
+ASK = "ask"  # "ask QUESTION PURPOSE": all ranks answer for whose messages they wait
+SILENCE = "silence"  # purpose of a rank that will report a silence
 WELL = "well"  # every rank is at its end
 PRINTED = "printed"  # key of the store: rank 0 has printed the cause
 DAY = timedelta(days=1)
+POLL_S = 0.01
 LINGER_S = 0.5  # for the other ranks to read a key of a store that ends with rank 0
 LOST = 1  # exit code of a lost rank, and of a defect
 
@@ -84,6 +89,11 @@ class ErrorReporter:
         stop: the requests that this process has had to stop.
         close_run: called with the reason first of all where the job fails: rank 0 closes its run directory. Returns
             how to go on.
+
+    Attributes:
+        waiting_for: tells the ranks for whose messages this one waits.
+        on_event: called with each line that is no cause, and the connection over which it came, in the thread that
+            reads them; with None once rank 0 is gone.
     """
 
     def __init__(
@@ -98,12 +108,14 @@ class ErrorReporter:
         self.job, self.timeouts, self.process = job, timeouts or Timeouts(), process or Process(job)
         self.clock = self.timeouts.clock
         self.launcher_is_alive, self.stop, self.close_run = launcher_is_alive, stop or StopRequest(), close_run
+        self.waiting_for: Callable[[], Iterable[int]] = lambda: ()
+        self.on_event: Callable[[str | None, Store], None] = lambda line, store: None
         self.members = set(range(job.size))  # whose causes count
         self.at = 0  # lines of the event log that are read
-        self._subscribers: list[Callable[[str | None, Store], None]] = []
+        self._questions = 0  # of this rank so far
         self._open_store: Callable[[], Store] | None = None
         self._listener: threading.Event | None = None  # set once the thread that reads the log has ended
-        self._expected_until = 0.0  # when whoever asks for a silent rank must have told the cause
+        self._expected_until = 0.0  # when whoever asks about a silence must have told the cause
         self._cause: str | None = None  # the one by which the job ends
         self._has_printed = False
         self._ending, self._printing = threading.Lock(), threading.Lock()
@@ -158,20 +170,9 @@ class ErrorReporter:
                 events.store.wait([PRINTED], timedelta(seconds=self.timeouts.reply))
                 answers.append(PRINTED)
 
-        self._call_for(2 * self.timeouts.reply, add)
+        with contextlib.suppress(Exception):
+            self.clock.call(2 * self.timeouts.reply, add)
         return (answers[0] if answers else None), len(answers) > 1
-
-    def _call_for(self, seconds: float, call: Callable[[], object]) -> None:
-        """Run call(), and leave it behind after so long: a store on a host that is gone may never answer."""
-        done = threading.Event()
-
-        def work() -> None:
-            with contextlib.suppress(Exception):
-                call()
-            done.set()
-
-        self.clock.start_thread(work)
-        self.clock.wait(done, seconds)
 
     def event_log(self) -> EventLog:
         """Return the log from where this rank has read it, over a connection of its own."""
@@ -190,6 +191,30 @@ class ErrorReporter:
 
         return decisive
 
+    # ---- who lives, and for whom each waits ----
+    def roll_call(self, events: EventLog, ranks: Iterable[int], purpose: str = "") -> dict[int, list[int]]:
+        """Ask `ranks` for whose messages they wait: {rank: these} of those that answer in time."""
+        self._questions += 1
+        question = f"{self.job.rank}/{self._questions}"
+        events.add(f"{ASK} {question} {purpose}")
+        store, until, answers = events.store, self.clock.now() + self.timeouts.frozen, dict[int, list[int]]()
+        while living := [rank for rank in ranks if rank not in answers and not store.check([f"dead/{rank}"])]:
+            for rank in living:
+                if store.check([key := f"answer/{question}/{rank}"]):
+                    answers[rank] = [int(word) for word in store.get(key).decode()[1:].split()]
+            if self.clock.now() > until:
+                break
+            self.clock.sleep(POLL_S)  # torch's stores print a stack where a wait exceeds its time-out
+        return answers
+
+    def find_root_cause(self, peers: Iterable[int]) -> list[int]:
+        """Return the ranks at fault where `peers` have been silent to this one; where nobody can tell, the peers."""
+        with contextlib.suppress(Exception):  # the store may be on a host that is gone, and never answer
+            limit_s, ranks = 3 * self.timeouts.frozen, set(self.members)
+            waiting = self.clock.call(limit_s, lambda: self.roll_call(self.event_log(), ranks, SILENCE))
+            return trace(self.job.rank, peers, waiting)
+        return sorted(peers)
+
     # ---- a cause, from whichever rank ----
     def listen(self, open_store: Callable[[], Store]) -> None:
         """Read the causes that other ranks add. open_store() makes another connection to the ranks' store."""
@@ -205,11 +230,6 @@ class ErrorReporter:
 
         self.clock.start_thread(read)
 
-    def subscribe(self, subscriber: Callable[[str | None, Store], None]) -> None:
-        """Call subscriber(line, store) for lines that are no cause, with the connection over which they came, in the
-        thread that reads them. line is None once rank 0 is gone."""
-        self._subscribers.append(subscriber)
-
     def close(self) -> None:
         """Every rank is at its end: stop listening, while the store is still there."""
         if self._listener is not None:
@@ -221,13 +241,14 @@ class ErrorReporter:
         try:
             while not decisive(line := events.next()) or line.startswith(MEMBERS):
                 self.at = events.at
-                if line.startswith(WHOM):
-                    self._expected_until = self.clock.now() + self.timeouts.frozen + self.timeouts.shutdown
-                for subscriber in self._subscribers:
-                    subscriber(line, events.store)
+                if line.startswith(ASK):
+                    if line.endswith(SILENCE):
+                        self._expected_until = self.clock.now() + self.timeouts.frozen + self.timeouts.shutdown
+                    waits = " ".join(map(str, self.waiting_for()))
+                    events.store.set(f"answer/{line.split()[1]}/{self.job.rank}", f"={waits}")
+                self.on_event(line, events.store)
         except Exception:  # whoever held the store is gone; the next message notices it, too
-            for subscriber in self._subscribers:
-                subscriber(None, events.store)
+            self.on_event(None, events.store)
             return
         if line == WELL:
             return
@@ -264,12 +285,10 @@ class ErrorReporter:
             hint = self.close_run(reason(text))
         self.process.say(f"{text.rstrip()}\n{hint}" if int(code) == LOST else text)
         if self._open_store is not None:
-            self._call_for(self.timeouts.reply, self._note_printed)
+            with contextlib.suppress(Exception):
+                self.clock.call(self.timeouts.reply, lambda: self.event_log().store.set(PRINTED, "1"))
+            self.clock.sleep(LINGER_S)
         self.process.end_job(int(code))
-
-    def _note_printed(self) -> None:
-        self.event_log().store.set(PRINTED, "1")
-        self.clock.sleep(LINGER_S)
 
     # ---- the launcher ----
     def _watch_launcher(self, launcher: int) -> None:
@@ -279,6 +298,23 @@ class ErrorReporter:
             self._wait_for_launcher()
             self.process.exit(1)
         self.fail(f"error: the launcher ({self.job.launcher}, process {launcher}) has died", 1)
+
+
+def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]]) -> list[int]:
+    """Return the ranks at fault where `peers` have been silent to `rank`, ascending.
+
+    waiting: for whom each rank waits; who did not answer is missing.
+
+    >>> trace(1, [0], {0: [2], 1: [0]}), trace(1, [0], {0: [2], 1: [0], 2: []})
+    ([2], [2])
+    """
+    seen, ask, silent, busy = {rank}, set(peers), set[int](), set[int]()
+    while ask:
+        seen |= ask
+        silent |= ask - waiting.keys()
+        busy |= {peer for peer in ask & waiting.keys() if not waiting[peer]}
+        ask = {other for peer in ask & waiting.keys() for other in waiting[peer]} - seen
+    return sorted(silent or busy or peers)
 
 
 def who(job: Job) -> str:

@@ -1,33 +1,33 @@
 """Who still takes part in a job, settled anew after a loss: all living ranks, or nobody goes on.
 
 The rank that notices a loss calls the others through the event log. Whoever is called gives its vote, by coming to
-`regroup`. A rank in the middle of its training comes late; that it lives, a thread of it answers at once. Rank 0 asks
-again and again, and waits. It does not wait for a dead rank, whose connection to the store has ended, nor for a frozen
-one, which does not answer in time. Then
+`regroup`. A rank in the middle of its training comes late; that it lives, a thread of it answers at once. The store
+waits for all votes but those of dead ranks, whose connection has ended. Rank 0 asks again and again who lives, and
+has a frozen rank count as dead; the others do so with rank 0. Then
 
-    rank 0        writes who the members are; from there on, nobody listens to others
-    members       connect to each other anew, and say so
-    rank 0        says `go`; or `again`, if one more rank was lost meanwhile: all begin anew, with the members left
+    rank 0    writes who the members are, which are those that have voted; from there on, nobody listens to others
+    members   connect to each other anew, and say so; if one more rank was lost meanwhile all begin anew
 
 A rank that finds itself left out ends by itself.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import ConnectionLostError, Lost, T
-from fedmpi.comm.failures.error_reporter import MEMBERS, WHOM, ErrorReporter, EventLog, who
+from fedmpi.comm.base import ConnectionLostError, Lost
+from fedmpi.comm.failures.error_reporter import MEMBERS, ErrorReporter, EventLog, who
 from fedmpi.comm.rendezvous.store import STORE_IS_GONE, RankStore
+from fedmpi.comm.rendezvous.store_server import ALL
+from fedmpi.comm.timeouts import T
 
-CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the event log
-POLL_S = 0.01
+CALL = "regroup"  # "regroup GENERATION", a line of the event log: all are to come
 
 
 @final
@@ -39,24 +39,20 @@ class GroupMembership:
         self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
         self.generation = 0  # attempts to settle so far, with or without success
-        self.questions = 0  # of this rank so far
         self.called = 0  # the attempt that somebody has called for; beyond `generation` if this rank must come to it
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()  # that are not read yet
-        self._arrived = threading.Event()  # a line has been added, or rank 0 is gone
-        self._rank_0_is_gone = False  # with its store
+        self.rank_0_is_gone = False  # with its store
         self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
         store.set_at_end(f"dead/{rank}", "1")
-        error_reporter.subscribe(self._on_line)
+        error_reporter.on_event = self._on_event
 
     def regroup_requested(self) -> bool:
         """Whether the other ranks wait for this one to `regroup`, or have no rank 0 left."""
-        return self.called > self.generation or self._rank_0_is_gone
+        return self.called > self.generation or self.rank_0_is_gone
 
-    def _on_line(self, line: str | None, store: Store) -> None:
+    def _on_event(self, line: str | None, store: Store) -> None:
         """Handle a line, in the thread that reads the event log."""
         if line is None:
-            self._rank_0_is_gone = True
-            self._arrived.set()
+            self.rank_0_is_gone = True
             return
         kind, *words = line.split()
         if kind == CALL:
@@ -68,11 +64,6 @@ class GroupMembership:
             text = f"error: this rank was taken for lost at {at}: it was frozen, or came too late"
             self.process.say(f"{who(self.error_reporter.job)}: {text}")
             self.process.exit_after_eviction()
-        elif kind != WHOM:  # that one is for timeout_tracing.py
-            if kind == ASK:
-                store.set(f"answer/{words[0]}/{self.rank}", "1")
-            self._lines.put(line)
-            self._arrived.set()
 
     def regroup(
         self, payload: bytes, deadline_s: float, build: Callable[[Store, int, list[int]], T]
@@ -83,105 +74,55 @@ class GroupMembership:
         """
         until = self.clock.now() + deadline_s
         try:
-            while True:
+            while self.clock.now() <= until:
                 self.generation += 1
-                result = self._attempt(payload, until, build)
-                if result is not None:
-                    return result
-                if self.clock.now() > until:
-                    raise Lost(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
+                if self.called < self.generation:
+                    self._add(f"{CALL} {self.generation}")
+                votes = self._gather("vote", payload, until - self.clock.now())
+                if self.rank == 0:
+                    self._add(f"{MEMBERS} {self.generation} {int(time.time())} {' '.join(map(str, votes))}")
+                results = self._connect(build)
+                built = self._gather("built", b"1" * len(results), self.timeouts.connect)
+                if list(built) == list(votes) and all(built.values()):
+                    return results[0], votes
         except DistError as error:
             raise ConnectionLostError(STORE_IS_GONE) from error
+        raise Lost(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
 
-    def _attempt(
-        self, payload: bytes, until: float, build: Callable[[Store, int, list[int]], T]
-    ) -> tuple[T, dict[int, bytes]] | None:
-        generation = self.generation
-        self.store.set(f"vote/{generation}/{self.rank}", payload)
-        if self.called < generation:
-            self._add(f"{CALL} {generation}")
-        if self.rank == 0:
-            others = self._members_with_key(f"vote/{generation}", self.alive[1:], until)
-            self._add(f"{MEMBERS} {generation} {int(time.time())} {' '.join(map(str, [0, *others]))}")
-        self.alive = [int(word) for word in self._next_line(until, MEMBERS).split()[3:]]
-        results = self._build(generation, build)
-        if self.rank == 0:
-            name, members, limit = f"built/{generation}", self.alive, self.clock.now() + self.timeouts.connect
-            self.alive = self._members_with_key(name, members, limit, every=True)
-            is_well = self.alive == members and all(self.store.get(f"{name}/{rank}") == b"1" for rank in members)
-            self._add(f"{GO if is_well else AGAIN} {generation}")
-        if self._next_line(until + self.timeouts.connect, GO, AGAIN).startswith(AGAIN):
-            return None
-        votes = self.store.multi_get([f"vote/{generation}/{rank}" for rank in self.alive])
-        return results[0], dict(zip(self.alive, votes, strict=True))
+    def _gather(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
+        """Return the values of the ranks that come in time; the others no longer belong to `alive`."""
+        done = threading.Event()
+        self.clock.start_thread(lambda: self._mark_silent_ranks(done))
+        try:
+            name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
+            verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, living=True)
+        finally:
+            done.set()
+        missing = [] if verdict == ALL else [int(word) for word in verdict.split()]
+        if 0 in missing:
+            raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
+        if self.rank in missing:
+            self.clock.sleep(self.timeouts.reply)  # in which the thread that reads the event log ends this rank
+        came = {rank: value for rank, value in zip(self.alive, values, strict=True) if rank not in missing}
+        self.alive = list(came)
+        return came
 
-    def _build(self, generation: int, build: Callable[[Store, int, list[int]], T]) -> list[T]:
-        """Connect, in a thread that is left behind if a member dies meanwhile; its result comes into the list."""
-        results: list[T] = []
-        store, alive = self.store.new_connection(), list(self.alive)
+    def _mark_silent_ranks(self, done: threading.Event) -> None:
+        """Have frozen ranks count as dead while this rank waits: rank 0 those of the others, the others rank 0."""
+        watched = self.alive[1:] if self.rank == 0 else [0]
+        with suppress(DistError):
+            store = self.store.new_connection()
+            while not self.clock.wait(done, self.timeouts.probe):
+                answers = self.error_reporter.roll_call(EventLog(store, self.error_reporter.at), watched)
+                for rank in set(watched) - answers.keys():
+                    store.set(f"dead/{rank}", "1")
 
-        def work() -> None:
-            try:
-                results.append(build(store, generation, alive))
-                store.set(f"built/{generation}/{self.rank}", "1")
-            except Exception as error:
-                store.set(f"built/{generation}/{self.rank}", f"{type(error).__name__}: {error}")
-
-        self.clock.start_thread(work)
-        return results
-
-    def _members_with_key(self, name: str, ranks: list[int], until: float, every: bool = False) -> list[int]:
-        """Those of `ranks` that live and have written the key name/RANK; for rank 0. Waits for all that live.
-
-        every: none of them may be missing, so that there is nothing to wait for once one is lost.
-        """
-        expected = ranks
-        while True:
-            self.questions += 1
-            self._add(f"{ASK} {self.questions}")
-            ranks = self._present(f"answer/{self.questions}", ranks, self.timeouts.frozen)
-            if every and ranks != expected:
-                return ranks
-            present = self._present(name, ranks, min(self.timeouts.probe, until - self.clock.now()))
-            if present == ranks or self.clock.now() > until:
-                return present
-
-    def _present(self, name: str, ranks: list[int], seconds: float) -> list[int]:
-        """Return those of `ranks` that write name/RANK in time; waits neither for dead ranks nor once all have."""
-        until = self.clock.now() + seconds
-        while True:
-            absent = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]
-            living = [rank for rank in absent if not self.store.check([f"dead/{rank}"])]
-            if not living or self.clock.now() > until:
-                return [rank for rank in ranks if rank not in absent]
-            self.clock.sleep(POLL_S)  # torch's stores print a stack where a wait exceeds its time-out
-
-    def _next_line(self, until: float, *kinds: str) -> str:
-        """The next line of these kinds about this attempt; looks now and then whether rank 0 still lives."""
-        while self.clock.now() < until + 2 * self.timeouts.reply:
-            self._arrived.clear()
-            if self._lines.empty() and not self._rank_0_is_gone:
-                if not self.clock.wait(self._arrived, self.timeouts.probe):
-                    self._look_at_rank_0()
-                continue
-            if self._lines.empty():
-                raise ConnectionLostError(STORE_IS_GONE)
-            line = self._lines.get()
-            if line.startswith(ASK) and "/" not in line:  # rank 0 waits, too
-                until = max(until, self.clock.now())
-            elif line.split()[0] in kinds and int(line.split()[1]) == self.generation:
-                return line
-        raise Lost("rank 0 is silent: it has not said which ranks go on")
-
-    def _look_at_rank_0(self) -> None:
-        """Raise Lost if rank 0 is frozen. Its store, a process of its own, answers all the same."""
-        self.store.check(["vote"])
-        if self.rank:
-            self.questions += 1
-            question = f"{self.rank}/{self.questions}"
-            self._add(f"{ASK} {question}")
-            if not self._present(f"answer/{question}", [0], self.timeouts.frozen):
-                raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
+    def _connect(self, build: Callable[[Store, int, list[int]], T]) -> list[T]:
+        """Connect, in a thread that is left behind if a member dies meanwhile. Returns the result, or nothing."""
+        with suppress(Exception):
+            store, members = self.store.new_connection(), list(self.alive)
+            return [self.clock.call(self.timeouts.connect, lambda: build(store, self.generation, members))]
+        return []
 
     def _add(self, line: str) -> None:
         EventLog(self.store, self.error_reporter.at).add(line)

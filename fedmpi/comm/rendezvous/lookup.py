@@ -12,10 +12,8 @@ import contextlib
 import hashlib
 import os
 import secrets
-import socket
 import subprocess
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 
@@ -34,13 +32,8 @@ PATIENCE_S = 1.0, 10.0  # for an answer at one address: at first, at most
 RETRY_S = 0.1  # between two attempts to connect
 PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (32768..60999), which any program may use
 
-
-class StoreLocation(NamedTuple):
-    """Where a rank reaches the store: one of these addresses; at rank 0 with the process that serves it."""
-
-    addresses: list[tuple[str, int]]
-    key: bytes
-    server: subprocess.Popen[bytes] | None = None
+Addresses = list[tuple[str, int]]  # the store is at one of them
+Server = subprocess.Popen[bytes]  # the store's process, at rank 0
 
 
 def find_store(
@@ -66,15 +59,15 @@ def find_store(
     timeouts, env = timeouts or Timeouts(), os.environ if env is None else env
     deadline = timeouts.clock.now() + timeout_s
     if job.launcher == "mpi":
-        location = exchange_by_mpi(job, deadline, timeouts, interface)
+        addresses, key, server = exchange_by_mpi(job, deadline, timeouts, interface)
     else:
-        location = derive_from_env(job, env)
-    store = connect_store(location.addresses, location.key, deadline, timeouts)
-    store.server = location.server
+        addresses, key, server = derive_from_env(job, env)
+    store = connect_store(addresses, key, deadline, timeouts)
+    store.server = server
     return store
 
 
-def derive_from_env(job: Job, env: Mapping[str, str]) -> StoreLocation:
+def derive_from_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, Server | None]:
     """Locate the store by what the launcher's variables tell all ranks alike; at rank 0 start it there."""
     if job.launcher == "slurm":
         name = slurm_step(env)
@@ -86,14 +79,15 @@ def derive_from_env(job: Job, env: Mapping[str, str]) -> StoreLocation:
         if job.launcher == "torchrun":
             name = f"{port} {env.get('TORCHELASTIC_RUN_ID', '')} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             choices = ports(name)
-    key = auth.job_key(f"{job.launcher} {name}", env)
+    key, on_one_host = auth.job_key(f"{job.launcher} {name}", env), job.local_size == job.size
     if job.rank:
-        on_one_host = job.local_size == job.size
         reach = LOOPBACK if on_one_host else launchers.address_of_node(host, env) if job.launcher == "slurm" else host
-        return StoreLocation([(reach, port) for port in choices], key)
+        return [(reach, port) for port in choices], key, None
+    own = LOOPBACK if on_one_host else listen_address(host)
     for port in choices:
         with contextlib.suppress(OSError):
-            return start_store(auth.listen(listen_address(job, host), port), key)
+            listener = auth.listen(own, port)
+            return [(own or LOOPBACK, port)], key, store_server.start(listener, key)
     raise UserError(
         f"rank 0 cannot listen on port {' or '.join(map(str, choices))} of {job.host}, so other ranks could not find "
         "it.\nStart the job again, or give all ranks another MASTER_PORT."
@@ -101,42 +95,36 @@ def derive_from_env(job: Job, env: Mapping[str, str]) -> StoreLocation:
 
 
 def slurm_step(env: Mapping[str, str]) -> str:
-    """A text that distinguishes this job step from all others, including its own run before a requeue."""
+    """Return a text that distinguishes this job step from all others, including its own run before a requeue."""
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
 
 
 def ports(name: str) -> list[int]:
-    """The ports to try, the same on every rank of a job; a store of another job there has another key."""
+    """Return the ports to try, the same on every rank of a job; a store of another job there has another key."""
     digests = (hashlib.sha256(f"{name}/{i}".encode()).digest() for i in range(PORTS))
     return [FIRST_PORT + int.from_bytes(digest[:4], "little") % SPAN for digest in digests]
 
 
-def listen_address(job: Job, name: str) -> str:
-    """Return where rank 0 listens if the others come by `name`: loopback if all ranks are on this host, else the name's
-    address; "" (everywhere) if that is not known to be one of this host."""
-    if job.local_size == job.size:
-        return LOOPBACK
+def listen_address(name: str) -> str:
+    """Return where rank 0 listens if ranks on other hosts come by `name`: its address; "" (everywhere) if that is not
+    known to be one of this host."""
     address = network.resolve(name)
     return "" if network.is_loopback(address) or not network.is_own(address) else address
 
 
-def start_store(listener: socket.socket, key: bytes) -> StoreLocation:
-    """Start the process of rank 0's store, which lives as long as its pipe to this process; it listens in a moment."""
-    host, port = listener.getsockname()[:2]
-    process = store_server.start(listener, key)
-    return StoreLocation([(host if host not in ("::", "0.0.0.0") else LOOPBACK, port)], key, process)
-
-
-def exchange_by_mpi(job: Job, deadline: float, timeouts: Timeouts, interface: str) -> StoreLocation:
+def exchange_by_mpi(
+    job: Job, deadline: float, timeouts: Timeouts, interface: str
+) -> tuple[Addresses, bytes, Server | None]:
     """Broadcast a random key and the addresses of rank 0 by MPI."""
     from fedmpi.comm.backends import mpi
 
-    location, text = StoreLocation([], b""), ""
+    server, text = None, ""
     if job.rank == 0:  # the process starts while MPI does
-        own = LOOPBACK if job.local_size == job.size else interface or listen_address(job, job.host)
-        location = start_store(auth.listen(own, 0), secrets.token_bytes(auth.DIGEST))
-        names = [own] if own else [*network.outward_addresses(), job.host][:MAX_NAMES]
-        text = f"{location.key.hex()} {location.addresses[0][1]} {' '.join(names)}"
+        own = LOOPBACK if job.local_size == job.size else interface or listen_address(job.host)
+        listener, key = auth.listen(own, 0), secrets.token_bytes(auth.DIGEST)
+        names = [own] if own else [LOOPBACK, *network.outward_addresses(), job.host][:MAX_NAMES]
+        text = f"{key.hex()} {listener.getsockname()[1]} {' '.join(names)}"
+        server = store_server.start(listener, key)
     world = mpi.world(job, deadline - timeouts.clock.now())
     message = torch.tensor(list(text.encode().ljust(BROADCAST_BYTES, b"\0")), dtype=torch.uint8)
     request = world.Ibcast(message.numpy(), root=0)
@@ -144,13 +132,11 @@ def exchange_by_mpi(job: Job, deadline: float, timeouts: Timeouts, interface: st
         if timeouts.clock.now() > deadline:
             raise Lost("rank 0 is silent: it has not sent the address of its store")
         timeouts.clock.sleep(1e-3)
-    if job.rank == 0:
-        return location
-    key, port, *names = bytes(message.tolist()).rstrip(b"\0").decode().split()
-    return StoreLocation([(name, int(port)) for name in names], bytes.fromhex(key))
+    hexadecimal, port, *names = bytes(message.tolist()).rstrip(b"\0").decode().split()
+    return [(name, int(port)) for name in names], bytes.fromhex(hexadecimal), server
 
 
-def connect_store(addresses: list[tuple[str, int]], key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
+def connect_store(addresses: Addresses, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """Connect to rank 0's store, which is at one of these addresses, or will be. Raises Lost past the deadline."""
     patience_s, most_s = PATIENCE_S
     why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"

@@ -38,18 +38,18 @@ class RankStore(Store):
         self.timeouts = timeouts or Timeouts()
         self.address, self.key, self.connection = address, key, connection
         self.lock = threading.Lock()  # gloo and NCCL call from threads of their own
-        self.clones: list[RankStore] = []
+        self.others: list[RankStore] = []  # connections that last as long as this one
         self.server: subprocess.Popen[bytes] | None = None  # rank 0's: it ends with the pipe to this process
 
     def new_connection(self) -> RankStore:
-        """One more connection, for a call that waits long."""
+        """Return one more connection, for a call that waits long."""
         connection = auth.connect_authenticated(self.address, self.key, self.timeouts.reply)
         return RankStore(self.address, self.key, connection, self.timeouts)
 
     def clone(self) -> RankStore:
         """Return one more connection for torch, kept here because torch holds no reference that Python counts."""
-        self.clones.append(self.new_connection())
-        return self.clones[-1]
+        self.others.append(self.new_connection())
+        return self.others[-1]
 
     def connection_addresses(self) -> tuple[str, str]:
         """Return the addresses of this connection: that of this rank, and that of rank 0."""
@@ -59,8 +59,11 @@ class RankStore(Store):
         self._ask("set", key, value)
 
     def set_at_end(self, key: str, value: str) -> None:
-        """Have the store set a key that is not there yet as soon as this connection has ended, as with its process."""
-        self._ask("at_end", key, value)
+        """Have the store set a key that is not there yet as soon as this process has ended.
+
+        This has a connection of its own: the store does not notice the end of one over which a rank waits for a reply.
+        """
+        self.clone()._ask("at_end", key, value)
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
@@ -93,10 +96,20 @@ class RankStore(Store):
         return False
 
     def gather(
-        self, name: str, call: int, rank: int, ranks: Sequence[int], value: bytes, seconds: float
+        self,
+        name: str,
+        call: int,
+        rank: int,
+        ranks: Sequence[int],
+        value: bytes,
+        seconds: float,
+        living: bool = False,
     ) -> tuple[str, list[bytes]]:
-        """Return the verdict about the ranks that are silent, and the values of all ranks (store_server.py)."""
-        verdict, *values = self._ask("gather", seconds, name, call, rank, value, *ranks, seconds=seconds)
+        """Return the verdict about the ranks that are silent, and the values of all ranks (store_server.py).
+
+        living: do not wait for dead ranks.
+        """
+        verdict, *values = self._ask("gather", seconds, living, name, call, rank, value, *ranks, seconds=seconds)
         return verdict, [each.encode("latin-1") for each in values]
 
     def _ask(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:
@@ -142,9 +155,9 @@ class StoreAllgather:
         self.calls = 0  # number of calls so far: each call has keys of its own
 
     def __call__(self, payload: bytes, deadline_s: float, remedy: str = "") -> list[bytes]:
-        """All payloads, in the order of the ranks. Raises Lost naming the ranks that are not there by the deadline.
+        """Return all payloads, in the order of the ranks.
 
-        remedy: added to the message of that error.
+        Raises Lost naming the ranks that are not there by the deadline; remedy is added to its message.
         """
         self.calls += 1  # from here on `cancel` ends this call
         if self.regroup_requested():

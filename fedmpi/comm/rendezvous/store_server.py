@@ -29,6 +29,7 @@ LENGTH = struct.Struct("<I")
 ALL = "all"  # verdict of an allgather to which all ranks have come
 LONGEST = 2**24  # bytes of a message
 AUTHENTICATION_S = 5.0  # allowed for a connection to prove that it knows the key
+LOOK_S = 0.02  # between two looks for ranks that have died
 UNAUTHENTICATED = 128  # connections that have not yet; the oldest is closed when there are more
 
 
@@ -79,7 +80,7 @@ class StoreServer:
                 operation, *arguments = json.loads(await reader.readexactly(length))
                 if operation == "at_end":
                     at_end = arguments
-                writer.write(encode(*await self._reply(reader, operation, arguments)))
+                writer.write(encode(*await self._reply(operation, arguments)))
                 await writer.drain()
         except (OSError, EOFError, ValueError, TypeError):
             pass
@@ -106,7 +107,7 @@ class StoreServer:
             limit.cancel()
             del self.unauthenticated[task]
 
-    async def _reply(self, reader: StreamReader, operation: str, arguments: list[Any]) -> list[Any]:
+    async def _reply(self, operation: str, arguments: list[Any]) -> list[Any]:
         """Return the reply to a request. Raises ValueError if there is none of this name with so many arguments."""
         values = self.values
         match operation, arguments:
@@ -129,45 +130,42 @@ class StoreServer:
             case "read", names:
                 return [True, *(values[name] for name in names)] if values.keys() >= set(names) else [False]
             case "wait", [seconds, *names]:
-                return [await self._wait(reader, names, seconds)]
-            case "gather", [seconds, name, int(call), rank, value, *ranks]:
+                return [await self._wait(names, seconds)]
+            case "gather", [seconds, living, name, int(call), rank, value, *ranks]:
                 self._set(f"{name}/{call}/{rank}", value)
-                return await self._gather(reader, seconds, name, call, ranks)
+                self.values.pop(f"dead/{rank}", None)  # it was frozen, and came in time
+                return await self._gather(seconds, bool(living), name, call, ranks)
         raise ValueError("no such request")
 
-    async def _wait(self, reader: StreamReader, names: list[str], seconds: float) -> bool:
-        """Return whether all values are there within so many seconds. Raises EOFError if the connection ends before."""
+    async def _wait(self, names: list[str], seconds: float) -> bool:
+        """Return whether all values are there within so many seconds."""
 
         async def wait_for_values() -> None:
             for name in names:
                 while name not in self.values:
                     await self.arrivals.setdefault(name, asyncio.Event()).wait()
 
-        if self.values.keys() >= set(names):
-            return True
-        arrival = self.loop.create_task(wait_for_values())
-        end = self.loop.create_task(reader.read(1))  # a rank that waits sends nothing
-        await asyncio.wait({arrival, end}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        has_ended, has_arrived = end.done(), arrival.done()
-        for task in (arrival, end):
-            task.cancel()
-        await asyncio.wait({arrival, end})
-        if has_ended:
-            raise EOFError
-        return has_arrived
+        try:
+            await asyncio.wait_for(wait_for_values(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
 
-    async def _gather(self, reader: StreamReader, seconds: float, name: str, call: int, ranks: list[int]) -> list[str]:
+    async def _gather(self, seconds: float, living: bool, name: str, call: int, ranks: list[int]) -> list[str]:
         """Return the values of all ranks after the verdict, which all ranks get alike: ALL, or the ranks that are not
-        there when the first one's patience ends."""
-        verdict, keys = f"{name}/{call}/silent", [f"{name}/{call}/{rank}" for rank in ranks]
-        if self.values.keys() >= set(keys) and verdict not in self.values:
-            self._set(verdict, ALL)
-            for key in ("silent", *ranks):  # all ranks have read the values of the call before
-                self.values.pop(f"{name}/{call - 1}/{key}", None)
-        if not await self._wait(reader, [verdict], seconds) and verdict not in self.values:
-            missing = [str(rank) for rank, key in zip(ranks, keys, strict=True) if key not in self.values]
-            self._set(verdict, " ".join(missing))
-        return [self.values[verdict], *(self.values.get(key, "") for key in keys)]
+        there when the first one's patience ends; where only `living` ranks are waited for, once no other is missing."""
+        verdict, keys = f"{name}/{call}/silent", {rank: f"{name}/{call}/{rank}" for rank in ranks}
+        until = self.loop.time() + seconds
+        while verdict not in self.values:
+            missing = [rank for rank, key in keys.items() if key not in self.values]
+            left_s = until - self.loop.time()
+            if left_s <= 0 or all(living and f"dead/{rank}" in self.values for rank in missing):
+                self._set(verdict, " ".join(map(str, missing)) or ALL)
+                for key in () if missing else ("silent", *ranks):  # all ranks have read those of the call before
+                    self.values.pop(f"{name}/{call - 1}/{key}", None)
+            else:
+                await self._wait([verdict], min(left_s, LOOK_S) if living else left_s)
+        return [self.values[verdict], *(self.values.get(key, "") for key in keys.values())]
 
     def _set(self, name: str, value: str) -> None:
         self.values[name] = value

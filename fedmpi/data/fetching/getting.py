@@ -35,29 +35,25 @@ def find(name: str) -> Listing:
 def check(name: str, root: Path) -> list[tuple[str, str]]:
     """Return (place, what is wrong with it or "") of each file and folder of a data set."""
     listing = find(name)
-    return [(str(_place(part, root)), _problem(listing, part, root)) for part in listing.parts]
+    known = {each.path: each.md5 for each in listing.downloads if not each.into}
+    return [_checked(part, root, known.get(part.paths[0])) for part in listing.parts]
 
 
-def _place(part: Part, root: Path) -> Path:
-    """Where a part lies, else where it should; docs/data.md has the other places that are looked at."""
+def _checked(part: Part, root: Path, md5: str | None) -> tuple[str, str]:
+    """Return where a part lies, else where it should, and what is wrong with it. md5: of its first place."""
     places = [root / path for path in part.paths]
-    return next((place for place in places if place.exists()), places[0])
-
-
-def _problem(listing: Listing, part: Part, root: Path) -> str:
-    place = _place(part, root)
-    if not place.exists():
-        return "is missing"
+    place = next((place for place in places if place.exists()), places[0])
+    problem = ""
     try:
-        if part.files and (n := sum(len(names) for _, _, names in os.walk(place))) < part.files:
-            return f"holds {n:,} of {part.files:,} files"
-        known = {each.path: each.md5 for each in listing.downloads if not each.into}
-        wanted = known.get(part.paths[0]) if place.name == Path(part.paths[0]).name else None
-        if wanted and (md5 := _md5(place)) != wanted:
-            return f"has the MD5 {md5}, not {wanted}"
+        if not place.exists():
+            problem = "is missing"
+        elif part.files and (n := sum(len(names) for _, _, names in os.walk(place))) < part.files:
+            problem = f"holds {n:,} of {part.files:,} files"
+        elif md5 and place.name == places[0].name and (own := _md5(place)) != md5:
+            problem = f"has the MD5 {own}, not {md5}"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return ""
+        problem = f"cannot be read: {error.strerror}"
+    return str(place), problem
 
 
 def fetch(name: str, root: Path) -> bool:
@@ -66,14 +62,15 @@ def fetch(name: str, root: Path) -> bool:
     Raises UserError where it cannot be had from here, with what to fetch by other means and where to put it.
     """
     listing = find(name)
-    bad = [part for part in listing.parts if _problem(listing, part, root)]
-    if not bad:
+    files = check(name, root)
+    if not any(problem for _, problem in files):
         return False
     if not listing.downloads:
         lines = [f"{name} cannot be fetched by a program: {listing.by_hand}", f"home: {listing.home}"]
         lines += [f"licence: {listing.licence}", "what is missing:"]
-        raise UserError("\n".join(lines + [f"  {_place(part, root)} {_problem(listing, part, root)}" for part in bad]))
-    downloads = [each for each in listing.downloads if each.into or any(each.path in part.paths for part in bad)]
+        raise UserError("\n".join(lines + [f"  {place} {problem}" for place, problem in files if problem]))
+    bad = {path for part, (_, problem) in zip(listing.parts, files, strict=True) if problem for path in part.paths}
+    downloads = [each for each in listing.downloads if each.into or each.path in bad]
     try:
         for each in downloads:
             _fetch(each, root)
@@ -81,23 +78,21 @@ def fetch(name: str, root: Path) -> bool:
         raise UserError(f"{name} could not be fetched:\n{error}\n{_without_network(name, downloads, root)}") from error
     except OSError as error:
         raise UserError(f"{name}: {error.filename or root} cannot be written: {error.strerror}") from error
-    for part in bad:
-        if problem := _problem(listing, part, root):
-            raise UserError(f"{name}: the download lacks {_place(part, root)}: it {problem}")
+    for place, problem in check(name, root):
+        if problem:
+            raise UserError(f"{name}: the download lacks {place}: it {problem}")
     return True
 
 
 def _fetch(wanted: Download, root: Path) -> None:
     file = root / wanted.path
-    if not wanted.into:
-        download(wanted.urls, file, wanted.md5)
-        return
-    brought_by_hand = file.is_file() and _md5(file) == wanted.md5
+    brought_by_hand = bool(wanted.into) and file.is_file() and _md5(file) == wanted.md5
     if not brought_by_hand:
         download(wanted.urls, file, wanted.md5)
-    unpack(file, root / wanted.into)
-    if not brought_by_hand:
-        file.unlink()
+    if wanted.into:
+        unpack(file, root / wanted.into)
+        if not brought_by_hand:
+            file.unlink()
 
 
 def _without_network(name: str, downloads: Sequence[Download], root: Path) -> str:
@@ -173,14 +168,10 @@ def unpack(archive: Path, to: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def ready(name: str, root: Path, download: bool) -> None:
-    """Fetch the missing files of a data set before its source reads it, if data.download allows it."""
+def ready(name: str, root: Path, download: bool) -> str:
+    """Fetch the missing files of a data set if data.download allows it; return the remedy for one that is missing."""
     if download:
         fetch(name, root)
-
-
-def advice(name: str, root: Path) -> str:
-    """Return the remedy for the message of a source that misses a file."""
     if find(name).downloads:
         return f"correct data.root, or set data.download=true, or run `fedmpi data fetch {name} --root {root}`"
     return f"correct data.root; `fedmpi data check {name} --root {root}` says what to fetch by hand and where it goes"

@@ -1,4 +1,4 @@
-"""What several sources need: finding a file, pictures as a data set, holding out a test part, joining sites."""
+"""What several sources need: finding a file, holding out a test part, joining sites."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +16,8 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import of_bytes, stacked
+from fedmpi.data.pictures import stacked
 from fedmpi.data.preparation import shared
-from fedmpi.data.sources.pictures.preparation import of_arrays
-from fedmpi.data.streaming import Stream
 
 PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
     **dict.fromkeys(("train", "training"), "train"),
@@ -123,14 +119,14 @@ def holdout(
 
 
 def check_groups(
-    groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str], column: str
+    groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str]
 ) -> None:
     """Raise UserError for the first test row whose group is trained on. at: place of a row, for the message."""
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
         if group in seen and not trained:
             parts = f"this one is of the test part, and {at(seen[group])} of the training part"
-            problem = f"rows of {group!r} ({column}) are to stay together, {parts}"
+            problem = f"rows of {group!r} (data.group_column) are to stay together, {parts}"
             raise UserError(f"{at(k)}: {problem}; correct the column of the parts, or leave data.group_column out")
 
 
@@ -153,38 +149,11 @@ def number_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
-def pictures(
-    train: tuple[np.ndarray | Stream, Tensor],
-    test: tuple[np.ndarray | Stream, Tensor],
-    classes: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    channels: int | None = None,
-) -> Dataset:
-    """A data set of pictures, which are normalised when they are read.
-
-    train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
-    or one a channel; channels: to which C = 1 is repeated.
-    """
-    (x, y), (test_x, test_y) = train, test
-    samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
-    preparation = of_arrays(x, mean, std, channels or x.shape[1])
-    return Dataset(samples, y, test_samples, test_y, classes, preparation=preparation)
-
-
-def with_columns(data: Dataset, **columns: str) -> Dataset:
-    """Set fields of the preparation, such as picture_column, that say from which columns new rows are read."""
-    preparation: Any = data.preparation
-    return data if preparation is None else replace(data, preparation=replace(preparation, **columns))
-
-
-def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:
-    """The data set of one site, or of all of them."""
-    if site is None:
-        return joined([one(name) for name in names], names)
-    if site not in names:
+def chosen_sites(what: str, names: Sequence[str], site: str | None) -> Sequence[str]:
+    """Return the silo that is asked for, or all sites of a known set."""
+    if site not in (None, *names):
         raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(names)}")
-    return one(site)
+    return names if site is None else (site,)
 
 
 def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:

@@ -22,8 +22,9 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.common import finite
+from fedmpi.data.sources.labelled_files import Sample, dataset_of
+from fedmpi.data.sources.pictures.class_pictures import read_classes
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
-from fedmpi.data.sources.pictures.image_dataset import Files, dataset_of_files
 from fedmpi.data.sources.text import (
     SKIP,
     TextPreparation,
@@ -126,9 +127,9 @@ def leaf(
     else:
         y, test_y, outputs = _targets(train.labels(users), test.labels(users), classes, folder)
         if train.kind == "image files":
-            files = _files(train, users, y, folder), _files(test, users, test_y, folder)
-            decoding = DecodeOptions(size or 84, 3, (0.5,), (0.5,))
-            data = dataset_of_files(*files, [str(k) for k in range(outputs)], decoding)
+            samples = _files(train, "train", users, y, folder) + _files(test, "test", users, test_y, folder)
+            read = read_classes([str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
+            data = dataset_of(samples, read, "leaf")
         else:
             if train.kind == "numbers":
                 x, test_x = _numbers(train.arrays(users), test.arrays(users), shape, folder)
@@ -253,7 +254,7 @@ def _numbers(
     return parts[0], parts[1]
 
 
-def _files(part: Part, users: Sequence[str], y: Tensor, folder: Path) -> Files:
+def _files(part: Part, name: str, users: Sequence[str], y: Tensor, folder: Path) -> list[Sample]:
     if y.dtype != torch.int64:
         raise UserError(f"{folder}: images need classes as y, whole numbers")
     names = part.values(users)
@@ -261,7 +262,10 @@ def _files(part: Part, users: Sequence[str], y: Tensor, folder: Path) -> Files:
     if not images.is_dir():
         remedy = "unpack CelebA's img_align_celeba.zip there"
         raise MissingDataError(f"leaf: there is no folder {images} of the image files, such as {names[0]}; {remedy}")
-    return Files([images / name for name in names], y.tolist(), [f"{part.folder}"] * len(names))
+    labels = map(str, y.tolist())
+    return [
+        Sample(images / file, label, at=f"{part.folder}", part=name) for file, label in zip(names, labels, strict=True)
+    ]
 
 
 def _next_characters(

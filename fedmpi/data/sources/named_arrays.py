@@ -1,14 +1,16 @@
-"""From arrays x, y, site, val_x, ..., test_site to a data set: what `npz`, `hdf5` and `saved_dataset` share."""
+"""From arrays x, y, site, val_x, ..., test_site to a data set: the source `npz`, and what others share with it."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
@@ -16,7 +18,8 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, stacked
 from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
 from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of, with_axes
-from fedmpi.data.sources.common import checked_fraction, holdout
+from fedmpi.data.sources.common import checked_fraction, file_name, find, holdout
+from fedmpi.data.sources.pictures.decode import PixelRange
 
 KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "x": ("x_train", "train_images"),
@@ -32,6 +35,58 @@ KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
 OWN_NAMES = {other: key for key, others in KEYS.items() for other in (key, *others)}
 PARTS = ("", "val_", "test_")  # before x, y and site
 LARGEST_SITE = 1_000_000
+
+
+def npz(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str | None = None,
+    classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
+    mean: list[float] | None = None,
+    std: list[Annotated[float, Field(gt=0)]] | None = None,
+    axes: str | None = None,
+    pixel_range: PixelRange | None = None,
+    val: Literal["join", "leave"] = "join",
+) -> Dataset:
+    """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
+
+    Of silos path may hold {site}, which becomes the silo's name; without path the silo's name is the file's.
+    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...).
+    val: val_x, val_y (val_images, val_labels; val_site), if there, join the training part, as in FedSOL's TissueMNIST
+    (189,106 = 165,466 + 23,640), or are left out. `data.validation` takes its rows from what there is then.
+    x: (n, f), grey images (n, H, W), images and volumes with axes as `axes` says; uint8 is scaled to 0..1, other
+    numbers are taken as they are. axes: of x, such as NCHW, NHWC, NDHW (volumes of one channel), NDHWC; without it 1 or
+    3 entries of the first or the last axis are channels, and other shapes are guessed, with a warning. pixel_range:
+    [low, high], which become 0 and 1; or file, the least and the largest value of each row.
+    y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers are the
+    targets of a regression. Targets (n, ...) of several numbers need `classes`, the number of the model's outputs: of
+    labels for multi_label, of classes for segmentation, of symbols for next_symbol, 1 for survival.
+    Without test_x, test_fraction (0.2) of each class is the test part, the same for every seed.
+    mean, std: one number per channel; x becomes (x - mean) / std, both parts alike.
+    """
+    name = file_name("npz", site, path)
+    at = find(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
+    try:
+        arrays = _read(at)
+    except Exception as error:  # zip, zlib, numpy's header: what a damaged file makes of them is not to be foreseen
+        raise UserError(
+            f"{at} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
+        ) from error
+    return from_arrays(arrays, at, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction, val)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Read the known arrays under our names."""
+    with np.load(path, allow_pickle=False) as archive:
+        known = [key for key in archive.files if key in OWN_NAMES]
+        unknown = [key for key in archive.files if key not in OWN_NAMES]
+        if len({OWN_NAMES[key] for key in known}) < len(known):
+            raise ValueError(f"it holds {', '.join(known)}; each once, under one of its names")
+        if unknown:
+            warnings.warn(f"{path}: not looked at: {', '.join(unknown)}; known are {', '.join(KEYS)}", stacklevel=3)
+        return {OWN_NAMES[key]: archive[key] for key in known}
 
 
 class Part(NamedTuple):
@@ -52,6 +107,7 @@ class ArrayPreparation(Preparation):
     row: tuple[int, ...]
     uint8: bool
     options: ArrayOptions
+    class_names: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "arrays"
 
@@ -65,13 +121,12 @@ class ArrayPreparation(Preparation):
         if (array.dtype == np.uint8) != self.uint8 or array.shape[1:] != self.row or not len(array):
             needed = f"{'uint8' if self.uint8 else 'other'} rows of the shape {self.row} are needed, as in training"
             raise UserError(f"{where}: {part}x is {array.dtype} of the shape {array.shape}; {needed}")
-        x = samples(array, self.options, f"{part}x", Path(where))
-        rows = NewRows({"row": np.arange(len(x))}, x)
+        rows = NewRows({"row": np.arange(len(array))}, samples(array, self.options, f"{part}x", Path(where)))
         if y is None:
             return rows
-        if len(y) != len(x):
-            return NewRows(rows.ids, x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(x)}")
-        return NewRows(rows.ids, x, targets_of(y, f"{part}y", Path(where)))
+        if len(y) != len(array):
+            return NewRows(rows.ids, rows.x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(array)}")
+        return NewRows(rows.ids, rows.x, targets_of(y, f"{part}y", Path(where)))
 
 
 def from_arrays(
@@ -95,8 +150,7 @@ def from_arrays(
             parts[prefix] = _part(own, prefix, at, options)
     if val == "leave":
         parts.pop("val_", None)
-    several = parts[""].y.ndim > 1
-    if several and classes is None:
+    if parts[""].y.ndim > 1 and classes is None:
         shape = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
         raise UserError(f"{at}: {shape}, the model's outputs; of one-hot rows store y.argmax(1)")
     preparation = ArrayPreparation(arrays["x"].shape[1:], arrays["x"].dtype == np.uint8, options)
@@ -126,7 +180,7 @@ def join_parts(
     at: Path,
     classes: int | None,
     test_fraction: float | None,
-    preparation: Preparation,
+    preparation: Preparation | None,
     by_site: bool = False,
 ) -> Dataset:
     """The data set of the parts "", "val_" and "test_", of which the first two are trained on.
@@ -144,11 +198,11 @@ def join_parts(
             raise UserError(f"{at}: {formats}; they must agree")
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
         raise UserError(f"{at} has site and no val_site, or the reverse; say data.val: leave")
-    x, y, site = parts[""]
-    if "val_" in parts:
-        val_x, val_y, val_site = parts["val_"]
-        x, y = stacked([x, val_x]), torch.cat([y, val_y])
-        site = None if site is None or val_site is None else torch.cat([site, val_site])
+    trained = [part for prefix, part in parts.items() if prefix != "test_"]
+    x = trained[0].x if len(trained) == 1 else stacked([part.x for part in trained])
+    y = torch.cat([part.y for part in trained])
+    owners = [part.site for part in trained if part.site is not None]
+    site = torch.cat(owners) if owners else None
     if "test_" in parts:
         test_x, test_y, test_site = parts["test_"]
     else:

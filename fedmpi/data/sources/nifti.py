@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate, pad
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
-from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
+from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
 
 Name = Annotated[str, Field(min_length=1)]
 Voxels = Annotated[int, Field(ge=1, le=4096)]
@@ -73,22 +73,25 @@ def nifti(
         raise UserError(f"data.intensity: {list(intensity)}; [low, high] with low < high is needed")
     numbers = MaskValues("nifti", classes, mask_values)
     naming = Naming(image_pattern, mask_pattern)
-    columns = Columns(image_column, mask_column, site_column, split_column, group_column)
-    pairs = Pairs("nifti", root, path, naming, columns, delimiter, sites, site)
+    columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
+    columns |= {"split_column": split_column, "group_column": group_column}
+    samples = pairs("nifti", root, path, naming, columns, delimiter, sites, site)
     preparation = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
 
-    def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
+    def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
-        for pair in its:
+        for pair in own:
             volume, mask = _load(pair, preparation.canonical)
             volumes.append(preparation.prepared(volume))
             masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), volume.spacing))
-            _check_size(volumes, its, len(volumes) - 1)
+            _check_size(volumes, own, len(volumes) - 1)
         x, y = torch.stack(volumes), torch.stack(masks)
         return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
 
-    return dataset(pairs, pairs.by_site(), read, val, test_fraction)
+    return dataset_of(
+        samples, read, "nifti", silo=site, val=val, test_fraction=test_fraction, split_column=split_column
+    )
 
 
 def _check_nibabel() -> None:
@@ -123,7 +126,7 @@ class VolumePreparation(Preparation):
         if request.ids:
             raise UserError("NIfTI files have no columns to copy")
         files, names = self._files(request)
-        pairs = [Pair(file, file) for file in files]
+        pairs = [Sample(file) for file in files]
         volumes = [self.prepared(_load_image(pair, self.canonical)) for pair in pairs]
         for k in range(len(volumes)):
             _check_size(volumes, pairs, k)
@@ -170,7 +173,7 @@ class Volume(NamedTuple):
     stored: Any
 
 
-def _load(pair: Pair, canonical: bool) -> tuple[Volume, np.ndarray]:
+def _load(pair: Sample, canonical: bool) -> tuple[Volume, np.ndarray]:
     """Load an image and its mask (X, Y, Z). Raises UserError where one cannot be read, or they lie on two grids."""
     volume = _load_image(pair, canonical)
     mask, _, numbers = _opened(pair, pair.mask, canonical)
@@ -182,24 +185,24 @@ def _load(pair: Pair, canonical: bool) -> tuple[Volume, np.ndarray]:
     distance = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
     if not distance <= min(image.header.get_zooms()[:3]) / 2:
         raise pair.error(
-            f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} "
+            f"{pair.file} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} "
             "mm apart; resample one of them to the other, or correct its header"
         )
     return volume, numbers.reshape(volume.image.shape[1:])
 
 
-def _load_image(pair: Pair, canonical: bool) -> Volume:
-    stored, turned, numbers = _opened(pair, pair.image, canonical)
+def _load_image(pair: Sample, canonical: bool) -> Volume:
+    stored, turned, numbers = _opened(pair, pair.file, canonical)
     x = numbers.astype(np.float32)
     if x.ndim not in (3, 4) or not np.isfinite(x).all():
         problem = f"has the shape {numbers.shape}, or holds a value that is not finite"
-        raise pair.error(f"{pair.image} {problem}; finite (X, Y, Z), or with channels behind, are needed")
+        raise pair.error(f"{pair.file} {problem}; finite (X, Y, Z), or with channels behind, are needed")
     x = x[None] if x.ndim == 3 else np.moveaxis(x, 3, 0)
     spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
     return Volume(torch.from_numpy(np.ascontiguousarray(x)), spacing, stored)
 
 
-def _opened(pair: Pair, file: Path, canonical: bool) -> tuple[Any, Any, np.ndarray]:
+def _opened(pair: Sample, file: Path, canonical: bool) -> tuple[Any, Any, np.ndarray]:
     """A NIfTI file as it is stored, then with its axes turned, and the numbers of the latter."""
     import nibabel  # takes a third of a second
 
@@ -211,12 +214,12 @@ def _opened(pair: Pair, file: Path, canonical: bool) -> tuple[Any, Any, np.ndarr
         raise pair.error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
 
 
-def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Pair], k: int) -> None:
+def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Sample], k: int) -> None:
     """Raise UserError if volume k has another shape than the first one."""
     if volumes[k].shape != volumes[0].shape:
         shapes = " and ".join(" x ".join(map(str, volumes[at].shape)) for at in (0, k))
         raise pairs[k].error(
-            f"{pairs[0].image} and {pairs[k].image} have the shapes {shapes} (channels, X, Y, Z); give data.size, to "
+            f"{pairs[0].file} and {pairs[k].file} have the shapes {shapes} (channels, X, Y, Z); give data.size, to "
             "which volumes are cropped and padded, or with data.fit: resample scaled"
         )
 

@@ -5,12 +5,9 @@ The median is over the cohort's updates that are not zero. With fewer than ENOUG
 rounds are added; with fewer than ENOUGH in all there is no bound. An update no longer than the model (its shared part)
 is never refused: where the other clients have nothing left to learn, one with new data is far from their median.
 
-A longer update is bad. With on_bad_update: clip it is scaled to the bound, dw <- dw * bound / ||dw||, and the rest of
-the upload counts as it is; what is not finite is dropped. With on_client_error: drop a client with an error is refused
-like one whose numbers are not finite. Three rounds in a row without an upload that counts end the run in any case.
-
 With on_bad_update: drop a refused client has not taken part: the weights of the others sum to 1, nothing of its upload
-reaches `aggregate`, and its state is that of before the round.
+reaches `aggregate`, and its state is that of before the round. With on_client_error: drop a client with an error is
+refused likewise. Three rounds in a row without an upload that counts end the run in any case.
 """
 
 from __future__ import annotations
@@ -40,17 +37,11 @@ Refused = list[dict[str, Any]]
 
 
 class UpdateFilter:
-    """Decides which uploads of a round count.
+    """Decides which uploads of a round count. norms: client -> norm of its update, in the latest round."""
 
-    Attributes:
-        clipped: the updates that were scaled to the bound, in the latest round.
-        norms: client -> norm of its update as it counts, in the latest round.
-    """
-
-    def __init__(self, max_norm: float | str | None = "auto", drop: bool = False, clip: bool = False) -> None:
-        """max_norm: None for no bound; drop: leave bad uploads out, else they end the run; clip: scale long ones."""
-        self.max_norm, self.drop, self.clip = max_norm, drop, clip
-        self.clipped: Refused = []
+    def __init__(self, max_norm: float | str | None = "auto", drop: bool = False) -> None:
+        """max_norm: None for no bound; drop: leave bad uploads out, else they end the run."""
+        self.max_norm, self.drop = max_norm, drop
         self.norms = dict[int, float]()
         self.latest: deque[float] = deque(maxlen=LATEST)
         self.idle = 0
@@ -81,45 +72,30 @@ class UpdateFilter:
         bound, source = self._bound(norms, w)
         most = torch.inf if bound is None else bound
         self.latest.extend(n for n in norms if 0 < n <= most)
-        bad: Refused = [
+        refused: Refused = [
             {"client": k, "norm": norm, "bound": bound}
             for k, norm in self.norms.items()
             if not (norm <= most and norm < torch.inf)
         ]
-        if self.clip:
-            bad = self._clip_long(t, bad, members, received, source)
-        errors: Refused = [{"client": k, "norm": torch.nan, "bound": bound, "error": True} for k in sorted(failed)]
-        self.idle = self.idle + 1 if len(bad) + len(errors) == len(members) else 0
-        if bad or self.idle:
-            self._report(t, bad, errors, source)
-        return sorted(bad + errors, key=lambda each: int(each["client"]))
+        text = _describe(refused, source)
+        if refused and not self.drop:
+            end = f"the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without"
+            raise UserError(f"round {t}: {text}; {end}")
+        key = "on_bad_update" if refused else "on_client_error" if failed else "on_lost_rank"
+        if failed:
+            text += f"{'; ' if text else ''}client {', '.join(map(str, sorted(failed)))} came to an error"
+            refused += [{"client": k, "norm": torch.nan, "bound": bound, "error": True} for k in failed]
+        self.idle = self.idle + 1 if len(refused) == len(members) else 0
+        if key == "on_bad_update" or self.idle:
+            self._warn(t, text or "all its clients were lost with the ranks that had them", key)
+        return sorted(refused, key=lambda each: int(each["client"]))
 
-    def _clip_long(
-        self, t: int, bad: Refused, members: Sequence[int], received: GatheredUploads, source: str
-    ) -> Refused:
-        """Scale the updates that are too long to the bound; return the others of `bad`, which are not finite."""
-        self.clipped = [each for each in bad if each["norm"] < torch.inf]
-        for each in self.clipped:
-            received.scale(members.index(each["client"]), each["bound"] / each["norm"])
-            self.norms[each["client"]] = each["bound"]
-        if self.clipped:
-            text = f"round {t}: {_describe(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
-            warnings.warn(text, stacklevel=3)
-        return [each for each in bad if each not in self.clipped]
-
-    def _report(self, t: int, bad: Refused, errors: Refused, source: str) -> None:
-        """Warn of the uploads that do not count, or of a round without any, or raise UserError if that ends the run."""
-        clients = ", ".join(str(each["client"]) for each in errors)
-        parts = [_describe(bad, source)] if bad else []
-        parts += [f"client {clients} came to an error"] if errors else []
-        text = f"round {t}: {'; '.join(parts) or 'all its clients were lost with the ranks that had them'}"
-        if bad and not self.drop:
-            raise UserError(f"{text}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
+    def _warn(self, t: int, text: str, key: str) -> None:
+        """Warn of uploads that do not count; raise UserError if there has been none for too long."""
         if self.idle == IDLE:
-            raise UserError(f"{text}; for {IDLE} rounds not one upload was good, and the run ends. {REMEDY}")
-        key = "on_bad_update" if bad else "on_client_error" if errors else "on_lost_rank"
-        all_ = ", which are all of it: nothing changes" if self.idle else ""
-        warnings.warn(f"{text}; left out of the round{all_} (faults.{key}: drop)", stacklevel=3)
+            raise UserError(f"round {t}: {text}; for {IDLE} rounds not one upload was good, and the run ends. {REMEDY}")
+        every = ", which are all of it: nothing changes" if self.idle else ""
+        warnings.warn(f"round {t}: {text}; left out of the round{every} (faults.{key}: drop)", stacklevel=3)
 
     def memory(self) -> dict[str, Any]:
         """Return what `recall` needs when the run is resumed."""
@@ -151,10 +127,8 @@ def _describe(bad: Refused, source: str) -> str:
     broken = ", ".join(str(each["client"]) for each in bad if each["norm"] != each["norm"])
     long = [each for each in bad if each["norm"] == each["norm"]]
     text = [f"client {broken} sent {NOT_FINITE}"] if broken else []
-    for each in long[:SHOWN]:
-        text.append(f"client {each['client']} sent an update of norm {each['norm']:.3g}")
+    text += [f"client {each['client']} sent an update of norm {each['norm']:.3g}" for each in long[:SHOWN]]
     if long:
-        text[-1] += (
-            f"{' (and others)' if len(long) > SHOWN else ''}, beyond the bound of {long[0]['bound']:.4g} ({source})"
-        )
+        others = " (and others)" if len(long) > SHOWN else ""
+        text[-1] += f"{others}, beyond the bound of {long[0]['bound']:.4g} ({source})"
     return "; ".join(text)

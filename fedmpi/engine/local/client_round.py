@@ -18,7 +18,6 @@ from fedmpi.engine.checks import are_finite, check_finite, check_hook_returns, c
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.readonly import ReadOnlyCheck
-from fedmpi.flat.layout import Selection
 
 ClientContext = Any  # that of context.py, which imports this
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
@@ -132,19 +131,12 @@ def store_result(
     upload.write_header(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
 
 
-def write_upload(
-    client: ClientContext,
-    row: Tensor,
-    inputs: ReadOnlyCheck,
-    trained: Any,
-    subtract: Callable[[Selection, Tensor, Tensor], object] | None = None,
-) -> dict[str, Tensor]:
+def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trained: Any) -> dict[str, Tensor]:
     """Call the hook `upload`, check what the hooks returned, and write the upload; return the client's new state.
 
     Args:
         inputs: the check of what hooks only read.
         trained: what `train` returned.
-        subtract: (selection of w, w0, out) writes that part of w - w0; None: w is the live model's.
     """
     method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages
     with attribute_errors(client.where):
@@ -153,11 +145,7 @@ def write_upload(
     upload = messages.upload(client.round)
     check_hook_returns(client, {"receive": client.new, "train": trained, "upload": more}, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:
-        out = upload.packing.view(row, "dw")
-        if subtract is not None:
-            subtract(upload.w, client.w0, out)
-        else:
-            torch.sub(upload.w.take(model.w), upload.w.take(client.w0), out=out)
+        torch.sub(upload.w.take(model.w), upload.w.take(client.w0), out=upload.packing.view(row, "dw"))
     values = {name: sent[name] for name in sent if name in upload.packing.shapes}
     if upload.b.size:
         values["_b"] = upload.b.take(model.b)

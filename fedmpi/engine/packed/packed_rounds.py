@@ -18,17 +18,17 @@ from fedmpi.engine.local.client_round import Result, finish_round, write_upload
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import NO_STEPS, STOP
-from fedmpi.engine.packed.linear_chain import LinearChain
-from fedmpi.engine.packed.low_rank import is_worthwhile
+from fedmpi.engine.packed.chain import has_factors
 from fedmpi.engine.packed.packed_fit import PackedFit, cut
+from fedmpi.engine.packed.vmap_steps import VmapSteps
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.values import State
 
-# Of pack: auto. Weights trained at once, of models that are chains and of others, which gain less (measured: a network
-# of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.
-CHAINED, OTHERS, MOST = 1 << 22, 1 << 17, 64
+# Of pack: auto. Numbers (weights or factors) of all clients that are trained at once, by chain.py and under vmap: more
+# do not fit into the processor's cache. Clients: fewer than FEWEST do not make up for the calls of vmap.
+IN_CHAINS, UNDER_VMAP, FEWEST, MOST = 1 << 22, 1 << 19, 16, 64
 Drawn = seeds.State | None
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
 
@@ -58,19 +58,17 @@ def unsupported_reason(
 def clients_at_once(pack: int | str, model: FlatModel, samples: int = 0) -> int:
     """Return how many clients are trained at once for this setting of compute.pack.
 
-    samples: that a client sees in a round, where wide layers may be kept as factors (low_rank.py); 0 where not.
+    samples: that a client sees in a round, where a chain of layers is trained by plain SGD (chain.py); else 0.
     """
     if isinstance(pack, int):
         return pack
     if model.w.is_cuda:
         return 1  # CUDA graphs gain more
-    chained = LinearChain.of(model.module, [s.name for s in model.layout.segments]) is not None
     numbers = 0
     for s in model.layout.segments:
-        w = s.view(model.w)
-        low_rank = chained and samples and is_worthwhile(w, samples)
-        numbers += samples * sum(w.shape) if low_rank else w.numel()
-    return min(max((CHAINED if chained else OTHERS) // max(numbers, 1), 1), MOST)
+        numbers += samples * sum(s.shape) if samples and has_factors(s.shape, samples) else s.stop - s.start
+    clients = min((IN_CHAINS if samples else UNDER_VMAP) // max(numbers, 1), MOST)
+    return clients if clients >= FEWEST else 1
 
 
 def train_clients(
@@ -108,7 +106,8 @@ def train_clients(
         if here is not rows:
             rows.copy_(here)
         return dict.fromkeys((client.id for client in clients), _do_nothing)
-    return {k.id: partial(_finish, k, fit, i, seconds[k.id], *started[i]) for i, k in enumerate(ordered)}
+    weights = fit.weights()
+    return {k.id: partial(_finish, k, fit, i, weights[i], seconds[k.id], *started[i]) for i, k in enumerate(ordered)}
 
 
 def _one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
@@ -140,7 +139,7 @@ def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, s
     places = [place[client.id] for client in fit.clients]
     stop = trainer.stop()
     flags = [STOP if stop else 0.0 if client.steps else NO_STEPS for client in clients]
-    fit.stack.differences(first.w0, upload.packing.view(rows, "dw"), places)
+    fit.differences(first.w0, upload.packing.view(rows, "dw"), places)
     upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
     upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds), non_blocking=True)
     upload.packing.view(rows, "_flag").copy_(torch.tensor(flags), non_blocking=True)
@@ -164,22 +163,27 @@ def _start(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
 
 
 def _finish(
-    client: ClientContext, fit: PackedFit, i: int, seconds: float, inputs: ReadOnlyCheck, drawn: Drawn, row: Tensor
+    client: ClientContext,
+    fit: PackedFit,
+    i: int,
+    w: Tensor,
+    seconds: float,
+    inputs: ReadOnlyCheck,
+    drawn: Drawn,
+    row: Tensor,
 ) -> None:
-    """Finish a client's round with the weights number i of the stack, and write its upload."""
+    """Finish the round of client number i of the fit, whose weights are w (d,), and write its upload."""
 
     def write(here: Tensor) -> Result:
-        trainer, asked = client.trainer, overrides(client.trainer.method, "upload")
-        if len(fit.scratch):
-            client.scratch = trainer.messages.scratch.views(fit.scratch[i])
-        if asked or len(client.state_row):  # else nobody looks at client.w
-            trainer.model.load(fit.stack.row(i), client.b0)
-        if asked:
+        trainer = client.trainer
+        if isinstance(fit.steps, VmapSteps) and trainer.messages.scratch.size:
+            client.scratch = trainer.messages.scratch.views(fit.steps.scratch[i])
+        trainer.model.load(w, client.b0)
+        if overrides(trainer.method, "upload"):
             seeds.reseed(trainer.seed, "torch", client.round, client.id)
-        if asked and drawn is not None:
-            seeds.set_state(drawn)
-        state = write_upload(client, here, inputs, State(), partial(fit.stack.subtract, i))
-        return state, fit.loss[i] if client.steps else None
+            if drawn is not None:
+                seeds.set_state(drawn)
+        return write_upload(client, here, inputs, State()), fit.loss[i] if client.steps else None
 
     finish_round(client, row, write, time.perf_counter() - seconds)
 

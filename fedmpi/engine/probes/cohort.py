@@ -1,9 +1,10 @@
-"""What the probes look at: a round's clients, with the model that each had after its local training."""
+"""What probes look at: a round's clients, with the model that each had after its local training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +12,10 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.data.batches import Shard
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.evaluate import evaluate
-from fedmpi.tasks.measures import Figures
+from fedmpi.engine.evaluate import Evaluation, evaluate
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """Parameters (d,) and buffers; another tensor than the trainer's."""
 
     w: Tensor
@@ -42,54 +41,53 @@ class Cohort:
     steps: Mapping[int, Tensor]  # of the same: what orthogonality.Steps has seen of it, where that is asked for
 
     def models(self) -> Iterator[tuple[int, Model]]:
-        """(client, its local model), of all members in order; on a rank without clients of its own too."""
+        """Yield (client, its local model) of all members in order; on a rank without clients of its own too."""
         sizes = [self.before.w.numel(), self.before.b.numel()]
-        for client, both in self._shared(
-            "local model", lambda k: torch.cat([self.mine[k].w, self.mine[k].b]), sum(sizes)
-        ):
+        for client, both in self._shared("local model", lambda k: torch.cat(self.mine[k]), sum(sizes)):
             yield client, Model(*both.split(sizes))
 
     def updates(self) -> Iterator[tuple[int, Tensor]]:
-        """(client, its w_k - w0), likewise."""
+        """Yield (client, its w_k - w0), likewise."""
         return self._shared("dw", lambda k: self.moved[k], self.before.w.numel())
 
     def _shared(self, what: str, own: Callable[[int], Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
-        """(client, what the rank that has it holds of it), of all members in order. what: in words, for the audit."""
+        """Yield (client, its vector from the rank that has it) of all members. what: in words, for the audit."""
         comm = self.comm
         for client in self.members:
-            holder = self.where[client]
-            if holder == comm.rank:
+            if self.where[client] == comm.rank:
                 row = own(client).to(comm.device)
                 comm.about = self.t, (what,)
                 comm.exchange([(rank, row) for rank in comm.alive if rank != comm.rank], [])
             else:
-                row = torch.empty(size, device=comm.device, dtype=self.dtype)
-                comm.exchange([], [(holder, row)])
+                row = torch.empty(size, device=comm.device, dtype=self.before.w.dtype)
+                comm.exchange([], [(self.where[client], row)])
             yield client, row.to(self.before.w.device)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.before.w.dtype
-
-    def gather(self, values: Mapping[int, Tensor], width: int) -> Tensor:
-        """(m, width) float64 at rank 0, a row a member in order, from the rank that has the client; else (0, width)."""
-        comm, out = self.comm, []
+    def gather(self, rows: Mapping[int, Tensor], width: int) -> Tensor:
+        """Return all members' rows (m, width), float64, in order at rank 0; (0, width) elsewhere."""
+        comm, rows = self.comm, {k: row.double().to(self.comm.device) for k, row in rows.items()}
         if comm.rank:
-            rows = [values[k].double().to(comm.device) for k in self.members if self.where[k] == comm.rank]
             comm.about = self.t, ("figures of analysis",)
-            comm.exchange([(0, row) for row in rows], [])
+            comm.exchange([(0, rows[k]) for k in self.members if k in rows], [])
             return torch.empty(0, width, dtype=torch.float64)
-        for client in self.members:
-            row = torch.empty(width, dtype=torch.float64, device=comm.device)
-            out.append(values[client].double().to(comm.device) if self.where[client] == 0 else row)
-        comm.exchange([], [(self.where[k], row) for k, row in zip(self.members, out, strict=True) if self.where[k]])
-        return torch.stack(out).cpu()
+        sent = {k: torch.empty(width, dtype=torch.float64, device=comm.device) for k in self.members if self.where[k]}
+        comm.exchange([], [(self.where[k], row) for k, row in sent.items()])
+        return torch.stack([(sent | rows)[k] for k in self.members]).cpu()
 
-    def figures(self, model: Model, shard: Shard) -> Figures:
-        """{loss, the task's metrics} of a model on samples, in evaluation mode, without augmentation."""
-        self.trainer.model.load(model.w, model.b)
-        return evaluate(self.trainer, shard, self.batch).figures
+    def evaluate(self, model: Model, shard: Shard) -> Evaluation:
+        """Evaluate a model on samples, in evaluation mode, without augmentation."""
+        self.trainer.model.load(*model)
+        return evaluate(self.trainer, shard, self.batch)
 
-    def train_loss(self, model: Model, client: int) -> float:
-        """L_k: mean loss of a model on the training samples of one of this rank's clients."""
-        return self.figures(model, self.trainer.data.train[client])["loss"]
+
+class Probe(NamedTuple):
+    """One measurement: a row of numbers of each client, from the rank that has it; what rank 0 makes of them all."""
+
+    rows: Callable[[Cohort], tuple[int, Mapping[int, Tensor]]]  # their width, and this rank's clients' rows (width,)
+    summary: Callable[[Cohort, Tensor], dict[str, Any]]  # (m, width) float64, in order of the members
+
+    def measure(self, c: Cohort) -> dict[str, Any]:
+        """Measure a round; called on every rank, the results are rank 0's."""
+        width, rows = self.rows(c)
+        table = c.gather(rows, width)
+        return {} if c.comm.rank else self.summary(c, table)

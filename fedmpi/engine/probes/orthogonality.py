@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.probes.cohort import Cohort
+from fedmpi.engine.probes.cohort import Cohort, Probe
 from fedmpi.models.recurrent import differentiable
 
 TAU = 3.0
@@ -89,11 +89,8 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return (a @ b) / (a.norm() * b.norm())
 
 
-def measure(c: Cohort) -> dict[str, Any]:
+def summary(c: Cohort, rows: Tensor) -> dict[str, Any]:
     """Means over the clients, by client, and by step over those that have made it."""
-    rows = c.gather(c.steps, WIDTH)
-    if c.comm.rank:
-        return {}
     losses, cosines, heads = rows[:, :3].T
     steps = rows[:, 3:].view(-1, 2, FIRST).nanmean(0)
     made = int((~steps[0].isnan()).sum())
@@ -107,3 +104,6 @@ def measure(c: Cohort) -> dict[str, Any]:
         "step_losses": steps[0, :made].tolist(),
         "step_cosines": steps[1, :made].tolist(),
     }
+
+
+ORTHOGONALITY = Probe(lambda c: (WIDTH, c.steps), summary)

@@ -6,8 +6,7 @@ of the round itself is touched, not its bytes either. What is measured does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,24 +15,13 @@ from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.probes import features, models, orthogonality, updates
+from fedmpi.engine.probes import features, measures, orthogonality
 from fedmpi.engine.probes.cohort import Cohort, Model
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.round_transport import RoundTransport
 
-Probe = Callable[[Cohort], dict[str, Any]]  # every rank calls it; what it returns is rank 0's
-PROBES: dict[str, Probe] = {
-    "losses": models.measure_losses,
-    "drift": updates.measure_drift,
-    "knowledge": models.measure_knowledge,
-    "contribution": models.measure_contribution,
-    "features": features.measure_features,
-    "similarity": features.measure_similarity,
-    "orthogonality": orthogonality.measure,
-    "layers": updates.measure_layers,
-}
-
+PROBES = {**measures.PROBES, "features": features.FEATURES, "orthogonality": orthogonality.ORTHOGONALITY}
 MOVED = {"drift", "layers"}  # they look at w_k - w0
 
 
@@ -50,13 +38,8 @@ class Probes:
         callbacks: RunCallbacks,
     ) -> None:
         self.config, self.names, self.comm, self.trainer = config, config.probes, states.comm, states.trainer
-        self.states, self.transport, self.scheduler, self.server, self.callbacks = (
-            states,
-            transport,
-            scheduler,
-            server,
-            callbacks,
-        )
+        self.states, self.transport, self.scheduler = states, transport, scheduler
+        self.server, self.callbacks = server, callbacks
         self._before: Model | None = None
         self._mine: dict[int, Model] = {}
         self._moved: dict[int, Tensor] = {}
@@ -98,7 +81,7 @@ class Probes:
             p = self.scheduler.weights(members)[1].double().cpu()
             who = (self.comm, self.trainer, self.config.eval_batch, members, where)
             cohort = Cohort(t, *who, p, before, after, self._mine, self._moved, self._steps)
-            results = {name: PROBES[name](cohort) for name in self.names}
+            results = {name: PROBES[name].measure(cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if self.server is not None:
             self.callbacks.append("analysis.jsonl", {"round": t, "clients": list(members), **results})

@@ -1,16 +1,17 @@
-"""The gather of a round's uploads: what its four ways have in common.
+"""The gather of a round's uploads: what its four ways have in common, and the plain one, of rows.
 
-    whole      rank 0 holds every row                                       any rule
-    streamed   rank 0 adds them up as they come, and holds sums             rules that read means alone
+    rows       rank 0 holds every row                                       any rule
+    streaming  rank 0 adds them up as they come, and holds sums             rules that read means alone
     sharded    every rank holds the same columns of all rows                any rule
-    reduced    every rank adds up its own clients' rows; sums go up a tree  rules that read means alone; other bits
+    reducing   every rank adds up its own clients' rows; sums go up a tree  rules that read means alone; other bits
 On each rank, in the order of its clients:  row(client), write it, done(client); then finish().
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,10 +34,11 @@ class ChunkPlan:
     """How upload rows are cut: small slots go to rank 0; slots of more columns than a block (flat/linear.py) are sent
     in pieces, or shared out to all ranks in whole blocks of columns."""
 
-    def __init__(self, packing: Packing) -> None:
+    def __init__(self, packing: Packing, *, cut: bool = True) -> None:
+        """cut: whether there are large slots; else all of a row is small."""
         self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
-        self.large = {name: (a, b - a) for name, (a, b) in spans if b - a > self.block}  # first entry, columns
+        self.large = {name: (a, b - a) for name, (a, b) in spans if cut and b - a > self.block}  # first entry, columns
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})
         # The small slots' entries in a row; put together they are `small`.
         self.runs = merge_spans([span for name, span in spans if name not in self.large])
@@ -59,10 +61,6 @@ class ChunkPlan:
             size = max(min(PIECE, n // PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
                 yield name, a, min(a + size, n)
-
-    def parts(self, row: Tensor) -> list[Tensor]:
-        """Return all messages of a row."""
-        return [*self.small_parts(row), *(self.part(row, *piece) for piece in self.pieces())]
 
     def part(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
         """Return the columns a to b of a large slot in a row."""
@@ -113,6 +111,7 @@ class GatherContext:
         self.chunks = ChunkPlan(self.upload.packing)
         self.here = [k for k in self.members if self.where[k] == self.comm.rank]  # this rank's clients
         self.order = {client: i for i, client in enumerate(self.members)}
+        self.about = self.t, tuple(self.upload.packing.shapes)  # for the audit of what is sent
 
     def packed(self, count: int) -> Tensor:
         """Return memory (count, bytes) for uploads in formats; empty without formats."""
@@ -120,34 +119,38 @@ class GatherContext:
         return buffers.rows("packed", count, coding.entries).view(torch.uint8) if coding else buffers.like[:0]
 
 
-class GatheredUploads(ABC):
-    """A round's uploads at rank 0. small: views of all small slots, the engine's own among them."""
+class GatheredUploads:
+    """A round's uploads at rank 0: the small slots of all rows lie there, and large ones where a subclass has them."""
 
-    small: Views
     is_complete = True  # whether sums include all rows; those with numbers that are not finite may be left out
 
-    @abstractmethod
+    def __init__(self, heads: Tensor, chunks: ChunkPlan) -> None:
+        """heads: the small slots, (m, their entries)."""
+        self.heads, self.chunks = heads, chunks
+        self.small = chunks.small.views(heads)
+
+    def large_norms(self, name: str) -> Tensor:
+        """Return the norms of the rows of a large slot, (m,) float64."""
+        raise NotImplementedError
+
     def norms(self) -> Tensor:
         """Return ||dw_i||, (m,) float64; nan where a number is not finite, 0 where none is sent."""
+        if "dw" in self.chunks.large:
+            return self.large_norms("dw")
+        return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
 
-    @abstractmethod
     def finite(self) -> list[bool]:
         """Return for each row whether all of it is finite."""
+        norms = linear.block_norms(self.heads).sum(0) + sum(self.large_norms(name) for name in self.chunks.large)
+        return norms.isfinite().tolist()
 
-    @abstractmethod
-    def scale(self, place: int, factor: float) -> None:
-        """dw <- factor dw, for one row."""
-
-    @abstractmethod
     def only(self, places: Sequence[int]) -> None:
         """Keep only these rows."""
+        self.heads = close_up(self.heads, places)
+        self.small = self.chunks.small.views(self.heads)
 
-    @abstractmethod
-    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads: ...
-
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that hooks may read and not write."""
+    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
+        return Uploads(clients, n, p, self.small)
 
     def train_loss(self, p: Tensor) -> dict[str, float]:
         """Return {"train_loss": sum_k p_k loss_k} over clients that made steps, with p_k scaled to sum to one; else {}.
@@ -159,39 +162,14 @@ class GatheredUploads(ABC):
             return {}
         return {"train_loss": float(p @ losses if steps.all() else p[steps] @ losses[steps] / p[steps].sum())}
 
-    def release(self) -> None:  # noqa: B027  (rows in memory need no release)
+    def release(self) -> None:
         """End the use of these uploads."""
 
 
-class GatheredHeads(GatheredUploads):
-    """Uploads of which rank 0 has the small slots of all rows, `heads`, and something else of the large ones."""
-
-    def __init__(self, context: GatherContext, heads: Tensor) -> None:
-        self.context, self.chunks, self.heads = context, context.chunks, heads
-        self.small = context.chunks.small.views(heads)
-
-    @abstractmethod
-    def large_norms(self, name: str) -> Tensor:
-        """Return the norms of the rows of a large slot, (m,) float64."""
-
-    def norms(self) -> Tensor:
-        if "dw" in self.chunks.large:
-            return self.large_norms("dw")
-        dw = self.small.dw if "dw" in self.small else self.heads[:, :0]
-        return linear.row_norms(linear.block_norms(dw))
-
-    def finite(self) -> list[bool]:
-        norms = linear.block_norms(self.heads).sum(0) + sum(self.large_norms(name) for name in self.chunks.large)
-        return norms.isfinite().tolist()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"updates": self.heads}
-
-
-class HeadUploads(Uploads):
+class HeadUploads(Uploads, ABC):
     """What hooks see of them: small slots as ever; what becomes of large ones is a matter of the way they travel."""
 
-    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredHeads) -> None:
+    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
         self.chunks, small = gathered.chunks, gathered.small
 
         def slot(name: str) -> Tensor:
@@ -204,12 +182,6 @@ class HeadUploads(Uploads):
         """Return the rows of a large slot, (m, *shape)."""
 
 
-def scale(x: Tensor, factor: float) -> None:
-    """Scale x in place: x <- factor x; in float64, as the type of x may not hold the factor."""
-    for a, b in linear.chunks(x, 0, len(x)):
-        x[a:b] = x[a:b].double() * factor
-
-
 def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
     """Move these rows to the front, and return them."""
     for to, place in enumerate(places):
@@ -218,20 +190,78 @@ def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
     return rows[: len(places)]
 
 
+class SendBuffer:
+    """The rows of a rank's clients: written, sent, and used again once they are sent."""
+
+    def __init__(self, context: GatherContext, max_bytes: int | None = UNSENT, rows: Tensor | None = None) -> None:
+        """Args:
+        max_bytes: of the rows that have not been sent yet, at least one row; None: all rows of this rank.
+        rows: in place of such memory, that of all clients' rows.
+        """
+        self.context, clients = context, context.here if rows is None else context.members
+        self.order = {client: i for i, client in enumerate(clients)}
+        if rows is None:
+            size, count = context.upload.packing.size, len(clients)
+            if max_bytes is not None:
+                count = min(count, max(1, max_bytes // max(size * context.buffers.like.element_size(), 1)))
+            rows = context.buffers.rows("rows", count, size, uploads=True)
+        self.rows = rows
+        self.sent: dict[int, Posted] = {}  # place -> the message of the row there
+
+    def place(self, client: int) -> int:
+        return self.order[client] % len(self.rows)
+
+    def row(self, client: int) -> Tensor:
+        """Return memory for a client's row, once an earlier row there is sent."""
+        self._wait(self.place(client))
+        return self.of(client)
+
+    def block(self, clients: Sequence[int]) -> Tensor | None:
+        """Return the rows of several clients as one tensor if they are neighbours in memory, else None."""
+        places = [self.place(client) for client in clients]
+        for place in places:
+            self._wait(place)
+        first = places[0]
+        return self.rows[first : first + len(places)] if places == [*range(first, first + len(places))] else None
+
+    def of(self, client: int) -> Tensor:
+        """Return a client's row without waiting: it is being written."""
+        return self.rows[self.place(client)]
+
+    def message(self, client: int) -> Tensor:
+        """Return the message for a client's row: in formats, if there are some, else the row."""
+        row, coding = self.of(client), self.context.upload.coding
+        return row if coding is None else coding.pack(row, self.context.packed(len(self.rows))[self.place(client)])
+
+    def send(self, client: int, messages: Sequence[Message]) -> None:
+        """Post the messages of a client's row."""
+        self.context.comm.about = self.context.about
+        self.sent[self.place(client)] = self.context.comm.post(messages, [])
+
+    def wait(self) -> None:
+        while self.sent:
+            self._wait(next(iter(self.sent)))
+
+    def _wait(self, place: int) -> None:
+        if place in self.sent:
+            self.context.comm.finish(self.sent.pop(place))
+
+
 class UploadGather(ABC):
     """This rank's part in the gather of a round's uploads."""
 
-    def __init__(self, context: GatherContext) -> None:
+    def __init__(self, context: GatherContext, send_buffer: SendBuffer) -> None:
         self.context, self.comm, self.chunks, self.order = context, context.comm, context.chunks, context.order
+        self.send_buffer = send_buffer
         self._acknowledged: Posted = []
 
-    @abstractmethod
     def row(self, client: int) -> Tensor:
         """Return memory for this client's upload, after waiting for an earlier one to be sent, if need be."""
+        return self.send_buffer.row(client)
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
         """Return the rows of these clients as one tensor (n, row) if they are neighbours in memory, else None."""
-        return None
+        return self.send_buffer.block(clients)
 
     @abstractmethod
     def done(self, client: int) -> None:
@@ -265,60 +295,49 @@ class UploadGather(ABC):
             self._acknowledged = comm.post([(0, note[:1])] if comm.rank else [], incoming)
 
 
-class SendBuffer:
-    """The rows that a rank sends: written, sent, and used again once they are sent."""
+class RowGather(UploadGather):
+    """Rows as they are, into rank 0's memory."""
 
-    def __init__(self, context: GatherContext, max_bytes: int | None = UNSENT) -> None:
-        """max_bytes: of the rows that have not been sent yet, at least one row; None: all rows of this rank."""
-        size, count = context.upload.packing.size, len(context.here)
-        if max_bytes is not None:
-            count = min(count, max(1, max_bytes // max(size * context.buffers.like.element_size(), 1)))
-        self.context, self.order = context, {client: i for i, client in enumerate(context.here)}
-        self.rows = context.buffers.rows("rows", count, size, uploads=True)
-        self.sent: list[Posted | None] = [None] * count
+    def __init__(self, context: GatherContext) -> None:
+        members, where, own = context.members, context.where, bool(context.here)
+        self.coming: dict[int, Posted] = {}
+        if context.comm.rank:
+            super().__init__(context, SendBuffer(context))
+            return
+        rows = context.buffers.rows("rows", len(members), context.upload.packing.size, uploads=own)
+        super().__init__(context, SendBuffer(context, rows=rows))
+        theirs = [i for i, k in enumerate(members) if where[k]]
+        self.packed = dict(zip(theirs, context.packed(len(theirs)), strict=True)) if context.upload.coding else {}
+        self.coming = {i: self.comm.post([], [(where[members[i]], self.packed.get(i, rows[i]))]) for i in theirs}
 
-    def place(self, client: int) -> int:
-        return self.order[client] % len(self.rows)
+    def done(self, client: int) -> None:
+        if self.comm.rank:
+            self.send_buffer.send(client, [(0, self.send_buffer.message(client))])
+        else:
+            self.comm.count_own(self.send_buffer.rows.element_size() * self.context.upload.size)
 
-    def row(self, client: int) -> Tensor:
-        """Return memory for a client's row, once an earlier row there is sent."""
-        self._wait(self.place(client))
-        return self.of(client)
-
-    def block(self, clients: Sequence[int]) -> Tensor | None:
-        """Return the rows of several clients as one tensor if they are neighbours in memory, else None."""
-        places = [self.place(client) for client in clients]
-        for place in places:
-            self._wait(place)
-        return neighbours(self.rows, places)
-
-    def of(self, client: int) -> Tensor:
-        """Return a client's row without waiting: it is being written."""
-        return self.rows[self.place(client)]
-
-    def message(self, client: int) -> Tensor:
-        """Return the message for a client's row: in formats, if there are some, else the row."""
-        row, coding = self.of(client), self.context.upload.coding
-        return row if coding is None else coding.pack(row, self.context.packed(len(self.rows))[self.place(client)])
-
-    def send(self, client: int, messages: Sequence[Message]) -> None:
-        """Post the messages of a client's row."""
-        comm, context = self.context.comm, self.context
-        comm.about = context.t, tuple(context.upload.packing.shapes)
-        self.sent[self.place(client)] = comm.post(messages, [])
-
-    def wait(self) -> None:
-        for place in range(len(self.rows)):
-            self._wait(place)
-
-    def _wait(self, place: int) -> None:
-        posted = self.sent[place]
-        if posted is not None:
-            self.context.comm.finish(posted)
-        self.sent[place] = None
+    def _finish(self) -> GatheredUploads | None:
+        rows, upload = self.send_buffer.rows, self.context.upload
+        self.send_buffer.wait()
+        for i, posted in self.coming.items():
+            self.comm.finish(posted)
+            if upload.coding is not None:
+                upload.coding.unpack(self.packed[i], rows[i])
+        return None if self.comm.rank else GatheredUploads(rows, ChunkPlan(upload.packing, cut=False))
 
 
-def neighbours(rows: Tensor, places: Sequence[int]) -> Tensor | None:
-    """Return the rows at `places` as one view if these numbers follow one another, else None."""
-    first = places[0]
-    return rows[first : first + len(places)] if [*places] == [*range(first, first + len(places))] else None
+def receive_ahead(comm: Communicator, incoming: Iterable[tuple[Message, Callable[[], None]]], ahead: int) -> None:
+    """Receive messages in their order, with `ahead` of them under way, and call of each what belongs to it."""
+    under_way = deque[tuple[Posted, Callable[[], None]]]()
+
+    def finish_first() -> None:
+        posted, use = under_way.popleft()
+        comm.finish(posted)
+        use()
+
+    for message, use in incoming:
+        under_way.append((comm.post([], [message]), use))
+        if len(under_way) > ahead:
+            finish_first()
+    while under_way:
+        finish_first()

@@ -2,8 +2,6 @@
 
 Every rank keeps the full broadcast. If only some layout groups of the model have changed, the message holds these
 alone, and each rank writes them into the broadcast that it keeps.
-
-With comm.wire.down the model is sent in a format, and the kept broadcast holds it as it arrives, at rank 0, too.
 """
 
 from __future__ import annotations
@@ -14,16 +12,12 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import Communicator
-from fedmpi.common.errors import UserError
 from fedmpi.engine.checks import check_finite
 from fedmpi.engine.messages import COMMAND, ENGINE_DOWN, ENGINE_UP, Announcement, Messages
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.transport.gather import BufferPool, GatherContext, UploadGather
-from fedmpi.engine.transport.gather_reduce import ReducingGather
-from fedmpi.engine.transport.gather_rows import RowGather
+from fedmpi.engine.transport.gather import BufferPool, GatherContext, RowGather, UploadGather
 from fedmpi.engine.transport.gather_sharded import ShardedGather
-from fedmpi.engine.transport.gather_streaming import StreamingGather
-from fedmpi.flat.coding import Coding
+from fedmpi.engine.transport.gather_sums import ReducingGather, StreamingGather
 from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
@@ -77,8 +71,7 @@ class RoundTransport:
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Return memory for the global w and b at rank 0: in the broadcast, if it holds all of them, else beside it."""
         fields, messages = self.full.packing.views(self.message), self.messages
-        coded = self.full.coding is not None
-        w = fields._w if messages.shared.whole and not coded else self.message.new_empty(messages.sizes["d"])
+        w = fields._w if messages.shared.whole else self.message.new_empty(messages.sizes["d"])
         b = fields._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
         return w, b
 
@@ -90,71 +83,33 @@ class RoundTransport:
         """
         messages, news = self.messages, self.messages.announcement(self.changed)
         if server is not None:  # all but the model, if `model_storage` is in the message
-            coded = () if self.full.coding is None else self.full.coding.formats
-            values = {n: getattr(server.state, n) for n in messages.method.receives if n not in coded}
-            if not messages.shared.whole and "_w" not in coded:
+            values = {COMMAND: command, **{name: getattr(server.state, name) for name in messages.method.receives}}
+            if not messages.shared.whole:
                 values["_w"] = messages.shared.take(server.w)
             if not messages.shared_b.whole:
                 values["_b"] = messages.shared_b.take(server.b)
-            self.full.packing.write(self.message, {**values, COMMAND: command})
-        if self.full.coding is not None:
-            self._broadcast_coded(news, news.coding, server)
-        elif news is self.full:
+            self.full.packing.write(self.message, values)
+        if news is self.full:
             self.comm.broadcast(self.message)
-        elif server is not None:
-            self.comm.broadcast(self._pack(news))
         else:
-            incoming = self.message.new_empty(news.packing.size)
-            self.comm.broadcast(incoming)
-            self._unpack(news, incoming)
+            self._broadcast_part(news)
         if self.inbox is not self.message:
             self.inbox.copy_(self.message)
         return float(self.full.packing.views(self.message)._command)
 
-    def exact(self, server: FederationServer | None) -> tuple[Tensor, Tensor] | None:
-        """Return the global w and b on every rank; None where broadcasts are exact, and all ranks have them."""
-        if self.full.coding is None:
-            return None
-        sizes = self.messages.sizes["d"], self.messages.sizes["b"]
-        both = self.message.new_empty(sum(sizes)) if server is None else torch.cat([server.w, server.b])
-        self.comm.broadcast(both)
-        w, b = both.split(sizes)
-        return w, b
-
-    def _broadcast_coded(self, news: Announcement, coding: Coding | None, server: FederationServer | None) -> None:
-        """Broadcast in a format; rank 0 keeps what the others receive."""
-        assert coding is not None
-        row = self.message if news is self.full else self._pack(news)
-        packed = torch.empty(coding.nbytes, dtype=torch.uint8, device=self.message.device)
-        if server is not None:
-            w = news.w.take(self.messages.shared.take(server.w))
-            values = {name: w if name == "_w" else getattr(server.state, name) for name in coding.formats}
-            now = row.clone()
-            news.packing.write(now, values)
-            coding.unpack(coding.pack(now, packed), row)
-            if not bool(row.isfinite().all()) and bool(now.isfinite().all()):
-                raise UserError("comm.wire.down: fp16 ends at 65,504, and the model does not; use bf16")
-        self.comm.broadcast(packed)
-        if server is None:
-            coding.unpack(packed, row)
-        if row is not self.message:
-            self._unpack(news, row)
-
-    def _pack(self, news: Announcement) -> Tensor:
-        """Return the part of the full broadcast that has changed."""
+    def _broadcast_part(self, news: Announcement) -> None:
+        """Broadcast the part of the full broadcast that has changed; the rest of it stays."""
         full, row = self.full.packing.views(self.message), self.message.new_empty(news.packing.size)
-        values = {name: getattr(full, name) for name in full}
-        news.packing.write(row, values | {"_w": news.w.take(full._w), "_b": news.b.take(full._b)})
-        return row
-
-    def _unpack(self, news: Announcement, row: Tensor) -> None:
-        """Write the changed parts into the full broadcast of this rank; the others stay."""
-        full, changed = self.full.packing.views(self.message), news.packing.views(row)
-        self.full.packing.write(
-            self.message, {name: getattr(changed, name) for name in changed if name not in ("_w", "_b")}
-        )
-        news.w.put(changed._w, full._w)
-        news.b.put(changed._b, full._b)
+        if self.comm.rank == 0:
+            values = {name: getattr(full, name) for name in full}
+            news.packing.write(row, values | {"_w": news.w.take(full._w), "_b": news.b.take(full._b)})
+        self.comm.broadcast(row)
+        if self.comm.rank:
+            changed = news.packing.views(row)
+            rest = {name: getattr(changed, name) for name in changed if name not in ("_w", "_b")}
+            self.full.packing.write(self.message, rest)
+            news.w.put(changed._w, full._w)
+            news.b.put(changed._b, full._b)
 
     def send_downloads(
         self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
@@ -179,15 +134,13 @@ class RoundTransport:
     # ---- up ----
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
         """Return this rank's part in the gather of round t's uploads. p: (m,) the cohort's weights."""
-        upload, comm = self.messages.upload(t), self.comm
-        context = GatherContext(comm, t, upload, members, where, self.buffers)
-        chunks = context.chunks
-        adds = (self.sums or self.reduce) and chunks.large and members
-        means = means_of(self.messages.method) if adds else None
+        context = GatherContext(self.comm, t, self.messages.upload(t), members, where, self.buffers)
+        large = context.chunks.large
+        means = means_of(self.messages.method) if (self.sums or self.reduce) and large and members else None
         gather: UploadGather
-        if self.sharded and chunks.large and len(comm.alive) > 1:
+        if self.sharded and large and len(self.comm.alive) > 1:
             gather = ShardedGather(context)
-        elif means is not None and set(chunks.large) <= {*means, "_b"}:
+        elif means is not None and set(large) <= {*means, "_b"}:
             gather = ReducingGather(context, means, p) if self.reduce else StreamingGather(context, means, p)
         else:
             gather = RowGather(context)
@@ -197,38 +150,33 @@ class RoundTransport:
 
 
 class TrafficCounter:
-    """Counts the numbers that clients send and are sent, from the version of the model that each client has.
+    """Counts the numbers that clients send and are sent, by what each client has already.
 
     The count is by client, as in papers, whichever rank trains it: a client is not sent again what it has. The engine's
-    own numbers do not count. With comm.wire the count is bytes, in numbers of the model's type. A group's version is
-    the number of rounds that have changed it.
+    own numbers do not count. With comm.wire the count is bytes, in numbers of the model's type.
     """
 
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
-        self.current = dict.fromkeys(messages.shared_groups, 0)  # group -> rounds in which it was stepped, so far
+        self.stepped = dict.fromkeys(messages.shared_groups, -1)  # group -> the round that stepped it last
+        self.seen: dict[int, int] = {}  # client -> the round in which it took part last
         self.latest: tuple[int, dict[str, int]] = -1, {}  # the round counted last, and its numbers
-        self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has; none where it never took part
 
     def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
-        """Return up_parameters and down_parameters of round t, whose cohort has the current versions from now on.
+        """Return up_parameters and down_parameters of round t, whose cohort has the current model from now on.
 
         A round that is repeated after a rank failure is counted once.
         """
         if self.latest[0] == t:
             return self.latest[1]
-        messages, sizes = self.messages, dict[int, int]()  # clients of an earlier round share their versions
-        down = len(members) * (messages.per_client.size - ENGINE_DOWN)
-        for k in members:
-            known = self.known.get(k)
-            if id(known) not in sizes:
-                versions = known or {}
-                missing = frozenset(group for group, version in self.current.items() if versions.get(group) != version)
-                sizes[id(known)] = messages.announcement(missing).size
-            down += sizes[id(known)]
-        now = dict(self.current)
-        self.known |= dict.fromkeys(members, now)
-        self.current |= {group: self.current[group] + 1 for group in messages.groups(t)}
+        messages, before = self.messages, [self.seen.get(k, -1) for k in members]
+        sizes = {r: self._news_since(r) + messages.per_client.size - ENGINE_DOWN for r in {*before}}
         up = len(members) * (messages.upload(t).size - ENGINE_UP)
-        self.latest = t, {"up_parameters": up, "down_parameters": down}
+        self.latest = t, {"up_parameters": up, "down_parameters": sum(sizes[r] for r in before)}
+        self.seen |= dict.fromkeys(members, t)
+        self.stepped |= dict.fromkeys(messages.groups(t) & messages.shared_groups, t)
         return self.latest[1]
+
+    def _news_since(self, r: int) -> int:
+        """Return the size of what a client is sent that took part in round r last, -1: never."""
+        return self.messages.announcement(frozenset(g for g, last in self.stepped.items() if last >= r)).packing.size

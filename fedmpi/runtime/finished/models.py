@@ -33,15 +33,14 @@ from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import build, build_data, rank_agreement, trust
+from fedmpi.runtime import build, build_data, rank_agreement, resume, trust
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Rows
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
-from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of, read_model
-from fedmpi.runtime.resuming import initial, resume
-from fedmpi.runtime.resuming.checkpoints import Rows
+from fedmpi.runtime.record.run_dir import BEST, INITIAL, MODEL, RunDirectory
+from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, read_model
 
 # What one process needs that trains nobody.
 RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
@@ -121,7 +120,7 @@ def client_model(which: RunModel) -> nn.Module:
 
     Raises UserError: there is no such client, its run has not ended, or the run directory does not have what it kept.
     """
-    run_dir, name, start = which.run, which.file, which.run / initial.COPY
+    run_dir, name, start = which.run, which.file, which.run / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # The training's files are read as the run did: not as overrides say for a new file.
     own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in ALL_READING_OPTIONS]
@@ -211,7 +210,7 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     )
     module = build.prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:
-        initial.load_initial_weights(module, settings.init.source, settings.init.strict)
+        load_initial_weights(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)

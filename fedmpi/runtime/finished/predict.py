@@ -72,7 +72,7 @@ def predict(
     path = out or which.run / FOLDER / f"{file.stem}{suffix}"
     if path.suffix.lower() != suffix:
         raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
-    write_output(path, _npz(columns) if suffix == ".npz" else _csv(columns), settings.output_mode == "private")
+    write_output(path, _npz(columns) if suffix == ".npz" else _csv(columns))
     shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
     rows = count(len(next(iter(columns.values()))), "row")
     say(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
@@ -81,11 +81,11 @@ def predict(
     return path
 
 
-def write_output(path: Path, content: bytes, private: bool = False) -> None:
+def write_output(path: Path, content: bytes) -> None:
     """Write a file that a command was asked for, and its folder. Raises UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write(path, content, private)
+        durable.write(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file") from error
 

@@ -17,10 +17,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
-from fedmpi.runtime import trust
+from fedmpi.runtime import resume, trust
 from fedmpi.runtime.reading.compare import HASH, RunRecord
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
-from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.run import execute
 
 NEAR = 10  # rounds that are trained for the sake of the last one

@@ -20,7 +20,7 @@ from fedmpi.runtime.reading import files
 
 MISSING = object()
 HASH, MODEL = "sha256", "model.safetensors"
-NAMES = ("name", "output_mode", "timeline", "report")  # settings that change nothing of a run
+NAMES = ("name", "timeline", "report")  # settings that change nothing of a run
 DATA = ("partition", "training data", "test data", "layout", "initial weights")  # as digests are called
 GROUPS = ("settings", "data", "code", "environment")
 NO_CAUSE = ("started", "command", "directory", "slurm_job_id", "ranks")  # of environment.json

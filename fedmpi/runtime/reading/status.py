@@ -62,7 +62,6 @@ def status(run: Path, now: float | None = None) -> Facts:
         "faults": {
             "losses": len(faults),
             "rounds_with_refused": sum(bool(row.get("refused")) for row in lines.rows),
-            "rounds_with_clipped": sum(bool(row.get("clipped")) for row in lines.rows),
             "diverged": next((row["diverged"] for row in lines.rows if "diverged" in row), None),
         },
     }
@@ -259,9 +258,8 @@ def _metrics_text(facts: Facts) -> str:
 def _faults_text(facts: Facts) -> str:
     faults = facts["faults"]
     parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
-    for what in ("refused", "clipped"):
-        rounds = faults[f"rounds_with_{what}"]
-        parts += [f"uploads {what} in {count(rounds, 'round')}"] if rounds else []
+    if rounds := faults["rounds_with_refused"]:
+        parts.append(f"uploads refused in {count(rounds, 'round')}")
     parts += [f"diverged from round {faults['diverged']} on"] if faults["diverged"] is not None else []
     unreadable = facts["unreadable"]
     parts += [f"{count(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else []

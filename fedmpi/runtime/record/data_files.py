@@ -1,7 +1,7 @@
 """The files of a run directory on its data: which client has which samples, and how rows were prepared.
 
-partition.json has `sizes` and `label_counts` by client. For more than MANY clients it has a `summary` instead, and
-partition.npz has the rest: `offsets`, whose differences are the sizes, and `label_counts`.
+partition.json has `sizes` and `label_counts` by client. Of more than MANY clients partition.npz has them instead:
+`offsets`, whose differences are the sizes, and `label_counts`.
 
 preprocessing.json says how new rows are prepared for the model:
 
@@ -52,12 +52,8 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
     """Write both files; no arrays in silo mode, which has no common numbering of samples."""
     sizes, counts = data.train_sizes, data.label_counts if data.counts_shared else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
-    if data.parts is None or len(sizes) <= MANY:
-        facts |= {"sizes": sizes, "label_counts": counts}
-    else:
-        spread = {"least": sizes.min(), "median": np.median(sizes), "mean": sizes.mean(), "most": sizes.max()}
-        facts["summary"] = {"samples": sizes.sum(), "sizes": spread}
-    directory.write_json("partition.json", facts)
+    in_json = data.parts is None or len(sizes) <= MANY
+    directory.write_json("partition.json", facts | ({"sizes": sizes, "label_counts": counts} if in_json else {}))
     if data.parts is None:
         return
     arrays = {"indices": data.parts.order, "offsets": data.parts.offsets}
@@ -65,7 +61,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
         rows = data.validation.rows
         assert isinstance(rows, Partition)
         arrays |= {"validation_indices": rows.order, "validation_offsets": rows.offsets}
-    if "summary" in facts and counts is not None and counts.any():
+    if not in_json and counts is not None and counts.any():
         arrays["label_counts"] = counts.astype(np.min_scalar_type(counts.max()))
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
@@ -77,7 +73,7 @@ def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
 
     facts: the content of partition.json. Raises ValueError: partition.npz is needed for it, and cannot be read.
     """
-    if "summary" not in facts:
+    if "sizes" in facts or not facts:
         return facts.get("sizes"), facts.get("label_counts")
     try:
         with np.load(run_dir / "partition.npz", allow_pickle=False) as arrays:
@@ -158,7 +154,7 @@ def write_preprocessing(directory: RunDirectory, settings: Settings, data: Feder
 
 def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
     """Write what the sites that this rank opens have fitted, each into its folder of state/."""
-    directory = RunDirectory(folder, settings.output_mode == "private")
+    directory = RunDirectory(folder)
     for client, preparation in data.own_preparation.items():
         site = data.site_names[client]
         scale = data.target_scales.get("", data.target_scales.get(site))

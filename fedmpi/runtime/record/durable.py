@@ -23,15 +23,11 @@ class CorruptFileError(Exception):
     """A file is missing, cut short or changed; the message says which and how."""
 
 
-def write(path: Path, content: bytes, private: bool = False) -> None:
-    """Write a file, in place of one of that name if there is one. Raises OSError, leaving no temporary file.
-
-    private: mode 0600, whatever the umask.
-    """
+def write(path: Path, content: bytes) -> None:
+    """Write a file, in place of one of that name if there is one. Raises OSError, leaving no temporary file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # others may write it, too: the last one's stays
     try:
-        mode = 0o600 if private else 0o666
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

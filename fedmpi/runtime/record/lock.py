@@ -18,8 +18,9 @@ import socket
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,24 @@ HELD = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextmanager
-def hold(directory: Path, private: bool = False) -> Iterator[None]:
+def hold(directory: Path) -> Iterator[None]:
     """Hold the directory's lock. Raises UserError, having touched nothing, where another process has it."""
     path = directory / NAME
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o666)
-    except OSError as error:
-        raise UserError(f"run directory: cannot open {path}: {error.strerror}") from error
-    try:
-        _acquire(file, path)
-        since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+    since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+    with ExitStack() as stack:
         try:
-            os.ftruncate(file, 0)
-            os.pwrite(file, json.dumps(holder).encode(), 0)
+            file = stack.enter_context(path.open("ab", buffering=0))
+            _acquire(file, path)
+            file.truncate(0)
+            file.write(json.dumps(holder).encode())
         except OSError as error:
             message = f"run directory: cannot write {path}: {error.strerror}; free some space, or choose another output"
             raise UserError(message) from error
         yield
-    finally:
-        os.close(file)
 
 
-def _acquire(file: int, path: Path) -> None:
+def _acquire(file: FileIO, path: Path) -> None:
     """Lock an open file. It is tried for MOMENT_S, since another process may only look who holds it."""
     until = time.monotonic() + MOMENT_S
     while True:
@@ -66,7 +62,7 @@ def _acquire(file: int, path: Path) -> None:
                     stacklevel=4,
                 )
             if time.monotonic() > until:
-                who = {"pid": "?", "host": "?", "since": "a moment ago", **_holder(file)}
+                who = {"pid": "?", "host": "?", "since": "a moment ago", **_holder(path)}
                 raise UserError(
                     f"{path.parent} is in use: process {who['pid']} on host {who['host']} has had it since "
                     f"{who['since']}; nothing was touched. Wait until it has ended, or end it"
@@ -79,22 +75,18 @@ def inspect(directory: Path) -> tuple[bool | None, dict[str, Any]]:
 
     None instead of True or False: it is not known, as there is no lock file, or the file system has no locks.
     """
+    path = directory / NAME
     try:
-        file = os.open(directory / NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None, {}
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False, _holder(file)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False, _holder(path)
     except OSError as error:
-        return (True if error.errno in HELD else None), _holder(file)
-    finally:
-        os.close(file)
+        return (True if error.errno in HELD and path.exists() else None), _holder(path)
 
 
-def _holder(file: int) -> dict[str, Any]:
+def _holder(path: Path) -> dict[str, Any]:
     try:
-        holder = json.loads(os.pread(file, 4096, 0))
-    except ValueError:
+        holder = json.loads(path.read_bytes())
+    except (OSError, ValueError):
         return {}
     return holder if isinstance(holder, dict) else {}

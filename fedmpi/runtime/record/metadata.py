@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
-DRIVER = Path("/proc/driver/nvidia/version")
 
 
 # ---- environment.json ----
@@ -73,14 +71,9 @@ def describe_gpu(device: torch.device) -> dict[str, Any]:
     """Return what decides the numbers of a rank on a GPU, as far as it is known: its UUID and versions."""
     import torch
 
-    try:  # of the driver in the kernel, also of a container's host
-        driver = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text())
-    except OSError:
-        driver = None
     cudnn, has_nccl = torch.backends.cudnn.version(), torch.distributed.is_nccl_available()
     facts = {
         "gpu": str(torch.cuda.get_device_properties(device).uuid),
-        "driver": driver and driver[1],
         "cudnn": None if cudnn is None else str(cudnn),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
     }

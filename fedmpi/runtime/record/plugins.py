@@ -2,7 +2,7 @@
 
 They are those that the config names, and those that define its method, task and module. Copies are for people to read,
 and for who loads the run when the files themselves are changed or gone. Modules that they import from beside them
-(common/beside.py) are compared, but not copied.
+(common/plugin_imports.py) are compared, but not copied.
 
 This imports no torch and none of the code.
 """
@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,12 +83,8 @@ def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
     return rows
 
 
-# ---- files of a run that may have moved since: at a new place, or only the copy in the run directory ----
 def relocate(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str, str]:
-    """Return for plug-ins `file.py:Name` that have moved or changed: name -> name with the path at which the content of
-    then is now.
-
-    A file is looked for where it would be if it had been moved together with the run directory; then there is its copy.
+    """Return for plug-ins `file.py:Name` that are gone or have changed: name -> name with the path of the copy.
 
     Args:
         run_dir: the run directory.
@@ -101,55 +97,31 @@ def relocate(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[
     copies, new_names = _copies(run_dir), dict[str, str]()
     for name in filter(is_file, dict.fromkeys(names)):
         place, _, attribute = name.rpartition(":")
-        row, is_there = _row(copies, place), Path(place).is_file()
+        row, is_there = copies.get(os.path.realpath(place)), Path(place).is_file()
         if row is None or (is_there and (not changed or digest(Path(place)) == row["sha256"])):
             continue
-        elsewhere = () if is_there else moved_with(run_dir, place)
-        new = next((path for path in elsewhere if digest(path) == row["sha256"]), None) or _copy(run_dir, row)
+        copy = run_dir.absolute() / row["copy"]
+        if not copy.is_file() or digest(copy) != row["sha256"]:
+            what = "has changed" if copy.is_file() else "is missing"
+            raise UserError(
+                f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
+                f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
+            )
         if is_there:
-            warnings.warn(f"{place} has changed since this run was made; its copy {new} is used", stacklevel=3)
-        new_names[name] = f"{new}:{attribute}"
+            warnings.warn(f"{place} has changed since this run was made; its copy {copy} is used", stacklevel=3)
+        new_names[name] = f"{copy}:{attribute}"
     return new_names
 
 
-def _copy(run_dir: Path, row: dict[str, str]) -> Path:
-    copy = run_dir.absolute() / row["copy"]
-    if not copy.is_file() or digest(copy) != row["sha256"]:
-        what = "has changed" if copy.is_file() else "is missing"
-        raise UserError(
-            f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
-            f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
-        )
-    return copy
-
-
-def moved_with(run_dir: Path, place: str) -> Iterator[Path]:
-    """Yield files in the folders above a run directory that may be the one that was at `place`, which has moved since.
-
-    Longer matches first: for /old/project/code/own.py first project/code/own.py, then code/own.py, then own.py.
-    """
-    parts, here = Path(place).parts[1:], run_dir.absolute()
-    for start in range(len(parts)):
-        for folder in (here, *here.parents):
-            if (path := folder.joinpath(*parts[start:])).is_file():
-                yield path
-
-
-def _row(copies: list[dict[str, str]], place: str) -> dict[str, str] | None:
-    """Return the entry of a file's copy: that of its path, else that of its name if only one copy has it."""
-    exact = [row for row in copies if row["file"] == os.path.realpath(place)]
-    alike = [row for row in copies if Path(row["file"]).name == Path(place).name]
-    return exact[0] if exact else alike[0] if len(alike) == 1 else None
-
-
-def _copies(run_dir: Path) -> list[dict[str, str]]:
-    """Return the entries on copies in environment.json, which may be somebody else's; [] where it cannot be read."""
+def _copies(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Return {file: entry on its copy} of environment.json, which may be somebody else's; {} where it is damaged."""
     try:
         rows = json.loads((run_dir / "environment.json").read_text(encoding="utf-8")).get("plugins") or []
         copies = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return []
-    return [row for row in copies if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
+        return {}
+    inside = [row for row in copies if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
+    return {row["file"]: row for row in inside}
 
 
 def digest(path: Path) -> str:

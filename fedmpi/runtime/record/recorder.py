@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 from fedmpi.comm.failures.process_exit import say
 from fedmpi.common.errors import UserError
-from fedmpi.common.formatting import duration
 from fedmpi.common.inputs import to_text
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
-from fedmpi.common.text import format_metric
 from fedmpi.config.yaml_source import text_for
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.record import plugins, report_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.metadata import resolve
-from fedmpi.runtime.record.run_dir import BEST, SEAL, RunDirectory, seal
+from fedmpi.runtime.record.run_dir import BEST, INITIAL, SEAL, RunDirectory, seal
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
 from fedmpi.runtime.record.tracking import LoggerCollection
-from fedmpi.runtime.resuming.checkpoints import Checkpoints
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 CLIENTS_TAIL = 1 << 16  # bytes of clients.jsonl, which hold the rows of more clients than are shown
 
@@ -89,27 +84,24 @@ class Recorder(RankRecorder):
         stop: StopRequest,
         loggers: LoggerCollection | None,
         lines: Sequence[str],
-        live: bool,
     ) -> None:
-        """Write to this directory, and tell these loggers, from now on; show these lines, and what follows, on the
-        console. live: with a live line, if it is a terminal."""
-        settings, names = experiment.settings, ("loss", *experiment.task.names)
+        """Write to this directory, and tell these loggers, from now on; show these lines on the console."""
+        settings, task = experiment.settings, experiment.task
         self.directory, self.experiment, self.stop, self.loggers = directory, experiment, stop, loggers
         protocols = sorted(settings.evaluate.protocol, key="global".__ne__)
         starts = ["" if each == "global" else f"{each}_" for each in protocols]
-        self.metrics = [f"{start}{name}" for start in starts for name in names]  # what rounds may have
-        self.falling = tuple(getattr(experiment.task, "falling", ()))
+        self.metrics = [f"{start}{name}" for start in starts for name in ("loss", *task.names)]  # what rounds may have
+        best = settings.evaluate.best.metric
+        self.shown_metrics = [*self.metrics[: 1 + len(task.names)], *([f"validation_{best}"] if best else [])]
         self.model_facts = {
             "input": to_text(experiment.data.input_shape, experiment.data.x_dtype),
             "classes": str(experiment.data.classes),
             **personal_facts(settings.method.name, experiment.messages),
         }
-        best = settings.evaluate.best.metric
-        shown = [*self.metrics[: len(names)], *([f"validation_{best}"] if best else [])]
+        self.seconds: list[float] = []  # of the rounds of this job
         self.log = partial(directory.append, "log.txt")
-        self.console = Console(settings.rounds, shown, self.log, live=live)
         for line in lines:
-            self.console.say(line)
+            self.say(line)
         for line in self.early_lines:
             self.log(line)
 
@@ -124,18 +116,16 @@ class Recorder(RankRecorder):
         From now on a run that fails leaves a summary.
         """
         self.is_described = True
-        directory, experiment = self.directory, self.experiment
+        directory, experiment, settings = self.directory, self.experiment, self.experiment.settings
         directory.write_json("identity.json", identity)
-        config = redacted(resolve(experiment.settings).model_dump(mode="json"))
-        directory.write("config.yaml", text_for(config).encode())
+        directory.write("config.yaml", text_for(redacted(resolve(settings).model_dump(mode="json"))).encode())
         if experiment.initial is not None:
-            directory.write("initial.safetensors", experiment.initial.content)
-        write_preprocessing(directory, experiment.settings, experiment.data)
-        copies = plugins.write_copies(directory, own_code) if own_code else []
+            directory.write(INITIAL, experiment.initial.content)
+        write_preprocessing(directory, settings, experiment.data)
+        copies = plugins.write_copies(directory, own_code)
         directory.write_json("environment.json", {**environment, "plugins": copies})
-        cut = experiment.settings.data.partition
-        scheme = cut.scheme if cut else "silos"
-        write_partition(directory, scheme, experiment.settings.seed, experiment.data)
+        cut = settings.data.partition
+        write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)
 
     def begin(self, fed: Federation, first: int, resumed: bool) -> None:
         """Prepare for the rounds. first: the first round that loggers get; resumed: whether the run was resumed."""
@@ -145,12 +135,17 @@ class Recorder(RankRecorder):
             self.loggers.begin(self.experiment.settings, self.directory, first, resumed)
 
     def say(self, text: str) -> None:
-        self.console.say(text)
+        """Show a line on the console, and add it to the log."""
+        self.log(text)
+        if sys.stdout is not None:  # None: closed when Python started
+            say(text, sys.stdout)
 
     # ---- what the engine calls ----
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
-        self.console.round(row, self.server.view.logged)
+        self.seconds.append(row["wall_s"])
+        names = [*self.shown_metrics, *self.server.view.logged]
+        self.say(report_text.round_line(row, self.experiment.settings.rounds, names, self.seconds))
         self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
@@ -165,13 +160,12 @@ class Recorder(RankRecorder):
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
-        self.console.say(report_text.rank_failure_line(row, self.experiment.data.site_names))
+        self.say(report_text.rank_failure_line(row, self.experiment.data.site_names))
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
         """Write the final model and the summary, and show the results. Returns the summary."""
         assert fed.server is not None
-        self.console.close()
         self.directory.write_model(self.experiment.model.state_dict(fed.server.w, fed.server.b), self.model_facts)
         best, ended = fed.server.best, reason
         if reason == "stopped" and self.stop.signal:
@@ -187,10 +181,10 @@ class Recorder(RankRecorder):
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
         rows = self.directory.rows("metrics.jsonl")
         for line in report_text.result_lines(rows, result, self.metrics[1], clients, self.experiment):
-            self.console.say(line)
-        self.console.say(f"run directory: {self.directory.shown}")
+            self.say(line)
+        self.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:
-            self.console.say(f"go on with: fedmpi resume {self.directory.shown}")
+            self.say(f"go on with: fedmpi resume {self.directory.shown}")
         return result
 
     def close_failed(self, reason: str) -> str:
@@ -203,73 +197,10 @@ class Recorder(RankRecorder):
         return ""
 
     def _write_summary(self, exit_reason: str) -> dict[str, Any]:
-        directory = self.directory
+        directory, falling = self.directory, tuple(getattr(self.experiment.task, "falling", ()))
         rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
         best = best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
-        result = summary(rows, metric_names(rows, self.metrics), exit_reason, lost, best, self.falling)
+        result = summary(rows, metric_names(rows, self.metrics), exit_reason, lost, best, falling)
         directory.write_json("summary.json", result)  # the last thing of a run, which is sealed as it is then
         directory.write_json(SEAL, seal(directory.path))
         return result
-
-
-class Console:
-    """Shows rounds as they end; every line goes to `log` too.
-
-    Args:
-        rounds: number of rounds of the whole run.
-        names: the metrics to show, such as ("loss", "accuracy").
-        log: called with each line.
-        stream: where to show the lines; default: standard output.
-        live: show a live line if the stream is a terminal. False under mpirun and srun --unbuffered, which give their
-            ranks a terminal even if their own output goes to a file.
-    """
-
-    def __init__(
-        self,
-        rounds: int,
-        names: Sequence[str],
-        log: Callable[[str], None],
-        stream: TextIO | None = None,
-        live: bool = True,
-    ) -> None:
-        self.rounds, self.names, self.log = rounds, tuple(names), log
-        self.stream = stream or sys.stdout  # None: closed when Python started
-        self.rounds_shown, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
-        self.progress: Progress | None = None
-        if live and self.stream is not None and self.stream.isatty():
-            from rich import progress
-            from rich.console import Console as Terminal
-
-            columns = (progress.BarColumn(), progress.TextColumn("{task.description}", markup=False))
-            self.progress = progress.Progress(*columns, console=Terminal(file=self.stream))
-            self.task = self.progress.add_task("starting", total=max(rounds, 1))
-            self.progress.start()
-
-    def say(self, text: str) -> None:
-        """Show a line of its own, above the live one."""
-        self.log(text)
-        if self.progress is not None:
-            self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        elif self.stream is not None:
-            say(text, self.stream)
-
-    def round(self, row: Mapping[str, Any], more: Iterable[str] = ()) -> None:
-        """Show a finished round: its number, its metrics if it was evaluated, its seconds, and the time left.
-
-        more: names of further numbers in `row` to show, such as those of the method.
-        """
-        self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + float(row["wall_s"])
-        done, names = int(row["round"]) + 1, (*self.names, *more)
-        figures = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
-        left_s = max(self.rounds - done, 0) * self.wall_s / self.rounds_shown
-        left = [f"eta {duration(left_s)}"] if left_s > 0 else []
-        line = "  ".join([f"round {done}/{self.rounds}", *figures, f"{row['wall_s']:.1f} s", *left])
-        if self.progress is None:
-            return self.say(line)
-        self.log(line)
-        self.progress.update(self.task, completed=done, description=line)
-
-    def close(self) -> None:
-        """End the live line, so that what follows starts on a line of its own."""
-        if self.progress is not None:
-            self.progress.stop()

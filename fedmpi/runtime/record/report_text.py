@@ -1,15 +1,16 @@
-"""The texts that a run prints before and after training."""
+"""The texts that a run prints before, during and after training."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
-from fedmpi.common.formatting import table
+from fedmpi.common.formatting import duration, table
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, format_metric
 from fedmpi.config.schema import Settings
@@ -23,6 +24,7 @@ from fedmpi.runtime.build import Experiment
 MOST_CLIENTS = 20  # that have a line each at the end
 
 
+# ---- before ----
 def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines that a run prints first. ranks: facts about each rank, with its host and device."""
     s, data, messages = experiment.settings, experiment.data, experiment.messages
@@ -40,7 +42,6 @@ def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Ma
         *sites,
         f"{count(s.rounds, 'round')} with {describe_training(s, data.clients, messages.method.own_length)}",
         describe_traffic(messages, s.rounds, experiment.itemsize),
-        *describe_wire(experiment),
         *(experiment.initial.lines if experiment.initial is not None else ()),
     ]
 
@@ -57,9 +58,9 @@ def describe_experiment(experiment: Experiment) -> str:
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    turn = " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
-    epochs = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}" if train.steps is None else ""
-    amount = "" if own_length else f"{epochs or count(train.steps or 0, 'step')} "
+    amount = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'} "
+    if own_length or train.steps is not None:
+        amount = "" if own_length else f"{count(train.steps or 0, 'step')} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"
@@ -67,36 +68,17 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
     optimiser: list[str] = [] if train.optim == "sgd" else [train.optim]
     if "momentum" in OPTIONS[train.optim]:
         optimiser += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
-    optimiser += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
-    who = f"{members} of {count(clients, 'client')}{turn}"
+    who = f"{members} of {count(clients, 'client')}"
     return f"{who}, {amount}in {batches}; lr {train.lr:g}, {train.schedule}{end}{warm_up}; {', '.join(optimiser)}"
 
 
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
-    """Say how much a client sends and receives in a round; if some rounds send less, also how much on average."""
-    up = [messages.upload(t).size for t in range(max(rounds, 1))]
-    sends, fast = size_text(max(up) * itemsize), size_text(min(up) * itemsize)
-    receives = size_text((messages.announcement().size + messages.per_client.size) * itemsize)
-    if min(up) == max(up):
-        return f"a client sends {sends} and receives {receives} a round"
-    mean = sum(up) / len(up) / max(up)
-    return (
-        f"a client sends {sends} in full rounds, {fast} in fast ones, {mean:.3f} on average; it gets up to {receives}"
-    )
-
-
-def describe_wire(experiment: Experiment) -> list[str]:
-    """Say which messages travel in another format than the model's own; [] where none does."""
-    messages, wire, directions = experiment.messages, experiment.messages.wire, list[str]()
-    if wire.up:
-        uploads = [messages.upload(t).coding for t in range(max(messages.rounds, 1))]
-        coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
-        uncoded = [name for name, slot in experiment.method.sends.items() if messages.large(slot) and name not in coded]
-        uncoded_text = f"; whole: {', '.join(uncoded)}" if uncoded else ""
-        directions.append(f"up {wire.up} ({', '.join(coded) or 'nothing'}{uncoded_text})")
-    if wire.down:
-        directions.append(f"down {wire.down} of the model")
-    return [f"wire: {', '.join(directions)}"] if directions else []
+    """Say how much a client sends and receives in a round, on average where rounds differ, and in which formats."""
+    up = [messages.upload(t).size * itemsize for t in range(max(rounds, 1))]
+    receives = size_text((messages.announcement().packing.size + messages.per_client.size) * itemsize)
+    mean = f" ({size_text(int(fmean(up)))} on average)" if min(up) < max(up) else ""
+    formats = f"; wire: up {messages.wire}" if messages.wire else ""
+    return f"a client sends {size_text(max(up))}{mean} and receives {receives} a round{formats}"
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
@@ -109,20 +91,51 @@ def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join([*named, *([f"{numbers(on_cpu)} on cpu"] if on_cpu else [])])
 
 
-def slow_ranks_warning(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
-    """Return a warning of ranks that train on CPUs while others have GPUs (compute.device: auto); "" without such.
+def resume_line(after: int, rounds: int, rows: int) -> str:
+    """Say where a resumed run goes on.
 
-    facts: about each rank; `no_gpu` says why it has none, "" if it was to have none.
+    Args:
+        after: the last complete round, -1: none.
+        rounds: of the whole run.
+        rows: rounds that metrics.jsonl has.
     """
-    slow = [rank for rank in trains if facts[rank]["no_gpu"]]
-    if not slow:
-        return ""
-    return (
-        f"compute.device: auto: {numbers(slow)} train{'s' * (len(slow) == 1)} on the CPU while others have GPUs: "
-        f"{facts[slow[0]]['no_gpu']}. Mend that host or leave it out; compute.device: cuda refuses to start so"
-    )
+    if after >= 0:
+        return f"going on after round {after} ({after + 1} of {rounds} done)"
+    anew = f"no checkpoint is whole, {count(rows, 'round')} to be trained anew" if rows else "no round was complete"
+    return f"{anew}: from the start"
 
 
+# ---- during ----
+def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], seconds: Sequence[float]) -> str:
+    """Return the line on a round: its number, its metrics if it was evaluated, its seconds, and the time left.
+
+    Args:
+        row: of metrics.jsonl.
+        rounds: of the whole run.
+        names: the metrics to show.
+        seconds: that each round of this job took.
+    """
+    done = int(row["round"]) + 1
+    metrics = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
+    left_s = max(rounds - done, 0) * fmean(seconds)
+    left = [f"eta {duration(left_s)}"] if left_s > 0 else []
+    return "  ".join([f"round {done}/{rounds}", *metrics, f"{row['wall_s']:.1f} s", *left])
+
+
+def rank_failure_line(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
+    """Return the line on a row of faults.jsonl (engine/faults/lost_ranks.py)."""
+    ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
+    text = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
+    for key, what in (("clients", "sits this round out"), ("gone", "is gone")):
+        names = [sites[k] if sites else str(k) for k in row[key]]
+        text += f"; {'site' if sites else 'client'} {', '.join(names)} {what}" if names else ""
+    if row["reverted"]:
+        back = ", ".join(f"{k} ({'the start' if r < 0 else f'round {r}'})" for k, r in row["reverted"].items())
+        text += f"; back to an earlier state: client {back}"
+    return text
+
+
+# ---- after ----
 def result_lines(
     rows: list[dict[str, Any]],
     result: Mapping[str, Any],
@@ -143,32 +156,27 @@ def result_lines(
     if 0 < len(clients) <= MOST_CLIENTS:
         cells = [("client", "protocol", "samples", *names)]
         for row in clients:
-            figures = ["-" if row[name] is None else format_metric(name, row[name], 4) for name in names]
-            cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *figures))
+            metrics = ["-" if row[name] is None else format_metric(name, row[name], 4) for name in names]
+            cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *metrics))
         lines += table(cells)
-    if headline in result["last"]:
-        lines.append(_headline(rows, result, headline))
-    if result["diverged"] is not None:
-        lines.append(f"training came apart from round {result['diverged']} on (see the warning)")
-    if result["refused_uploads"]:
-        lines.append(
-            f"{result['refused_uploads']} uploads were refused, {result['client_errors']} of them after an error while "
-            "a client trained (`refused` in metrics.jsonl)"
-        )
-    if result["lost_ranks"]:
-        gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
-        lines.append(f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it")
-    if result["clipped_uploads"]:
-        lines.append(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
-    if best := result["best_model"]:
-        value = format_metric(best["figure"], best["value"], 4)
-        lines.append(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
-    up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
-    lines.append(f"clients sent {up:,} and received {down:,} parameters")
-    if result["exit_reason"] != "finished":
-        complete = f"{result['rounds']} of {experiment.settings.rounds} rounds are complete"
-        lines.append(f"stopped early ({result['exit_reason']}): {complete}")
-    return lines
+    gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
+    best, up, down = result["best_model"], *(sum(row[f"{way}_parameters"] for row in rows) for way in ("up", "down"))
+    texts = [
+        headline in result["last"] and _headline(rows, result, headline),
+        result["diverged"] is not None and f"training came apart from round {result['diverged']} on (see the warning)",
+        result["refused_uploads"]
+        and f"{result['refused_uploads']} uploads were refused, {result['client_errors']} of them after an error while "
+        "a client trained (`refused` in metrics.jsonl)",
+        gone and f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it",
+        best
+        and f"best model: {format_metric(best['figure'], best['value'], 4)} {best['figure']} in round {best['round']} "
+        f"({best['file']})",
+        f"clients sent {up:,} and received {down:,} parameters",
+        result["exit_reason"] != "finished"
+        and f"stopped early ({result['exit_reason']}): {result['rounds']} of {experiment.settings.rounds} rounds are "
+        "complete",
+    ]
+    return [*lines, *(text for text in texts if text)]
 
 
 def _headline(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) -> str:
@@ -180,30 +188,3 @@ def _headline(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) 
     if values < 2 or mean is None:
         return line
     return f"{line}, {format_metric(name, mean, 4)} on average over the last {values}"
-
-
-def resume_line(after: int, rounds: int, rows: int) -> str:
-    """Say where a resumed run goes on.
-
-    Args:
-        after: the last complete round, -1: none.
-        rounds: of the whole run.
-        rows: rounds that metrics.jsonl has.
-    """
-    if after >= 0:
-        return f"going on after round {after} ({after + 1} of {rounds} done)"
-    anew = f"no checkpoint is whole, {count(rows, 'round')} to be trained anew" if rows else "no round was complete"
-    return f"{anew}: from the start"
-
-
-def rank_failure_line(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
-    """Return the line on a row of faults.jsonl (engine/faults/lost_ranks.py)."""
-    ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
-    text = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
-    for key, what in (("clients", "sits this round out"), ("gone", "is gone")):
-        names = [sites[k] if sites else str(k) for k in row[key]]
-        text += f"; {'site' if sites else 'client'} {', '.join(names)} {what}" if names else ""
-    if row["reverted"]:
-        back = ", ".join(f"{k} ({'the start' if r < 0 else f'round {r}'})" for k, r in row["reverted"].items())
-        text += f"; back to an earlier state: client {back}"
-    return text

@@ -6,9 +6,11 @@ are left out (common/redaction.py). A run that was killed has no summary.json; a
 """
 
 import hashlib
+import itertools
 import json
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,48 +20,48 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.jsonl import parse_jsonl, read_jsonl, to_jsonable
 from fedmpi.runtime.record import durable
 
-MODEL, BEST, REPORT, SEAL = "model.safetensors", "model-best.safetensors", "report.html", "seal.json"
+MODEL, BEST, INITIAL = "model.safetensors", "model-best.safetensors", "initial.safetensors"
+REPORT, SEAL = "report.html", "seal.json"
 SEALED_BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
 SEALED = (  # and plugins/; what other ranks write, or what is written later, is not among them
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
     *(*SEALED_BY_ROUND, "faults.jsonl", "placement.jsonl"),
-    *("initial.safetensors", "accepted.jsonl", MODEL, BEST, "summary.json"),
+    *(INITIAL, "accepted.jsonl", MODEL, BEST, "summary.json"),
 )
 SYNCED = ("faults.jsonl", "accepted.jsonl", "placement.jsonl")  # a resumed run depends on every line of these
 END_S = 5.0  # allowed for a write in progress where a run is ended
+TIMELINE, FLUSH_S, MOST_LINES = "timeline", 5.0, 1000
 
 
 class RunDirectory:
-    """One run's directory; `path` exists, and is absolute; messages have it as `shown`, as it was given. Files have the
-    modes that the umask leaves, or are the user's alone. A relative path is one below `working_dir`."""
+    """One run's directory. `path` exists and is absolute; messages have it as `shown`, as it was given.
 
-    def __init__(self, path: Path, private: bool = False, working_dir: Path = Path()) -> None:
-        self.path, self.shown, self.private = (working_dir / path).absolute(), path, private
+    A relative path is one below `working_dir`.
+    """
+
+    def __init__(self, path: Path, working_dir: Path = Path()) -> None:
+        self.path, self.shown = (working_dir / path).absolute(), path
         self._lock = threading.RLock()  # of the one thread that writes: the main one, or one that ends the run
 
     @classmethod
-    def create(cls, output: str | Path, name: str, private: bool = False, working_dir: Path = Path()) -> "RunDirectory":
+    def create(cls, output: str | Path, name: str, working_dir: Path = Path()) -> "RunDirectory":
         """Create a new directory output/name, or name-2, name-3, ...: never one that exists, even if two runs start at
-        once.
-
-        private: mode 0700, whatever the umask; files 0600.
-        """
-        number = 1
-        while True:
+        once."""
+        for number in itertools.count(1):
             path = Path(output) / (name if number == 1 else f"{name}-{number}")
             try:
                 (working_dir / output).mkdir(parents=True, exist_ok=True)
-                (working_dir / path).mkdir(mode=0o700 if private else 0o777)
-                return cls(path, private, working_dir)
+                (working_dir / path).mkdir()
             except OSError as error:
                 if isinstance(error, FileExistsError) and (working_dir / output).is_dir():
-                    number += 1
                     continue
                 raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
+            break
+        return cls(path, working_dir)
 
     # ---- reading and writing ----
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -69,8 +71,7 @@ class RunDirectory:
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
         """Append lines to a file in one write: texts as they are, objects as JSON."""
         content = "".join(f"{each if isinstance(each, str) else _json(each)}\n" for each in lines).encode()
-        flags, mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600 if self.private else 0o666
-        with self._writing(name) as path, open(os.open(path, flags, mode), "ab", buffering=0) as file:
+        with self._writing(name) as path, open(path, "ab", buffering=0) as file:
             before = file.tell()
             try:
                 while content:  # a disk that fills up takes a part
@@ -84,9 +85,8 @@ class RunDirectory:
     def write(self, name: str, content: bytes) -> None:
         """Write a file under a temporary name, then rename it: a reader sees the whole file or none."""
         with self._writing(name) as path:
-            if path.parent != self.path:
-                path.parent.mkdir(0o700 if self.private else 0o777, parents=True, exist_ok=True)
-            durable.write(path, content, self.private)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            durable.write(path, content)
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write a file that holds one JSON object."""
@@ -120,13 +120,12 @@ class RunDirectory:
         rows = self.rows("accepted.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
-    def truncate_after(self, t: int, analysed: bool = True, complete: bool = True) -> int:
+    def truncate_after(self, t: int, analysed: bool = True) -> int:
         """Keep the rows of the rounds before t, for a run that resumes after round t and writes that row again.
 
         Args:
             t: the round of the checkpoint.
             analysed: whether the analysis of round t stays: if it was the last round, it may have been an extra one.
-            complete: whether to warn if rows of earlier rounds are missing.
 
         Returns:
             How many rows metrics.jsonl had.
@@ -137,9 +136,6 @@ class RunDirectory:
             if (self.path / name).exists():
                 rows = read_jsonl(self.path / name, rounds=True, strict=name in SYNCED).rows
                 self.write_rows(name, [row for row in rows if row["round"] < end])
-        if complete and (here := len(self.rows("metrics.jsonl"))) < t:
-            shown = self.shown / "metrics.jsonl"
-            warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
         for name in ("summary.json", SEAL, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
             with self._writing(name) as path:
                 path.unlink(missing_ok=True)
@@ -173,6 +169,7 @@ def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(to_jsonable(value), indent=indent, allow_nan=False)
 
 
+# ---- the seal ----
 def seal(run: Path) -> dict[str, Any]:
     """Return the content of seal.json for a run directory as it is now: checksums by which `fedmpi verify` finds out
     what was changed after the run.
@@ -198,3 +195,55 @@ def seal_digest(facts: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a seal's facts, which stands for all of them."""
     rest = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+# ---- timelines ----
+class TimelineFile:
+    """The timeline of one rank (engine/timeline.py) as a file: timeline/rank-0003.jsonl.
+
+    A job begins with `head`: {"job": seconds since 1970, the same on all ranks, "rank": 3, "of": 8, "host": "node5"}. A
+    run that is gone on with has several. Lines are written every FLUSH_S seconds at most, so a kill costs the last
+    ones. A rank that cannot write keeps no timeline.
+    """
+
+    def __init__(self, run: Path, head: Mapping[str, Any]) -> None:
+        self.path = run / TIMELINE / f"rank-{head['rank']:04}.jsonl"
+        cut_line = [""] if self.path.exists() else []  # here ends a line that a kill has cut
+        self.waiting, self.is_writable = [*cut_line, json.dumps(head)], True
+        self.flush()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        self.waiting.append(json.dumps(line))
+        if time.monotonic() - self.written > FLUSH_S or len(self.waiting) >= MOST_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
+        lines, self.waiting, self.written = self.waiting, [], time.monotonic()
+        if not self.is_writable or not lines:
+            return
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            with self.path.open("a") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        except OSError as error:
+            self.is_writable = False
+            message = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none"
+            warnings.warn(RankWarning(f"{message} (timeline: false)"), stacklevel=2)
+
+
+def read_timelines(run: Path) -> list[dict[str, Any]]:
+    """Read the jobs of a run, the oldest first: {"job": ..., "ranks": {rank: {"host": ..., "rounds": [lines]}}}.
+
+    Lines that cannot be read are left out.
+    """
+    jobs: dict[float, dict[str, Any]] = {}
+    for path in sorted((run / TIMELINE).glob("rank-*.jsonl")):
+        rounds: list[dict[str, Any]] | None = None
+        for line in read_jsonl(path).rows:
+            if "job" in line:
+                job = jobs.setdefault(line["job"], {"job": line["job"], "ranks": {}})
+                rounds = job["ranks"].setdefault(line["rank"], {"host": line["host"], "rounds": []})["rounds"]
+            elif rounds is not None:
+                rounds.append(line)
+    return [jobs[began] for began in sorted(jobs)]

@@ -1,24 +1,30 @@
-"""The metadata in files of models: what a model takes as input, and whether clients use models of their own."""
+"""Files of weights: their metadata, which say what a model takes and who uses it, and weights to start from."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load, load_file
+from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text
+from fedmpi.common.text import shorten
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.reporting import OWN, own_parts
 from fedmpi.method.base import overrides
-from fedmpi.runtime.record.run_dir import BEST
+from fedmpi.runtime.record.run_dir import BEST, MODEL
+
+LETTERS = 200  # of names in a line
 
 
+# ---- metadata ----
 def personal_facts(name: str, messages: Messages) -> dict[str, str]:
     """Return the metadata for a global model if clients use other models than that; else {}. name: the method's."""
     groups = ", ".join(sorted(own_parts(messages)))
@@ -36,13 +42,14 @@ def personal_notice(facts: Mapping[str, Any]) -> str:
             f"method {name} tunes the global model with each client's data before the client uses it "
             "(evaluate.protocol: ft(e)); this is the global model"
         )
+    what = "gives each client a model of its own, and this is the global one"
     if groups:
-        notice = f"keeps parts of the model with each client ({groups}), and the global model has their initial values "
-        notice += "there"
-    else:
-        notice = "gives each client a model of its own, and this is the global one"
-    more = "A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR --client k"
-    return f"method {name} {notice}. {more}"
+        what = f"keeps parts of the model with each client ({groups}), and the global model has their initial values "
+        what += "there"
+    return (
+        f"method {name} {what}. A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR "
+        "--client k"
+    )
 
 
 def best_model(run_dir: Path) -> dict[str, Any] | None:
@@ -54,8 +61,7 @@ def best_model(run_dir: Path) -> dict[str, Any] | None:
 def facts_of(path: Path) -> dict[str, Any]:
     """Return the metadata of a file of weights; {} if the file is missing or damaged."""
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["fedmpi"])
+        facts = _metadata(path)
     except (SafetensorError, OSError, ValueError, KeyError):
         return {}
     return facts if isinstance(facts, dict) else {}
@@ -65,8 +71,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
     """Return the tensors of a file of weights, shape and type of one sample that the model takes, and the number of
     classes. Raises UserError for a file that is damaged, or that fedmpi has not written."""
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["fedmpi"])
+        facts = _metadata(path)
         return load_file(path), input_of(facts), int(facts["classes"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
@@ -75,3 +80,61 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
 def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
     """Return shape and type of one sample that the model takes."""
     return from_text(facts["input"])
+
+
+def _metadata(path: Path) -> Any:
+    with safe_open(path, framework="pt") as file:
+        return json.loads((file.metadata() or {})["fedmpi"])
+
+
+# ---- weights to start from (init.from) ----
+@dataclass(frozen=True)
+class Initial:
+    """Initial weights: the content of their file, and lines on what of it fits the model."""
+
+    content: bytes
+    lines: list[str]
+
+
+def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initial:
+    """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's.
+
+    Raises:
+        UserError: no such file, or none of safetensors; nothing matches; with `strict`, anything does not.
+    """
+    path = source / MODEL if source.is_dir() else source
+    try:
+        content = path.read_bytes()
+        tensors = load(content)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(
+            f"init.from: {path} cannot be read ({error}); a run directory that has a {MODEL}, or a .safetensors file "
+            "is needed: safetensors.torch.save_file(model.state_dict(), PATH)"
+        ) from error
+    own = module.state_dict()
+    in_both = [name for name in own if name in tensors]
+    fitting = [name for name in in_both if _fits(own[name], tensors[name])]
+    others = {name: f"{tensors[name].dtype} {tuple(tensors[name].shape)}" for name in in_both if name not in fitting}
+    parts = {
+        "of another shape or type": [f"{k} {tuple(own[k].shape)}, in the file {has}" for k, has in others.items()],
+        "only in the file": [name for name in tensors if name not in own],
+        "as the seed made them": [name for name in own if name not in fitting],
+    }
+    differences = [f"{what}: {shorten(', '.join(names), LETTERS)}" for what, names in parts.items() if names]
+    if not fitting or (strict and differences):
+        problem = f"init.strict: {path} and the model differ" if fitting else f"init.from: nothing in {path} fits"
+        raise UserError(f"{problem}; {'; '.join(differences)}")
+    with torch.no_grad():
+        for name in fitting:
+            if not bool(tensors[name].isfinite().all()):
+                raise UserError(f"init.from: {name} in {path} holds values that are not finite")
+            own[name].copy_(tensors[name])
+    notice = personal_notice(facts_of(path))
+    notices = [f"{path}: {notice}"] if notice else []
+    return Initial(
+        content, [f"{len(fitting)} of {len(own)} tensors of the model start from {path}", *differences, *notices]
+    )
+
+
+def _fits(own: Tensor, given: Tensor) -> bool:
+    return own.shape == given.shape and own.is_floating_point() == given.is_floating_point()

@@ -39,7 +39,6 @@ def summary(
         diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
         refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
         client_errors     how many of these came of an error while the client trained
-        clipped_uploads   how many were taken at the bound (faults.on_bad_update: clip)
         lost_ranks   rank -> the round in which it was lost (the last time, of a run that went on with all)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
@@ -66,7 +65,6 @@ def summary(
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
-    facts["clipped_uploads"] = sum(len(row.get("clipped") or ()) for row in rows)
     facts["lost_ranks"] = {rank: row["round"] for row in losses for rank in row["ranks"]}
     for name in SUMMED:
         facts[name] = sum(row.get(name) or 0 for row in rows)

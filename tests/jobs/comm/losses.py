@@ -24,8 +24,7 @@ import torch
 
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, Timeouts, connect, detect
-from fedmpi.comm.base import ConnectionLostError
-from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.process_exit import leave
 
@@ -91,7 +90,9 @@ def main() -> None:
                 t += 1
             except Lost as error:
                 if comm.can_regroup and len(sys.argv) <= 5:  # a reason why not; the ranks of `launch` always can
-                    raise timeout_tracing.root_cause(error_reporter, error) from None
+                    if isinstance(error, RankTimeoutError):
+                        error = error.blame(error_reporter.find_root_cause(error.peers))
+                    raise error from None
                 payloads = comm.regroup(f"{comm.rank} at {t}".encode(), DEADLINE_S)
                 report("regrouped", lost=str(error), payloads={r: p.decode() for r, p in payloads.items()})
                 t = max(int(payload.split()[2]) for payload in payloads.values())

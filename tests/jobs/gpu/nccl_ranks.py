@@ -20,9 +20,9 @@ sys.path[:0] = [str(ROOT / "tests" / "jobs" / "comm"), str(ROOT / "tests")]
 import battery  # noqa: E402
 from simulated_cuda import PolledWork  # noqa: E402
 
-from fedmpi.comm import Lost, Timeouts, detect, network  # noqa: E402
+from fedmpi.comm import Timeouts, detect, network  # noqa: E402
 from fedmpi.comm.backends import torch_dist  # noqa: E402
-from fedmpi.comm.failures import timeout_tracing  # noqa: E402
+from fedmpi.comm.base import RankTimeoutError  # noqa: E402
 from fedmpi.comm.failures.error_reporter import ErrorReporter  # noqa: E402
 from fedmpi.comm.rendezvous import lookup  # noqa: E402
 from fedmpi.comm.rendezvous.store import StoreAllgather  # noqa: E402
@@ -46,7 +46,7 @@ def connect(kind):
     comm, error_reporter = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:
         error_reporter.listen(store.new_connection)
-        error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.waiting_for, store))
+        error_reporter.waiting_for = lambda: comm.waiting_for
     return comm, error_reporter
 
 
@@ -63,7 +63,7 @@ def runs(comm, folder):
     from helpers import prepare, settings
 
     from fedmpi.flat import linear
-    from fedmpi.runtime.resuming.checkpoints import Rows
+    from fedmpi.runtime.checkpoints import Rows
 
     linear.CHUNK, linear.BLOCK, found = 64, 128, {}
     for placement in ("root", "sharded"):
@@ -90,8 +90,8 @@ def silent(comm, error_reporter, folder):
             return ""
         x, last = torch.zeros(4, device=comm.device), comm.size - 1
         comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
-    except Lost as error:
-        return str(timeout_tracing.root_cause(error_reporter, error))
+    except RankTimeoutError as error:
+        return str(error.blame(error_reporter.find_root_cause(error.peers)))
     return "nothing"
 
 

@@ -101,17 +101,13 @@ def test_what_is_recorded_by_default():
     assert play(settings("fedld", rounds=1, record={"updates": False})).updates == []
 
 
-@pytest.mark.parametrize(("how", "kept"), [("drop", 2), ("clip", 4)])
-def test_who_is_refused_or_clipped(how, kept):
-    """Whose upload does not count has no update; who is taken at the bound has one of that length."""
+def test_who_is_refused_has_no_update():
     bound = sorted(play(settings("fedavg", rounds=1)).updates[0]["norms"])[-2] * 0.999
-    it = play(settings("fedavg", rounds=1, faults={"on_bad_update": how, "max_norm": bound}, **EVERYTHING))
-    row, bad = it.updates[0], it.rows[0]["refused" if how == "drop" else "clipped"]
+    it = play(settings("fedavg", rounds=1, faults={"on_bad_update": "drop", "max_norm": bound}, **EVERYTHING))
+    row, bad = it.updates[0], it.rows[0]["refused"]
     assert len(bad) == 2
-    assert len(row["clients"]) == len(row["norms"]) == len(row["to_direction"]) == kept
-    norms = dict(zip(row["clients"], row["norms"], strict=True))
-    expected = [None if how == "drop" else pytest.approx(bound, rel=1e-5)] * 2
-    assert [norms.get(each["client"]) for each in bad] == expected
+    assert len(row["clients"]) == len(row["norms"]) == len(row["to_direction"]) == 2
+    assert not {each["client"] for each in bad} & {*row["clients"]}
     assert sum(row["eigenvalues"]) == pytest.approx(sum(n * n for n in row["norms"]), rel=1e-4)  # trace K
 
 

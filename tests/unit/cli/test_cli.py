@@ -96,9 +96,6 @@ def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, en
 
 
 def test_garbage_is_looked_for_in_a_run_but_not_in_its_imports(monkeypatch, path, engine):
-    with shared.fast_import():
-        assert not gc.isenabled()
-    gc.unfreeze()
     assert main(monkeypatch, "run", path) == 0
     assert engine.garbage[0]
     assert engine.garbage[1] > 0
@@ -184,9 +181,7 @@ def test_show_explains_a_key(monkeypatch, capsys):
     )
     assert main(monkeypatch, "show", "model") == 0
     assert "required: `fedmpi list models`" in (out := capsys.readouterr().out)
-    assert out.endswith("options of what it names: `fedmpi list models`, `fedmpi list NAME`\n")
-    assert main(monkeypatch, "show", "method.mu") == 0
-    assert "\n  fedprox  number >= 0; default 0.01; weight of the proximal term\n" in capsys.readouterr().out
+    assert out.endswith("the options of what model names: `fedmpi list`, `fedmpi list NAME`\n")
 
 
 def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):

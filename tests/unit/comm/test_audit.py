@@ -17,7 +17,7 @@ def test_half_a_line_is_cut_off_before_the_next(tmp_path):
     path.write_text('{"round": 0}\n{"round": 1, "wh')
     it = audit.Audit()
     it.sent((2, ("dw",)), 0, torch.ones(3))  # before the run directory is known
-    it.open(path, private=False)
+    it.open(path)
     it.said((3, ("text",)), "all", b"abc")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 2, 3]
@@ -26,7 +26,7 @@ def test_half_a_line_is_cut_off_before_the_next(tmp_path):
 
 def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
     it = audit.Audit()
-    it.open(tmp_path / "audit" / "rank-1.jsonl", private=True)
+    it.open(tmp_path / "audit" / "rank-1.jsonl")
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -39,4 +39,4 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
 def test_a_place_that_cannot_be_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"data\.audit: cannot write .*(Not a directory|File)"):
-        audit.Audit().open(tmp_path / "file" / "rank-1.jsonl", private=False)
+        audit.Audit().open(tmp_path / "file" / "rank-1.jsonl")

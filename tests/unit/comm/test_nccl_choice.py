@@ -11,6 +11,7 @@ from simulated_job import SkippingClock
 from fedmpi.comm import Job, Lost, Timeouts
 from fedmpi.comm.backends import torch_dist
 from fedmpi.comm.backends.choice import NCCL_REMEDY, choose, describe
+from fedmpi.comm.timeouts import Clock
 from fedmpi.common.errors import UserError
 
 GPU = torch.device("cuda", 1)
@@ -121,28 +122,32 @@ def connecting(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     bounds = []
 
-    def call_with_timeout(seconds, call, otherwise, clock):
-        bounds.append((seconds, otherwise))
-        return call()
+    class PatientClock(Clock):
+        def call(self, seconds, function):
+            bounds.append(seconds)
+            return function()
 
     def connect(build):
         monkeypatch.setattr(torch_dist, "build", build)
         job, error_reporter = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
-        torch_dist.connect(job, "nccl", CPU, Timeouts(start=300, round=1800, reply=5), error_reporter)
+        torch_dist.connect(job, "nccl", CPU, Timeouts(300, 1800, reply=5, clock=PatientClock()), error_reporter)
         return bounds
 
-    monkeypatch.setattr(torch_dist, "call_with_timeout", call_with_timeout)
     return connect
 
 
 def test_nccl_has_the_time_to_start_and_its_watchdog_longer_than_a_round(connecting):
     told = []
-    [(seconds, otherwise)] = connecting(lambda *words: told.append(words[-1]))
-    assert seconds == 305
+    assert connecting(lambda *words: told.append(words[-1])) == [305]
     assert told == [1860]
-    assert "nccl has not connected them after 300 s" in otherwise
+
+    def late(*_):
+        raise TimeoutError
+
+    with pytest.raises(Lost, match="nccl has not connected them after 300 s") as lost:
+        connecting(late)
     for cause in ("NCCL_SOCKET_IFNAME", "/dev/shm", "--gpu-bind=none"):
-        assert cause in otherwise
+        assert cause in str(lost.value)
 
 
 # ---- its failures ----

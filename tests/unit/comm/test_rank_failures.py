@@ -6,10 +6,9 @@ import pytest
 import torch
 from simulated_job import SimulatedJob, SimulatedStore
 
-from fedmpi.comm.backends import mpi_comm, torch_dist
+from fedmpi.comm.backends import mpi, torch_dist
 from fedmpi.comm.backends.torch_dist import Nccl
-from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, Solo, call_with_timeout
-from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, Solo
 from fedmpi.comm.job import Job
 from fedmpi.comm.rendezvous.store import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
@@ -51,10 +50,17 @@ class Program:
                 else:
                     getattr(rank, each["act"])()
 
-        for name, where in (("_next_line", "vote"), ("_build", "build")):
-            plain = getattr(comm.membership, name)
-            setattr(comm.membership, name, lambda *a, plain=plain, where=where: (act(where), plain(*a))[1])
+        store, connect = comm.membership.store, comm.membership._connect
+        gather = store.gather
 
+        def vote(name, call, number, ranks, value, seconds, **more):
+            if name.startswith("vote"):
+                store.set(f"{name}/{call}/{number}", value)
+                act("vote")
+            return gather(name, call, number, ranks, value, seconds, **more)
+
+        store.gather = vote
+        comm.membership._connect = lambda build: (act("build"), connect(build))[1]
         t = 0
         try:
             while t < self.rounds:
@@ -266,7 +272,7 @@ def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatc
 
 
 def test_under_mpi_the_error_for_an_absent_rank_says_the_same_at_the_start(monkeypatch):
-    comm = mpi_comm.Mpi(Job("mpi", 0, 2, 0, 1, "node"), SimpleNamespace(rank=0, size=2), Timeouts())
+    comm = mpi.Mpi(Job("mpi", 0, 2, 0, 1, "node"), SimpleNamespace(rank=0, size=2), Timeouts())
     monkeypatch.setattr(comm, "_receive", lambda peer, *_: peer)
     monkeypatch.setattr(comm, "_wait", lambda posted, timeout_s: set(posted))
     with pytest.raises(Lost) as lost:
@@ -321,18 +327,18 @@ def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, 
             rank.freeze()
         if rank.number == asker:
             rank.clock.sleep(1)
-            found.append(timeout_tracing.root_cause(rank.error_reporter, RankTimeoutError(peers, 60)).peers)
+            found.append(rank.error_reporter.find_root_cause(peers))
         rank.clock.sleep(60)
 
     job.run(program)
     assert found == [expected]
 
 
-def test_a_call_that_takes_too_long_is_a_lost_rank():
+def test_a_call_that_takes_too_long_is_left_behind():
     def program(rank):
-        assert call_with_timeout(5, lambda: rank.clock.sleep(1) or "answer", "", rank.clock) == "answer"
-        with pytest.raises(Lost, match="nobody answers"):
-            call_with_timeout(5, lambda: rank.clock.sleep(9), "nobody answers", rank.clock)
+        assert rank.clock.call(5, lambda: rank.clock.sleep(1) or "answer") == "answer"
+        with pytest.raises(TimeoutError):
+            rank.clock.call(5, lambda: rank.clock.sleep(9))
         return "done"
 
     assert SimulatedJob(1, start=30).run(program) == {0: "done"}

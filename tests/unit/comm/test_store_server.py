@@ -99,7 +99,7 @@ def test_the_first_connection_that_ends_leaves_a_value(server):
     second.set_at_end("ended", "2")
     assert not other.check(["ended"])
     for guest in (first, second):
-        guest.connection.close()
+        guest.others[0].connection.close()
         assert comes_true(lambda: other.check(["ended"]))
     assert other.get("ended") == b"1"
 
@@ -129,6 +129,17 @@ def test_an_allgather_gives_all_ranks_the_same_verdict(server):
         assert cancelled.result()[0] == gather(server, 2, 60, 3)[0] == "cancelled"
         assert [verdict for verdict, _ in pool.map(gather, [server] * 3, [0, 2, 3], [60] * 3, [4] * 3)] == ["all"] * 3
     assert not [key for key in server.values if key.startswith("g/3/")]
+
+
+def test_an_allgather_of_the_living_waits_for_no_dead_rank_but_takes_one_that_wakes(server):
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(join(server).gather, "g", 1, rank, [0, 2, 3], b"x", 60, living=True) for rank in (0, 2)]
+        join(server).set("dead/3", "1")
+        assert [call.result() for call in calls] == [("3", [b"x", b"x", b""])] * 2
+        late = pool.submit(join(server).gather, "g", 2, 3, [0, 3], b"y", 60, living=True)
+        assert comes_true(lambda: "g/2/3" in server.values)
+        assert join(server).gather("g", 2, 0, [0, 3], b"x", 60, living=True) == late.result() == ("all", [b"x", b"y"])
+    assert "dead/3" not in server.values
 
 
 # ---- who is let in ----

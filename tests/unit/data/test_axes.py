@@ -12,7 +12,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.sources.hdf5 import hdf5
-from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.streaming import Stream
 from fedmpi.runtime.validate import validate_settings
 

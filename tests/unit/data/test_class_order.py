@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from fedmpi.common.text import natural_order
-from fedmpi.data.sources.pictures.csv_images import csv_images
-from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.pictures.class_pictures import csv_images, image_folder
 from fedmpi.data.sources.tables.table import table
 from fedmpi.data.sources.text import text
 

@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data import csv_file
 from fedmpi.data.csv_file import csv_columns, csv_rows, text_of
 from fedmpi.data.partitions.given import file
-from fedmpi.data.sources.pictures.image_dataset import read_rows
+from fedmpi.data.sources.labelled_files import read_rows
 from fedmpi.data.sources.tables.files import read
 from fedmpi.data.sources.tables.preparation import column_moments, standardise_columns
 from fedmpi.data.sources.tables.table import table
@@ -50,7 +50,7 @@ def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"\ufeffauthor,text\nann,{LONG}\n", encoding="utf-8")
     assert text_of(read(path, ",").columns["text"])[0] == LONG
-    assert read_rows(path, ["text"])[0].values["text"] == LONG
+    assert read_rows(path, {"text_column": "text"})[0].values["text_column"] == LONG
     assert [len(row[1]) for _, row in csv_rows(path)] == [4, len(LONG)]
     (tmp_path / "p.csv").write_text("\ufeffclient,note\n1,a\n0,b\n", encoding="utf-8")
     parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / "p.csv")
@@ -90,7 +90,7 @@ EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block tha
 def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    for reader in (lambda path: read(path, ","), lambda path: read_rows(path, ["a"])):
+    for reader in (lambda path: read(path, ","), lambda path: read_rows(path, {"a": "a"})):
         with pytest.raises(UserError, match=message):
             reader(tmp_path / name)
 

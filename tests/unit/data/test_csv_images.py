@@ -8,7 +8,7 @@ from PIL import Image
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.csv_images import csv_images
+from fedmpi.data.sources.pictures.class_pictures import csv_images
 
 GREY = {"channels": 1, "mean": (0.0,), "std": (1 / 255,)}  # a pixel is its grey again
 

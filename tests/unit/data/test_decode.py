@@ -9,9 +9,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
 from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.federated import augmented, split
-from fedmpi.data.sources.pictures.csv_images import csv_images
+from fedmpi.data.sources.pictures.class_pictures import csv_images, image_folder
 from fedmpi.data.sources.pictures.decode import DecodeOptions, decode
-from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.reading import read
 from fedmpi.data.streaming import Stream
 

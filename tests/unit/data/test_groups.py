@@ -7,7 +7,7 @@ from test_csv_images import GREY, greys, write
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out, split
-from fedmpi.data.sources.pictures.csv_images import csv_images
+from fedmpi.data.sources.pictures.class_pictures import csv_images
 from fedmpi.data.sources.tables.table import table
 
 
@@ -84,7 +84,7 @@ def test_rows_of_a_patient_in_a_table_are_on_one_side(tmp_path):
     assert len(data.group.unique()) == len(train) == 16
     (tmp_path / "b.csv").write_text("age,sick,who,part,at\n1,0,a,train,uk\n2,1,a,test,at\n3,1,b,train,at\n")
     options = {"label_column": "sick", "group_column": "who", "split_column": "part", "site_column": "at"}
-    with pytest.raises(UserError, match=r"b\.csv, line 3: rows of 'a' \(who\) are to stay together, .*line 2 of"):
+    with pytest.raises(UserError, match=r"b\.csv, line 3: rows of 'a' \(data\.group_column\) are to .*line 2 of"):
         table(tmp_path, path="b.csv", **options)  # also where its two parts lie at two sites
 
 

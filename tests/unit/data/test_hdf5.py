@@ -11,7 +11,7 @@ from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import Request
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.hdf5 import hdf5
-from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.sources.text import text
 from fedmpi.data.streaming import StoredArrays, Stream
 

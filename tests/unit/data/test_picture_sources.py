@@ -14,7 +14,7 @@ from fedmpi.data.federated import split
 from fedmpi.data.fetching.catalogue import MEDMNIST, SETS
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.pictures import public_files
-from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.pictures.class_pictures import image_folder
 from fedmpi.data.sources.pictures.public_arrays import EMNIST_CLASSES as EMNIST
 from fedmpi.data.sources.pictures.public_arrays import emnist, medmnist, stl10, svhn
 from fedmpi.data.sources.pictures.public_files import CINIC_CLASSES as CINIC

@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.data.federated import split
 from fedmpi.data.sources.heart_disease import heart_disease
-from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.sources.pictures.public_arrays import medmnist
 from fedmpi.data.sources.tables.tcga_brca import tcga_brca
 

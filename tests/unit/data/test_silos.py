@@ -10,7 +10,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.silos import WIDTH, describe, label_table, open_silos, silo_federation
 from fedmpi.data.sources.digits import digits
-from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.named_arrays import npz
 
 SILOS = ["north.npz", "south.npz", "west.npz"]
 

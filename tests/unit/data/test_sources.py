@@ -18,8 +18,8 @@ from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import heart_disease
-from fedmpi.data.sources.npz import npz
-from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.named_arrays import npz
+from fedmpi.data.sources.pictures.class_pictures import image_folder
 from fedmpi.data.sources.pictures.public_arrays import cifar10, cifar100, fashion_mnist, mnist
 
 

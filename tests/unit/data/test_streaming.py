@@ -17,7 +17,7 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import augmented, split
 from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.sources.hdf5 import hdf5
-from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.pictures.class_pictures import image_folder
 from fedmpi.data.sources.pictures.reading import DecodedFiles
 from fedmpi.data.streaming import AHEAD, Stream, prefetch
 from fedmpi.runtime import build_data, rank_agreement

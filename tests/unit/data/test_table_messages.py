@@ -21,7 +21,6 @@ def read_table(folder, columns, **options):
 
 
 NO_NUMBER = r"which is no number: correct it, or list the column in data\.categorical .*or in data\.drop; data\.decimal"
-GERMAN = {"decimal": ",", "thousands": "."}
 
 
 @pytest.mark.parametrize(
@@ -30,9 +29,8 @@ GERMAN = {"decimal": ",", "thousands": "."}
         (["27,822", "31,000,000"], {}),
         (["1.500,5", "2"], {"decimal": ","}),
         (["1.500", "1,5"], {"decimal": ","}),  # a point is no decimal mark there, nor ignored
-        (["1,5", "2,000"], {"thousands": ","}),
         (["1_0", "2"], {}),
-        (["05.03.2016"] * 4, GERMAN),
+        (["05.03.2016"] * 4, {"decimal": ","}),
         (["red", "green"] * 20, {}),
     ],
 )
@@ -42,7 +40,6 @@ def test_a_cell_that_is_no_number_is_named_with_the_options_that_help(tmp_path, 
 
 
 REFUSED = [  # columns, options, message
-    ({"x": ["1", "2"]}, {"thousands": "."}, r"data\.thousands and data\.decimal are both '\.'"),
     ({"price": ["27,822", "31,500"]}, {"label_column": "price"}, r"column 'price' holds '27,822', which is no number"),
     # ---- columns
     ({"x": [1, 2], "": [1, 2]}, {}, "column 2 has no name"),
@@ -51,16 +48,7 @@ REFUSED = [  # columns, options, message
     ({"x": [1, -9]}, {"missing_values": [-9]}, r"line 3: column 'x' is empty"),
     ({"x": [1, 2]}, {"missing_values": {"xx": [-9]}}, r"no column 'xx' \(data\.missing_values\)"),
     # ---- events and times
-    ({"event": [1, 0], "days": [5, -7]}, EVENTS, r"line 3: .* 'days' the time -7; .* no time is below 0"),
-    ({"event": [5, 6], "days": [1, 0]}, EVENTS, r"line 2: .* holds the event 5.*data\.label_column: \[EVENT, TIME\]"),
-    ({"event": ["alive", "ja"], "days": [1, 2]}, EVENTS, r"line 2: .*'alive', which is no number.*data\.event_words"),
-    (
-        {"event": ["ja", "nein", "Ja", "?"], "days": range(4)},
-        {**EVENTS, "event_words": {"ja": 1, "nein": 0}, "missing": "drop"},
-        r"line 4: column 'event' holds the event 'Ja'.*data\.event_words: ja, nein",
-    ),
-    ({"event": [0, 1], "days": [1, 2]}, {**EVENTS, "event_words": {"ja": 1}}, "needs .* a word with 1 .*one with 0"),
-    ({"days": [1, 2]}, {"label_column": "days", "event_words": {1: 1, 2: 0}}, "needs two label columns"),
+    ({"event": ["alive", "ja"], "days": [1, 2]}, EVENTS, r"line 2: .*'alive', which is no number"),
     (
         {"days": [k - 150 for k in range(300)]},
         {"label_column": "days"},
@@ -100,21 +88,6 @@ def test_an_index_column_of_pandas_is_left_out_with_one_warning_unless_the_confi
     for options in ({"features": [name]}, {"drop": [name]}):
         assert warnings_of(read_table, tmp_path, columns, **options) == []
         assert read_table(tmp_path, columns, **options).meaning[:2] == ("a" if "drop" in options else name, "->")
-
-
-@pytest.mark.parametrize(
-    ("name", "metadata"),
-    [
-        ("patient", {b"pandas": b'{"index_columns": ["patient"]}'}),
-        ("__index_level_0__", None),  # as `datasets` writes it
-    ],
-)
-def test_the_index_of_pandas_in_a_parquet_file_is_left_out(tmp_path, name, metadata):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = arrow.table({"a": noise(), "label": [0] * 30 + [1] * 30, name: range(100, 220, 2)})
-    parquet.write_table(rows.replace_schema_metadata(metadata), tmp_path / "a.parquet")
-    with pytest.warns(UserWarning, match=f"column '{name}' is left out"):
-        assert table(tmp_path, path="a.parquet").meaning[:2] == ("a", "->")
 
 
 def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):

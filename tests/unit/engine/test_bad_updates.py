@@ -12,7 +12,7 @@ from fedmpi.engine import scheduler
 from fedmpi.engine.faults.uploads import UpdateFilter
 from fedmpi.engine.local import training_loop
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.transport.gather_rows import GatheredRows
+from fedmpi.engine.transport.gather import ChunkPlan, GatheredUploads
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 
@@ -21,7 +21,7 @@ def judged(guard, norms, t=0, w=0.0):
     """Who is refused, for updates of these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
-    held = GatheredRows(rows, Packing({"_loss": (), "dw": (2,)}))
+    held = GatheredUploads(rows, ChunkPlan(Packing({"_loss": (), "dw": (2,)}), cut=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = guard.refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))
@@ -176,39 +176,6 @@ def test_what_no_client_did_still_ends_the_run(monkeypatch):
     it.fed.server.rule = lambda up, s: up.mean("dw") * torch.inf
     with pytest.raises(UserError, match=r"round 0: the server's direction, .* values that are not finite"):
         it.fed.run()
-
-
-# ---- clip ----
-@pytest.mark.parametrize("factor", [1e6, 1e25, 1e36])
-def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
-    """Beside the update of which nothing was changed: dw * bound / ||dw||, and all else that the client sent."""
-    seen = {}
-    refused = UpdateFilter.refused
-
-    def look(self, t, members, came, w, failed=()):
-        before = came.packing.views(came.rows[BAD].clone())
-        found = refused(self, t, members, came, w, failed)
-        seen[t] = before, came.packing.views(came.rows[BAD].clone())
-        return found
-
-    monkeypatch.setattr(UpdateFilter, "refused", look)
-    spoil(monkeypatch, factor)
-    with pytest.warns(UserWarning, match=r"round 1: client 2 sent an update of norm .*; taken at the bound"):
-        it = play(everyone("scaffold", net="norm", rounds=3, faults={"on_bad_update": "clip", "max_norm": 5.0}))
-    before, after = seen[1]
-    assert float(after.dw.double().norm()) == pytest.approx(5.0, rel=1e-4)
-    small = before.dw.double() / before.dw.double().norm()
-    assert torch.allclose(after.dw.double() / 5, small, atol=1e-6)
-    assert all(torch.equal(getattr(before, name), getattr(after, name)) for name in before if name != "dw")
-    assert [len(row["clipped"]) for row in it.rows] == [0, 1, 0]
-    assert it.rows[1]["clipped"][0] | {"norm": 0} == {"client": BAD, "bound": 5.0, "norm": 0}
-    assert all(row["refused"] == [] for row in it.rows)
-
-
-def test_what_is_not_finite_cannot_be_clipped():
-    guard = UpdateFilter(2.0, drop=True, clip=True)
-    assert judged(guard, [1, math.nan, 9]) == [1]
-    assert [each["client"] for each in guard.clipped] == [2]
 
 
 # ---- a client that comes to an error ----

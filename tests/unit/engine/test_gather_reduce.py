@@ -9,7 +9,7 @@ from test_transport import BYTES, SIZE, THREADED, on_ranks, small_blocks  # noqa
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.engine.transport import gather_reduce
+from fedmpi.engine.transport import gather_sums
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import means_of
 from fedmpi.method.values import State
@@ -49,7 +49,7 @@ def test_sums_are_exact_in_any_order():
     c /= c.sum()
 
     def total(order):
-        sum_ = gather_reduce.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float32)
+        sum_ = gather_sums.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float32)
         for i in order:
             sum_.add(x[i], float(c[i]))
         return sum_.value()
@@ -57,16 +57,16 @@ def test_sums_are_exact_in_any_order():
     forth, exact = total(range(30)), c @ x.double()
     assert torch.equal(forth, total(reversed(range(30))))
     assert torch.equal(forth, exact.float())
-    parts = gather_reduce.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float64)
+    parts = gather_sums.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float64)
     for i in range(30):
         parts.add(x[i, 300:], float(c[i]), at=300)
         parts.add(x[i, :300], float(c[i]))
-    assert float((parts.value() - exact).abs().max()) <= 30 * gather_reduce.UNIT / 2 + 1e-15
+    assert float((parts.value() - exact).abs().max()) <= 30 * gather_sums.UNIT / 2 + 1e-15
 
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_an_entry_that_the_sums_cannot_hold_is_told(size, monkeypatch):
-    monkeypatch.setattr(gather_reduce, "LARGEST", 1e-6)
+    monkeypatch.setattr(gather_sums, "LARGEST", 1e-6)
     with pytest.raises(UserError, match=r"takes entries of at most 1e-06, and client \d has one of .* in dw"):
         on_ranks(local(small_settings("fedavg", "mlp", rounds=1)), size)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
+from fedmpi.engine.packed.chain import Factored
 from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
 from fedmpi.methods import registry
@@ -189,37 +190,31 @@ def with_dropout(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.1), nn.Linear(8, classes))
 
 
-def test_weights_as_factors(monkeypatch):
-    """Wide layers and few samples: no client's weights are written down. Where there are more samples, they are."""
-    kept = []
-    found = PackedFit._thin
-
-    def noted(self):
-        thin = found(self)
-        kept.append(sorted(thin))
-        return thin
-
-    monkeypatch.setattr(PackedFit, "_thin", noted)
-    wide = {"model": {"name": "mlp", "hidden": [500, 600]}, "pack": 7, "cohort": {"fraction": 1.0}}
-    wide["faults"] = {"on_bad_update": "drop"}  # the server holds all rows, for `apart` to look at
-    for method, train, thin in (
-        ("fedavg", {}, [2]),
-        ("fedavg", {"batch_size": 16, "drop_last": True, "epochs": 2}, [2]),
-        ("fedavg", {"epochs": 9}, []),
-        ("fedavg", {"momentum": 0.5}, []),
-        ("fedavg", {"weight_decay": 0.1}, []),
-        ("fedprox", {}, []),
-        ("fedlc", {}, []),
-        ("fedper", {}, []),
-        ("fedexp", {}, [2]),
-    ):
-        one, several = both(method, **wide, train={"momentum": 0.0, **train})
-        assert apart(one, several) < 2 * TOLERANCE, (method, train)
-        assert kept == [thin] * 2, (method, train)
-        kept.clear()
+WIDE = {"model": {"name": "mlp", "hidden": [500, 600]}, "pack": 7, "cohort": {"fraction": 1.0}}
 
 
-# ---- the room for client states ----
-
-
-# ---- chains ----
+@pytest.mark.parametrize(
+    ("method", "train", "tensors"),
+    [
+        ("fedavg", {}, 1),
+        ("fedavg", {"batch_size": 16, "drop_last": True, "epochs": 2}, 1),
+        ("fedexp", {}, 1),
+        ("fedavg", {"epochs": 9}, 0),
+        ("fedavg", {"momentum": 0.5}, None),
+        ("fedavg", {"weight_decay": 0.1}, None),
+        ("fedprox", {}, None),
+        ("fedlc", {}, None),
+        ("fedper", {}, None),
+    ],
+)
+def test_weights_as_factors(monkeypatch, method, train, tensors):
+    """Wide layers and few samples: no client's weights are written down. Where there are more samples, they are; where
+    a step needs them whole, it is made under vmap (None)."""
+    fits, call = [], PackedFit.__call__
+    monkeypatch.setattr(PackedFit, "__call__", lambda self: fits.append(self.steps) or call(self))
+    faults = {"on_bad_update": "drop"}  # the server holds all rows, for `apart` to look at
+    one, several = both(method, **WIDE, faults=faults, train={"momentum": 0.0, **train})
+    assert apart(one, several) < 2 * TOLERANCE
+    layers = [[each for each in getattr(steps, "layers", ()) if each] for steps in fits]
+    kept = [sum(isinstance(w, Factored) for w, _ in each) if each else None for each in layers]
+    assert kept == [tensors] * 2

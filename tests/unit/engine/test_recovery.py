@@ -14,8 +14,8 @@ from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.scheduler import pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.resuming import resume
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+from fedmpi.runtime import resume
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
 
 ROUNDS, SIZE = 5, 4
 
@@ -151,7 +151,7 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
 
 
 @pytest.mark.parametrize("policy", ["drop", "redo"])
-@pytest.mark.parametrize("wire", [{"up": "int8", "down": "bf16"}, {"up": "topk"}], ids=str)
+@pytest.mark.parametrize("wire", ["int8", "topk"], ids=str)
 def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
     """What clients and server keep of it; and those who are left have what the server thinks that they have."""
     for number, method in enumerate(("fedavg", "scaffold", "fedbabu", "fedavg")):
@@ -171,7 +171,7 @@ def normed(input_shape, classes):
     ("net", "policy", "changes"),
     [
         ("norm", "drop", {"model": {"name": f"{__name__}:normed"}}),  # buffers that are asked for, too
-        ("mlp", "redo", {"faults": {"on_bad_update": "clip", "max_norm": 0.3}}),
+        ("mlp", "redo", {"faults": {"on_bad_update": "drop", "max_norm": 0.3}}),
         ("mlp", "drop", {"cohort": {"fraction": 0.3}, "faults": {"on_bad_update": "drop"}}),  # two at a time: earlier
     ],  # rounds' norms are asked
     ids=str,

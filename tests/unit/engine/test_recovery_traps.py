@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.runtime.resuming import resume
+from fedmpi.runtime import resume
 
 
 def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch):

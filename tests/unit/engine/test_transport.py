@@ -9,7 +9,7 @@ from thread_ranks import play_in_threads
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.engine.transport import gather, gather_sharded, gather_streaming
+from fedmpi.engine.transport import gather, gather_sharded, gather_sums
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
@@ -32,7 +32,7 @@ def small_blocks(monkeypatch):
 def ways(monkeypatch):
     """Which ways were taken."""
     found = []
-    for way in (gather_sharded.ShardedGather, gather_streaming.StreamingGather):
+    for way in (gather_sharded.ShardedGather, gather_sums.StreamingGather):
         plain = way.__init__
         monkeypatch.setattr(way, "__init__", lambda self, *a, _p=plain, _w=way: (found.append(_w), _p(self, *a))[1])
     return found
@@ -90,7 +90,6 @@ def test_rules_on_shards(rule, monkeypatch, ways):
         {"server": {"trains": True}},
         {"server": {"optim": "adam", "lr": 0.01}},
         {"faults": {"on_bad_update": "drop", "max_norm": 0.4}},
-        {"faults": {"on_bad_update": "clip", "max_norm": 0.3}},
         {"cohort": {"weighting": "uniform", "fraction": 1.0}},
         {"cohort": {"fraction": 0.2}},
     ],
@@ -98,21 +97,20 @@ def test_rules_on_shards(rule, monkeypatch, ways):
 )
 @pytest.mark.parametrize("method", ["scaffold", "fedld"])
 def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
-    """Rows that are left out or clipped; rank 0 training; fewer clients than ranks."""
+    """Rows that are left out; rank 0 training; fewer clients than ranks."""
     config = small_settings(method, "mlp", rounds=3, **changes)
     found = record(on_ranks(at("sharded", config))[0])
     expected = whole(config, monkeypatch)
     assert found == expected
     if "max_norm" in str(changes):
-        told = [row["refused"] or row.get("clipped") for row in expected["rows"]]
-        assert any(told)
+        assert any(row["refused"] for row in expected["rows"])
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
     config = small_settings("fedavg", "mlp", rounds=1, faults={"on_bad_update": "drop"})
     on_ranks(config, size)
-    assert gather_streaming.StreamingGather not in ways
+    assert gather_sums.StreamingGather not in ways
 
 
 # ---- a user's own ----
@@ -149,7 +147,7 @@ def named(cls, **changes):
 def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
     config = named(Raw)
     assert record(on_ranks(at("sharded", config))[0]) == record(play(config))
-    assert gather_streaming.StreamingGather not in ways
+    assert gather_sums.StreamingGather not in ways
 
 
 @pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads updates.dw"), (Another, "another sum")])

@@ -61,26 +61,22 @@ SEEN = {
     **{"classifier": [2.5, 1.5], "classifier_local": [1.0]},
     **{"predicted": [[0.9, 0.1], [0.2, 0.8]]},
 }
-ALIKE = {"pairs_mean": 0.5, "before_mean": 0.7, "after_mean": 0.8, "matrix": [[1.0, 0.5], [0.5, 1.0]]}
 
 
 def test_features_of_one_run(tmp_path):
     later = {**SEEN, "deviation": 0.35, "spectrum": [4.0, 1.0]}
     rows = [
-        {"round": 0, "clients": [4, 7], "features": SEEN, "similarity": ALIKE},
-        {"round": 5, "clients": [7, 8], "features": later, "similarity": {**ALIKE, "pairs_mean": None}},
+        {"round": 0, "clients": [4, 7], "features": SEEN},
+        {"round": 5, "clients": [7, 8], "features": later},
     ]
     found = figures(diagnostics.features, made(tmp_path / "r", rows))
-    curves = ["deviation", "classifier", "energy", "uniformity", "rank", "similarity"]
+    curves = ["deviation", "classifier", "energy", "uniformity", "rank"]
     names = [f"features-{name}" for name in (*curves, "predicted")]
-    assert list(found) == [*names, "similarity-matrix"]
+    assert list(found) == names
     assert found["features-deviation"].data == [[0, 0.3, 0.2], [5, 0.35, 0.2]]
-    assert found["features-similarity"].data == [[0, 0.8, 0.7, 0.5], [5, 0.8, 0.7, None]]
     assert found["features-classifier"].data[0] == [0, 2.0, 1.0]  # means of lists
     assert found["features-predicted"].data[1] == ["7", "1", 0.1]
     assert found["features-predicted"].title.endswith("round 5")
-    assert found["similarity-matrix"].chart.rows == ["7", "8"]
-    assert found["similarity-matrix"].head == ("client", "other client", "CKA")
 
 
 # ---- local steps ----

@@ -212,7 +212,7 @@ def test_a_loss_that_a_site_does_not_have_is_a_dash(tmp_path):
 
 # ---- the files ----
 def test_pages_are_whole_escaped_and_need_nothing_else(tmp_path):
-    path, said = made(tmp_path / "runs" / "r", output_mode="private"), []
+    path, said = made(tmp_path / "runs" / "r"), []
     alone = made(tmp_path / "runs" / "alone", "local")
     (tmp_path / "about.yaml").write_text("Contact: <script>alert(1)</script>\n")
     site_pages.analyse(path, alone, tmp_path / "about.yaml", said.append)

@@ -20,7 +20,7 @@ from fedmpi.methods import registry
 from fedmpi.runtime import build_data
 from fedmpi.runtime.finished.models import ClientPredictor
 from fedmpi.runtime.record.durable import serialize_tensors, write
-from fedmpi.runtime.resuming.initial import load_initial_weights
+from fedmpi.runtime.record.saved_model import load_initial_weights
 from fedmpi.runtime.run import execute
 
 # What clients keep: parts of the model; models beside the global one.
@@ -32,8 +32,7 @@ WAYS = {
     "whole model, no state": ("fedavg", {}),
     "state that no evaluation reads": ("scaffold", {}),
     "kept optimisers": ("fedper", {"train": {"keep_optim": True}}),
-    "bf16 down": ("fedper", {"comm": {"wire": {"down": "bf16"}}}),
-    "topk up": ("ditto", {"comm": {"wire": {"up": "topk", "down": "fp16"}}}),
+    "topk up": ("ditto", {"comm": {"wire": "topk"}}),
     "own heads in fast rounds": ("fedatom_personal", {"options": {"period": 2, "pers_head": "local"}}),
     "early stopping": ("fedper", BEST),
     **{method: (method, {}) for method in (*PARTS, *MODELS)},

@@ -8,7 +8,7 @@ from helpers import norm_net, play, prepare, settings
 from safetensors.torch import load_file, save_file
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.resuming.initial import load_initial_weights
+from fedmpi.runtime.record.saved_model import load_initial_weights
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from helpers import settings
 
 from fedmpi.common.errors import UserError
+from fedmpi.runtime import resume
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.resuming import resume
 
 
 def contents(folder):
@@ -58,6 +58,6 @@ def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(lock.os, "pwrite", Mock(side_effect=full))
+    monkeypatch.setattr(lock.json, "dumps", Mock(side_effect=full))
     with pytest.raises(UserError, match=rf"cannot write {tmp_path}/lock: No space left"), lock.hold(tmp_path):
         pass

@@ -144,7 +144,7 @@ def test_every_rank_refuses_alike(monkeypatch, on_gpu):
 
         comm = SimpleNamespace(rank=rank, size=3, device=device, can_regroup="", allgather_bytes=allgather)
         job = Job("slurm", rank, 3, rank, 3, "a")
-        return exchange_facts(SimpleNamespace(experiment=made, job=job, comm=comm, device=torch.device("cpu")))
+        return exchange_facts(made, job, comm, torch.device("cpu"))
 
     messages = set()
     for rank in range(3):

@@ -1,4 +1,4 @@
-"""partition.json and partition.npz: all of it for few clients; of many a summary, and what readers make of both."""
+"""partition.json and partition.npz: for few clients and for many, and what readers make of both."""
 
 import json
 from types import SimpleNamespace
@@ -41,25 +41,18 @@ def written(folder, fed):
 def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, share):
     fed = federation(clients, share)
     folder, facts = written(tmp_path / "run", fed)
-    assert ("summary" in facts) == (clients > MANY)
+    assert ("sizes" in facts) == (clients <= MANY)
     assert facts["clients"] == clients
     sizes, counts = by_client(folder, facts)
     assert np.array_equal(sizes, fed.train_sizes)
     assert np.array_equal(counts, fed.label_counts)
     parts = np.load(folder / "partition.npz")
+    assert clients <= MANY or parts["label_counts"].dtype == np.uint8  # three samples fit a byte
     assert np.array_equal(parts["indices"], np.concatenate(list(fed.parts)))
     assert np.array_equal(parts["offsets"], np.concatenate([[0], np.cumsum(fed.train_sizes)]))
     whole = federation(clients).parts  # what was held out belongs to it
     again = file(np.zeros(3 * clients), None, np.random.default_rng(), path=folder / "partition.npz")
     assert [part.tolist() for part in again] == [part.tolist() for part in whole]
-
-
-def test_a_summary_by_hand(tmp_path):
-    fed = federation(MANY + 1)
-    _, facts = written(tmp_path / "run", fed)
-    sizes = {"least": 3, "median": 3.0, "mean": 3.0, "most": 3}
-    assert facts["summary"] == {"samples": 3 * (MANY + 1), "sizes": sizes}
-    assert np.load(tmp_path / "run/partition.npz")["label_counts"].dtype == np.uint8, "three samples fit a byte"
 
 
 def test_sites_without_common_rows_are_all_written(tmp_path):
@@ -87,7 +80,7 @@ def test_the_report_draws_some_of_many_clients(tmp_path):
     assert series.y == [3.0] * (MANY + 500)
 
 
-def test_a_summary_without_its_arrays_is_told(tmp_path):
+def test_arrays_that_are_missing_are_told(tmp_path):
     folder, _ = written(tmp_path / "run", federation(MANY + 1))
     for damage in ("cut", "gone"):
         path = folder / "partition.npz"

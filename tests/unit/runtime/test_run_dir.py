@@ -14,7 +14,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.record import durable, run_dir
-from fedmpi.runtime.record.recorder import Console
+from fedmpi.runtime.record.report_text import round_line
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
 
@@ -175,26 +175,10 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_lines_of_the_console_are_those_of_the_log(record, terminal):
-    """A terminal has a live line in place of those of the rounds."""
-    stream = io.StringIO()
-    stream.isatty = lambda: terminal
-    console = Console(3, ("loss", "accuracy"), lambda line: record.append("log.txt", line), stream=stream)
-    for row in ROWS:
-        console.round(row)
-    console.say("done [bold]")
-    console.close()
-    assert (record.path / "log.txt").read_text().splitlines() == [*LINES, "done [bold]"]
-    if terminal:
-        assert "done [bold]" in stream.getvalue()
-        assert "round 3/3" in stream.getvalue()
-    else:
-        assert stream.getvalue().splitlines() == [*LINES, "done [bold]"]
-
-
-def test_a_continued_run_estimates_from_its_own_rounds(record):
-    stream = io.StringIO()
-    console = Console(10, ("loss",), lambda line: record.append("log.txt", line), stream=stream)
-    console.round({"round": 5, "wall_s": 30.0, "loss": math.nan})
-    assert stream.getvalue() == "round 6/10  loss nan  30.0 s  eta 2 min\n"
+def test_lines_of_rounds():
+    """A run that goes on estimates the time left from its own rounds."""
+    seconds = [row["wall_s"] for row in ROWS]
+    names = ("loss", "accuracy")
+    assert [round_line(row, 3, names, seconds[: n + 1]) for n, row in enumerate(ROWS)] == LINES
+    row = {"round": 5, "wall_s": 30.0, "loss": math.nan}
+    assert round_line(row, 10, names, [30.0]) == "round 6/10  loss nan  30.0 s  eta 2 min"

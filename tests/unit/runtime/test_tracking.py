@@ -1,4 +1,4 @@
-"""Trackers and callbacks: each round once, also when a run goes on; what goes wrong in them ends nothing."""
+"""Trackers and callbacks: what they are told, also when a run goes on; what goes wrong in them ends nothing."""
 
 import json
 import sys
@@ -77,7 +77,7 @@ def rows(folder, name):
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch, recwarn):
+def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)  # the output is relative to it
     several = ", ".join(
         [
@@ -100,13 +100,14 @@ def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch
     assert [hook for hook, _ in heard(tmp_path, "gone")] == ["begin"]
     said = [str(each.message) for each in recwarn if "callbacks" in str(each.message)]
     assert len(said) == 2
-    assert "Watch #2: round: " in said[1]
+    assert "callbacks.1: " in said[1]
+    assert "Watch: round: " in said[1]
     assert "ValueError: broken here; it is told nothing more, and the run goes on" in said[1]
-    # It goes on with more rounds: the line of the last one is written once more, and told nobody again.
+    # It goes on with more rounds: the line of the last one is written, and told, once more.
     execute(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
     told = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
-    assert told == [0, 1, 2, 3, 4]
-    assert heard(tmp_path, "good")[5][1]["first"] == 3
+    assert told == [0, 1, 2, 2, 3, 4]
+    assert heard(tmp_path, "good")[5][1]["first"] == 2
     assert trust.run_settings(tmp_path / "one", False).callbacks == ()  # who looks at a run starts none of them
 
 
@@ -114,8 +115,8 @@ def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch
     ("given", "words"),
     [
         ("track=[tensorbord]", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
-        ("track=[{mlflow: 3}]", r"track\.0\.mlflow: 3 is not allowed; it takes options by their names"),
-        ("track=[{mlflow: {url: x}}]", r"track\.0\.mlflow\.url: unknown key; did you mean 'uri'"),
+        ("track=[{wandb: 3}]", r"track\.0\.wandb: 3 is not allowed; it takes options by their names"),
+        ("track=[{wandb: {projekt: x}}]", r"track\.0\.wandb\.projekt: unknown key; did you mean 'project'"),
         ("track=[wandb]", r"track\.0: wandb needs a package: .*wandb.*; pip install 'fedmpi\[wandb\]'"),
         ("track=tensorboard", "track: 'tensorboard' is not allowed; must be a list"),
         ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; one is a name, or one name with its options"),
@@ -168,11 +169,11 @@ def test_what_wandb_is_told(made, tmp_path, monkeypatch):
     execute(made(2, "track=[{wandb: {project: mine}}]"))
     execute(made(3, "track=[{wandb: {project: mine}}]", "checkpoint.resume=must"))
     calls = [each for each, _, _ in said if each != "Settings"]
-    assert calls == ["init", "log", "log", "finish", "init", "log", "finish"]
+    assert calls == ["init", "log", "log", "finish", "init", "log", "log", "finish"]
     begun = [named for each, _, named in said if each == "init"]
     assert begun[0]["id"] == begun[1]["id"]
     assert {named["project"] for named in begun} == {"mine"}
     assert begun[0]["mode"] == "offline"
     logged = [(given[0], named["step"]) for each, given, named in said if each == "log"]
-    assert [step for _, step in logged] == [1, 2, 3]
+    assert [step for _, step in logged] == [1, 2, 2, 3]
     assert logged[0][0]["accuracy"] == rows(tmp_path, "one")[0]["accuracy"]

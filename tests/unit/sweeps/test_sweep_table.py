@@ -174,7 +174,7 @@ def test_verdicts(asked, theirs, said):
 def test_forms(asked, tmp_path):
     said = []
     for ending in ("md", "tex", "csv", "txt"):
-        table_formats.analyse(asked, None, "best", None, tmp_path / f"t.{ending}", said.append)
+        table_formats.show(asked, None, "best", None, tmp_path / f"t.{ending}", said.append)
     latex = (tmp_path / "t.tex").read_text()
     assert r"B\_2 & 55.00 $\pm$ 2.65 [60.00 $\pm$ 20.00 =]" in latex
     assert latex.count(r"\\") == 3 + 2
@@ -205,10 +205,10 @@ def test_mistakes(asked, tmp_path):
         ("no run has a figure 'acuracy'; did you mean 'accuracy'", ("acuracy", "last", None)),
     ):
         with pytest.raises(UserError, match=words):
-            table_formats.analyse(asked, *given[:2], None, given[2], print)
+            table_formats.show(asked, *given[:2], None, given[2], print)
     other = expand.load(asked.path, ["name=other"])
     with pytest.raises(UserError, match="none of 12 runs is done; fedmpi sweep"):
-        table_formats.analyse(other, None, "last", None, None, print)
+        table_formats.show(other, None, "last", None, None, print)
 
 
 ODD = """\
@@ -244,7 +244,7 @@ def test_odd_names_and_one_seed(tmp_path):
     """No seed at all: no deviation, no difference. Each form holds whatever labels hold; LaTeX compiles."""
     asked = made(tmp_path / "o%d_d.yaml", ODD, lambda labels: of(0.5))
     for ending in ("md", "tex", "csv", "txt"):
-        table_formats.analyse(asked, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
+        table_formats.show(asked, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
     assert "+-" not in table_formats.text(table.collect(asked, None, None))[3]
     latex = (tmp_path / "t.tex").read_text()
     assert r"A\_b \& \textbackslash{}c & 0.500 \\" in latex
@@ -332,7 +332,7 @@ def test_pictures(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(charts, "write", lambda chart, to, title: drawn.append(chart))
     for rows in ("train.lr", None):
         with pytest.warns(UserWarning, match=r"left out of the picture, as seeds are missing: (0.5 B_2|B_2 0.5)$"):
-            table_formats.analyse(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)
+            table_formats.show(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)
     numbers, words = drawn
     assert (numbers.x_label, numbers.y_label, numbers.ticks) == ("lr", "accuracy (%)", ["0.1", "0.5"])
     a, b = numbers.series

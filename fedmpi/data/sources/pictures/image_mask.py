@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
+from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size, probe
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
@@ -65,32 +65,35 @@ def image_mask(
     decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages)
     numbers = MaskValues("image_mask", classes, mask_values)
     naming = Naming(image_pattern, mask_pattern, (*Image.registered_extensions(), ".npy"))
-    columns = Columns(image_column, mask_column, site_column, split_column, group_column)
-    pairs = Pairs("image_mask", root, path, naming, columns, delimiter, sites, site)
+    columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
+    columns |= {"split_column": split_column, "group_column": group_column}
+    samples = pairs("image_mask", root, path, naming, columns, delimiter, sites, site)
 
-    def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
-        images = reading.read([pair.image for pair in its], decoding, [pair.at for pair in its])
-        masks = _masks(its, decoding, numbers)
+    def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
+        images = reading.read([pair.file for pair in own], decoding, [pair.at for pair in own])
+        masks = _masks(own, decoding, numbers)
         stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
         made = ImagePreparation(decoding, stored, stored[0], picture_column=image_column, delimiter=delimiter)
-        x, test_x = (made.normalised(images[np.array(k, dtype=np.int64)]) for k in (train, test))
-        return Dataset(x, masks[list(train)], test_x, masks[list(test)], numbers.many, preparation=made)
+        x, test_x = (made.normalised(images[rows]) for rows in (train, test))
+        return Dataset(x, masks[train], test_x, masks[test], numbers.many, preparation=made)
 
-    return dataset(pairs, pairs.by_site(), read, val, test_fraction)
+    return dataset_of(
+        samples, read, "image_mask", silo=site, val=val, test_fraction=test_fraction, split_column=split_column
+    )
 
 
-def _masks(pairs: Sequence[Pair], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
+def _masks(pairs: Sequence[Sample], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
     """(n, H, W) int64, scaled and cut as the pictures are. Raises UserError for one that its picture does not fit."""
     masks: list[Tensor] = []
     for pair in pairs:
         mask = _read_mask(pair)
-        _, *shape = probe(pair.image, replace(decoding, size=None))
+        _, *shape = probe(pair.file, replace(decoding, size=None))
         check_shapes(pair, shape, mask.shape)
         masks.append(numbers.numbers(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
     return torch.stack(masks)  # of one size, as their pictures are
 
 
-def _read_mask(pair: Pair) -> np.ndarray:
+def _read_mask(pair: Sample) -> np.ndarray:
     """(H, W) the numbers that the mask of a pair holds: of a picture with a palette its indices, of one with several
     channels that are equal one of them. Raises UserError for a file that holds no such numbers."""
     try:

@@ -7,36 +7,42 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.data.augment.colour import SETS as NORMAL
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.fetching.catalogue import MEDMNIST, medmnist_file
-from fedmpi.data.fetching.getting import advice, ready
+from fedmpi.data.fetching.catalogue import MEDMNIST, SETS, medmnist_file
+from fedmpi.data.fetching.getting import ready
+from fedmpi.data.pictures import of_bytes
 from fedmpi.data.sources.arrays import channels_first
-from fedmpi.data.sources.common import find, pictures
+from fedmpi.data.sources.common import find
+from fedmpi.data.sources.pictures.preparation import of_arrays
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 STL10_SIDE = 96  # pixels
-MedMNISTName = Literal[
-    "pathmnist",
-    "chestmnist",
-    "dermamnist",
-    "octmnist",
-    "pneumoniamnist",
-    "retinamnist",
-    "breastmnist",
-    "bloodmnist",
-    "tissuemnist",
-    "organamnist",
-    "organcmnist",
-    "organsmnist",
-]
 Part = tuple[np.ndarray, torch.Tensor]  # images (n, C, H, W) uint8 and labels (n,) int64
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Split: TypeAlias = str
+    MedMNISTName: TypeAlias = str
+else:
+    Split, MedMNISTName = Literal[tuple(EMNIST_CLASSES)], Literal[tuple(MEDMNIST)]
+
+
+def _files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[Path], str]:
+    """Return the files of a set in the order of the catalogue, and what is to be done about a damaged one.
+
+    only: what the names of those that are read hold.
+    """
+    remedy = ready(name, root, download)
+    parts = [part for part in SETS[name].parts if only in part.paths[0]]
+    return [find(root, part.paths, name, remedy) for part in parts], remedy
 
 
 @contextmanager
@@ -56,13 +62,26 @@ def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
         raise ValueError(f"it holds the label {labels[wrong][0]} in row {row}; {low}..{high} is allowed")
 
 
+def pictures(
+    train: Part, test: Part, classes: int, mean: Sequence[float], std: Sequence[float], channels: int
+) -> Dataset:
+    """A data set of pictures, which are normalised when they are read.
+
+    mean, std: of pixels in 0..1, one number or one a channel; channels: to which one grey channel is repeated.
+    """
+    (x, y), (test_x, test_y) = train, test
+    samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
+    return Dataset(samples, y, test_samples, test_y, classes, preparation=of_arrays(x, mean, std, channels))
+
+
 # ---- MNIST and its kin ----
 def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
     """MNIST (LeCun 1998): 60,000 + 10,000 grey 28x28 images of digits, in root/MNIST/raw.
 
     channels 3 repeats the grey channel, for models made for colour. Normalised with mean .1307, deviation .3081.
     """
-    return _mnist("mnist", root, "MNIST/raw", download, channels, 0.1307, 0.3081)
+    train, test = _idx_parts(*_files("mnist", root, download), classes=10)
+    return pictures(train, test, 10, *NORMAL["mnist"], channels)
 
 
 def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
@@ -70,13 +89,8 @@ def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3]
 
     channels 3 repeats the grey channel. Normalised with mean .2860, deviation .3530 (of the training images).
     """
-    return _mnist("fashion_mnist", root, "FashionMNIST/raw", download, channels, 0.2860, 0.3530)
-
-
-def _mnist(name: str, root: Path, folder: str, download: bool, channels: int, mean: float, std: float) -> Dataset:
-    ready(name, root, download)
-    train, test = (_idx_part(name, root, f"{folder}/{part}", 10) for part in ("train", "t10k"))
-    return pictures(train, test, 10, (mean,), (std,), channels)
+    train, test = _idx_parts(*_files("fashion_mnist", root, download), classes=10)
+    return pictures(train, test, 10, *NORMAL["fashion_mnist"], channels)
 
 
 def emnist(root: Path, *, download: bool = False, split: Split = "balanced", channels: Literal[1, 3] = 1) -> Dataset:
@@ -86,27 +100,25 @@ def emnist(root: Path, *, download: bool = False, split: Split = "balanced", cha
     digits (280,000, 10), mnist (70,000, 10). The files hold the images on their side; they are turned upright. letters
     are numbered from 0. channels 3 repeats the grey channel. Normalised as MNIST: mean .1307, deviation .3081.
     """
-    ready("emnist", root, download)
     classes, first = EMNIST_CLASSES[split], 1 if split == "letters" else 0  # a is 1 there
-    stems = (f"EMNIST/raw/emnist-{split}-{part}" for part in ("train", "test"))
-    parts = (_idx_part("emnist", root, stem, classes, first) for stem in stems)
+    parts = _idx_parts(*_files("emnist", root, download, f"emnist-{split}-"), classes, first)
     train, test = ((images.transpose(0, 1, 3, 2), labels) for images, labels in parts)
-    return pictures(train, test, classes, (0.1307,), (0.3081,), channels)
+    return pictures(train, test, classes, *NORMAL["mnist"], channels)
 
 
-def _idx_part(name: str, root: Path, stem: str, classes: int, first: int = 0) -> Part:
-    """Images and labels of the two idx files whose names begin with `stem`; first: the label of class 0."""
-    remedy, arrays = advice(name, root), []
-    for kind, ndim in (("images-idx3", 3), ("labels-idx1", 1)):
-        path = find(root, [f"{stem}-{kind}-ubyte{end}" for end in ("", ".gz")], name, remedy)
-        with _reading(path, remedy):
-            arrays.append(read_idx(path, ndim))
-    images, labels = arrays
-    with _reading(path, remedy):
-        if len(images) != len(labels):
-            raise ValueError(f"it holds {len(labels)} labels of {len(images)} images")
-        _check_labels(labels, first, classes - 1 + first)
-    return images[:, None], torch.from_numpy(labels.astype(np.int64) - first)
+def _idx_parts(files: list[Path], remedy: str, classes: int, first: int = 0) -> list[Part]:
+    """Return the training and the test part of two idx files each, images and labels; first: the label of class 0."""
+    parts = []
+    for images_at, labels_at in (files[:2], files[2:]):
+        with _reading(images_at, remedy):
+            images = read_idx(images_at, 3)
+        with _reading(labels_at, remedy):
+            labels = read_idx(labels_at, 1)
+            if len(images) != len(labels):
+                raise ValueError(f"it holds {len(labels)} labels of {len(images)} images")
+            _check_labels(labels, first, classes - 1 + first)
+        parts.append((images[:, None], torch.from_numpy(labels.astype(np.int64) - first)))
+    return parts
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
@@ -132,8 +144,7 @@ def cifar10(root: Path, *, download: bool = False) -> Dataset:
 
     The files are pickles; they are opened by torchvision, which compares their checksums first, and by nothing else.
     """
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return _cifar("cifar10", 10, root, "cifar-10-batches-py", download, mean, std)
+    return _cifar("cifar10", 10, root, download)
 
 
 def cifar100(root: Path, *, download: bool = False) -> Dataset:
@@ -141,26 +152,23 @@ def cifar100(root: Path, *, download: bool = False) -> Dataset:
 
     The files are pickles; they are opened by torchvision, which compares their checksums first, and by nothing else.
     """
-    mean, std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
-    return _cifar("cifar100", 100, root, "cifar-100-python", download, mean, std)
+    return _cifar("cifar100", 100, root, download)
 
 
-def _cifar(
-    name: str, classes: int, root: Path, folder: str, download: bool, mean: Sequence[float], std: Sequence[float]
-) -> Dataset:
-    """mean, std: of the training images, per channel."""
+def _cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
     from fedmpi.common.torchvision_compat import torchvision
 
-    ready(name, root, download)
+    remedy = ready(name, root, download)
     kind = getattr(torchvision.datasets, name.upper())
     try:
         train, test = (kind(root, train=train) for train in (True, False))
     except (OSError, RuntimeError) as error:
-        wrong = UserError if (root / folder).exists() else MissingDataError
-        reason = f"{root / folder} is missing or its checksums differ (data.root = {root}; {error})"
-        raise wrong(f"{name}: {reason}; {advice(name, root)}") from error
+        folder = root / kind.base_folder
+        wrong = UserError if folder.exists() else MissingDataError
+        reason = f"{folder} is missing or its checksums differ (data.root = {root}; {error})"
+        raise wrong(f"{name}: {reason}; {remedy}") from error
     x, test_x = (part.data.transpose(0, 3, 1, 2) for part in (train, test))
-    return pictures((x, torch.tensor(train.targets)), (test_x, torch.tensor(test.targets)), classes, mean, std, 3)
+    return pictures((x, torch.tensor(train.targets)), (test_x, torch.tensor(test.targets)), classes, *NORMAL[name], 3)
 
 
 def svhn(root: Path, *, download: bool = False) -> Dataset:
@@ -168,23 +176,20 @@ def svhn(root: Path, *, download: bool = False) -> Dataset:
 
     Files train_32x32.mat and test_32x32.mat.
     """
-    ready("svhn", root, download)
-    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)  # of the training images, per channel
-    return pictures(_svhn_part(root, "train"), _svhn_part(root, "test"), 10, mean, std, 3)
-
-
-def _svhn_part(root: Path, part: str) -> Part:
     from scipy import io  # here: importing it sets an environment variable
 
-    file, remedy = f"{part}_32x32.mat", advice("svhn", root)
-    path = find(root, (f"SVHN/{file}", file), "svhn", remedy)
-    with _reading(path, remedy):
-        content = io.loadmat(path, variable_names=("X", "y"))
-        x, y = content["X"], content["y"].astype(np.int64).ravel()
-        if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)):
-            raise ValueError(f"X is {x.dtype} {x.shape} for {len(y)} labels; uint8 (32, 32, 3, n) is needed")
-        _check_labels(y, 1, 10)
-    return x.transpose(3, 2, 0, 1), torch.from_numpy(y % 10)  # 10 is the digit 0
+    files, remedy = _files("svhn", root, download)
+    parts = []
+    for path in files:
+        with _reading(path, remedy):
+            content = io.loadmat(path, variable_names=("X", "y"))
+            x, y = content["X"], content["y"].astype(np.int64).ravel()
+            if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)):
+                raise ValueError(f"X is {x.dtype} {x.shape} for {len(y)} labels; uint8 (32, 32, 3, n) is needed")
+            _check_labels(y, 1, 10)
+        parts.append((x.transpose(3, 2, 0, 1), torch.from_numpy(y % 10)))  # 10 is the digit 0
+    train, test = parts
+    return pictures(train, test, 10, *NORMAL["svhn"], 3)
 
 
 def stl10(root: Path, *, download: bool = False) -> Dataset:
@@ -192,21 +197,19 @@ def stl10(root: Path, *, download: bool = False) -> Dataset:
 
     Normalised with mean .5, deviation .5 (FedUV). Its 100,000 images without labels are not read.
     """
-    ready("stl10", root, download)
-    return pictures(_stl10_part(root, "train"), _stl10_part(root, "test"), 10, (0.5,), (0.5,), 3)
-
-
-def _stl10_part(root: Path, part: str) -> Part:
-    remedy = advice("stl10", root)
-    x_at, y_at = (find(root, (f"stl10_binary/{part}_{kind}.bin",), "stl10", remedy) for kind in "Xy")
-    with _reading(x_at, remedy):
-        x, y = np.fromfile(x_at, np.uint8), np.fromfile(y_at, np.uint8).astype(np.int64)
-        size = 3 * STL10_SIDE**2
-        if len(x) != size * len(y):
-            raise ValueError(f"it holds {len(x):,} bytes for {len(y)} labels; {size:,} an image are needed")
-        _check_labels(y, 1, 10)
-    images = x.reshape(-1, 3, STL10_SIDE, STL10_SIDE).transpose(0, 1, 3, 2)  # they lie column by column
-    return images, torch.from_numpy(y - 1)
+    files, remedy = _files("stl10", root, download)
+    parts = []
+    for x_at, y_at in (files[:2], files[2:]):
+        with _reading(x_at, remedy):
+            x, y = np.fromfile(x_at, np.uint8), np.fromfile(y_at, np.uint8).astype(np.int64)
+            size = 3 * STL10_SIDE**2
+            if len(x) != size * len(y):
+                raise ValueError(f"it holds {len(x):,} bytes for {len(y)} labels; {size:,} an image are needed")
+            _check_labels(y, 1, 10)
+        images = x.reshape(-1, 3, STL10_SIDE, STL10_SIDE).transpose(0, 1, 3, 2)  # they lie column by column
+        parts.append((images, torch.from_numpy(y - 1)))
+    train, test = parts
+    return pictures(train, test, 10, *NORMAL["half"], 3)
 
 
 # ---- MedMNIST ----
@@ -226,12 +229,10 @@ def medmnist(
     out. Normalised with mean .5, deviation .5. chestmnist has 14 labels an image, each there or not (task multi_label);
     retinamnist's five grades are classes.
     """
-    row, listed = MEDMNIST[set], medmnist_file(set, size)
+    row = MEDMNIST[set]
     if channels is not None and channels < row.channels:
         raise UserError(f"medmnist: data.channels=1, but {set} is in colour; leave it out")
-    ready(listed, root, download)
-    remedy = advice(listed, root)
-    at = find(root, (f"medmnist/{listed}.npz", f"{listed}.npz"), f"medmnist {set}", remedy)
+    (at,), remedy = _files(medmnist_file(set, size), root, download)
     labels_an_image = row.classes if set == "chestmnist" else 1
     shape, most = (row.channels, size, size), 1 if labels_an_image > 1 else row.classes - 1
     with _reading(at, remedy), np.load(at, allow_pickle=False) as arrays:
@@ -245,9 +246,8 @@ def medmnist(
                 what = f"images {x.dtype} {x.shape}, labels {labels.shape}"
                 raise ValueError(f"{names[0]}: {what}; {set} has images {shape} with {labels_an_image} labels each")
             _check_labels(labels, 0, most)
-            return x, torch.from_numpy(
-                labels.astype(np.float32) if labels_an_image > 1 else labels[:, 0].astype(np.int64)
-            )
+            y = labels.astype(np.float32) if labels_an_image > 1 else labels[:, 0].astype(np.int64)
+            return x, torch.from_numpy(y)
 
         train, test = part("train", "val") if val == "join" else part("train"), part("test")
-    return pictures(train, test, row.classes, (0.5,), (0.5,), channels or row.channels)
+    return pictures(train, test, row.classes, *NORMAL["half"], channels or row.channels)

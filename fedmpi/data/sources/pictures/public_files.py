@@ -5,48 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import show
+from fedmpi.data.augment.colour import SETS as NORMAL
 from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.fetching.catalogue import COVID_SITES, HAM_FOLDERS, HAM_TABLES, HOME_FOLDERS, PACS, PACS_FOLDERS
-from fedmpi.data.fetching.getting import advice, ready
-from fedmpi.data.sources.common import by_site, find
+from fedmpi.data.fetching.catalogue import SETS
+from fedmpi.data.fetching.getting import ready
+from fedmpi.data.sources.common import chosen_sites, find
+from fedmpi.data.sources.labelled_files import Sample, dataset_of, read_rows, subfolders
+from fedmpi.data.sources.pictures.class_pictures import Fraction, pictures_by_class, read_classes
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
-from fedmpi.data.sources.pictures.image_dataset import (
-    Files,
-    class_folders,
-    dataset_of_files,
-    pictures_by_class,
-    read_rows,
-)
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels in 0..1, per channel
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PACS_SITES = ("art_painting", "cartoon", "photo", "sketch")  # as the catalogue lists them, and those of Office-Home
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")  # as the authors number them
-HOME = {  # site: how copies of the set call its folder
-    "art": ("Art", "art"),
-    "clipart": ("Clipart", "clipart"),
-    "product": ("Product", "product"),
-    "real_world": ("Real World", "Real_World", "RealWorld", "real_world"),
-}
+HOME_SITES = ("art", "clipart", "product", "real_world")
 HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 
-
-def _folder(root: Path, what: str, paths: Sequence[str]) -> Path:
-    """The first of the folders that is there. Raises MissingDataError if none is."""
-    folder = next((root / path for path in paths if (root / path).is_dir()), None)
+def _folder(root: Path, what: str, part: int, remedy: str) -> Path:
+    """The folder of a part of the catalogue, where it lies. Raises MissingDataError if it is not there."""
+    places = [root / path for path in SETS[what].parts[part].paths]
+    folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
-        places = " or ".join(str(root / path) for path in paths)
-        raise MissingDataError(f"{what}: there is no folder {places} (data.root = {root}); {advice(what, root)}")
+        there = " or ".join(map(str, places))
+        raise MissingDataError(f"{what}: there is no folder {there} (data.root = {root}); {remedy}")
     return folder
 
 
@@ -55,14 +44,16 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
 
     val: its 90,000 of `valid` join the training part, or are left out (FedSOL).
     """
-    ready("cinic10", root, download)
-
-    def files(part: str) -> Files:
-        return pictures_by_class(_folder(root, "cinic10", [f"CINIC-10/{part}"]), CINIC_CLASSES, allowed="CINIC-10's")
-
-    train = files("train") + files("valid") if val == "join" else files("train")
-    decoding = DecodeOptions(32, 3, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # of the training pictures
-    return dataset_of_files(train, files("test"), CINIC_CLASSES, decoding)
+    remedy = ready("cinic10", root, download)
+    samples = [
+        sample
+        for k, part in enumerate(("train", "val", "test"))
+        if part != "val" or val == "join"
+        for sample in pictures_by_class(
+            _folder(root, "cinic10", k, remedy), CINIC_CLASSES, allowed="CINIC-10's", part=part
+        )
+    ]
+    return dataset_of(samples, read_classes(CINIC_CLASSES, DecodeOptions(32, 3, *NORMAL["cinic10"])), "cinic10")
 
 
 def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
@@ -71,21 +62,18 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     The test part is its validation part, as in the papers: the labels of `test` were never published. Classes are
     numbered in the order of their WordNet names.
     """
-    ready("tiny_imagenet", root, download)
-    home, remedy = "tiny-imagenet-200", advice("tiny_imagenet", root)
+    remedy = ready("tiny_imagenet", root, download)
+    home = "tiny-imagenet-200"
     names = sorted(find(root, (f"{home}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split())
     notes = find(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
-    paths, labels, rows = [], [], []
+    samples = pictures_by_class(root / home / "train", names, "images", "wnids.txt", "train")
     for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
         file, label, *_ = [*line.split("\t"), ""]  # behind them the box of the object
+        sample = Sample(notes.parent / "images" / file, label, at=f"{notes}, line {k}", part="test")
         if label not in names:
-            needed = f"a file and a class of wnids.txt are needed, found {show(line)}"
-            raise UserError(f"{notes}, line {k}: {needed}; {remedy}")
-        paths.append(notes.parent / "images" / file)
-        labels.append(names.index(label))
-        rows.append(f"{notes}, line {k}")
-    train = pictures_by_class(root / home / "train", names, "images", "wnids.txt")
-    return dataset_of_files(train, Files(paths, labels, rows), names, DecodeOptions(64, 3, MEAN, STD))
+            raise sample.error(f"a file and a class of wnids.txt are needed, found {show(line)}; {remedy}")
+        samples.append(sample)
+    return dataset_of(samples, read_classes(names, DecodeOptions(64, 3, *NORMAL["imagenet"])), "tiny_imagenet")
 
 
 def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -94,13 +82,15 @@ def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction
     Folders SITE/CLASS in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold. test_fraction of each class of
     each site is its test part, the same for every seed. size: each picture is scaled and cut to size x size.
     """
-
-    def read_site(name: str) -> Dataset:
-        folder = _folder(root, "pacs", [f"{home}/{name}" for home in PACS_FOLDERS])
-        files = pictures_by_class(folder, PACS_CLASSES, allowed="PACS's")
-        return dataset_of_files(files, test_fraction, PACS_CLASSES, DecodeOptions(size, 3, MEAN, STD))
-
-    return by_site("pacs", list(PACS), site, read_site)
+    remedy = ready("pacs", root, False)
+    samples = [
+        sample
+        for name in chosen_sites("pacs", PACS_SITES, site)
+        for sample in pictures_by_class(
+            _folder(root, "pacs", PACS_SITES.index(name), remedy), PACS_CLASSES, allowed="PACS's", site=name
+        )
+    ]
+    return _of_domains("pacs", samples, PACS_CLASSES, site, size, test_fraction)
 
 
 def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -111,16 +101,17 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
     each class of each site is its test part, the same for every seed. size: each picture is scaled and cut to size x
     size.
     """
-
-    def read_site(name: str) -> Dataset:
-        folder = _folder(root, "office_home", [f"{home}/{folder}" for home in HOME_FOLDERS for folder in HOME[name]])
-        classes = class_folders(folder)
-        if len(classes) != 65:
-            raise UserError(f"{folder} holds {len(classes)} folders of classes; Office-Home has 65 at each site")
-        files = pictures_by_class(folder, classes)
-        return dataset_of_files(files, test_fraction, classes, DecodeOptions(size, 3, MEAN, STD))
-
-    return by_site("office_home", list(HOME), site, read_site)
+    remedy = ready("office_home", root, False)
+    samples: list[Sample] = []
+    classes: list[str] = []
+    for name in chosen_sites("office_home", HOME_SITES, site):
+        folder = _folder(root, "office_home", HOME_SITES.index(name), remedy)
+        classes = classes or subfolders(folder)
+        if len(subfolders(folder)) != 65:
+            holds = f"{folder} holds {len(subfolders(folder))} folders of classes"
+            raise UserError(f"{holds}; Office-Home has 65 at each site")
+        samples += pictures_by_class(folder, classes, allowed="Office-Home's", site=name)
+    return _of_domains("office_home", samples, classes, site, size, test_fraction)
 
 
 def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -130,29 +121,31 @@ def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_frac
     vidir_molemax, vidir_modern, rosendahl, vienna_dias. test_fraction of each class of each site is its test part, the
     same for every seed; all pictures of a lesion are on one side. size: each picture is scaled and cut to size x size.
     """
-    tables = [f"{folder}/{file}" for folder in HAM_FOLDERS for file in HAM_TABLES]
-    path = find(root, tables, "ham10000", advice("ham10000", root))
-    rows = read_rows(path, ("lesion_id", "image_id", "dx", "dataset"), "\t" if path.suffix == ".tab" else ",")
+    path = find(root, SETS["ham10000"].parts[0].paths, "ham10000", ready("ham10000", root, False))
+    columns = {name: name for name in ("lesion_id", "image_id", "dx", "dataset")}
+    rows = read_rows(path, columns, "\t" if path.suffix == ".tab" else ",")
     pictures = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
-    for row in rows:
+    samples = []
+    for at, values in rows:
         for column, allowed in (("dx", HAM_CLASSES), ("dataset", HAM_SOURCES)):
-            if row.values[column] not in allowed:
-                raise UserError(f"{row.at}: {column} is {row.values[column]!r}; allowed: {', '.join(allowed)}")
-
-    def read_site(name: str) -> Dataset:
-        mine = [row for row in rows if row.values["dataset"] == name]
-        if not mine:
+            if values[column] not in allowed:
+                raise UserError(f"{at}: {column} is {values[column]!r}; allowed: {', '.join(allowed)}")
+        file = pictures.get(values["image_id"], path.parent / f"{values['image_id']}.jpg")
+        samples.append(Sample(file, values["dx"], at=at, site=values["dataset"], group=values["lesion_id"]))
+    own = []
+    for name in chosen_sites("ham10000", HAM_SOURCES, site):
+        of_site = [sample for sample in samples if sample.site == name]
+        if not of_site:
             raise UserError(f"{path} has no row of the source {name}")
-        images = [row.values["image_id"] for row in mine]
-        files = Files(
-            [pictures.get(image, path.parent / f"{image}.jpg") for image in images],
-            [HAM_CLASSES.index(row.values["dx"]) for row in mine],
-            [row.at for row in mine],
-        )
-        lesions = [row.values["lesion_id"] for row in mine]
-        return dataset_of_files(files, test_fraction, HAM_CLASSES, DecodeOptions(size, 3, MEAN, STD), lesions)
+        own += of_site
+    return _of_domains("ham10000", own, HAM_CLASSES, site, size, test_fraction)
 
-    return by_site("ham10000", HAM_SOURCES, site, read_site)
+
+def _of_domains(
+    source: str, samples: Sequence[Sample], classes: Sequence[str], site: str | None, size: int, test_fraction: float
+) -> Dataset:
+    read = read_classes(classes, DecodeOptions(size, 3, *NORMAL["imagenet"]))
+    return dataset_of(samples, read, source, classes=classes, silo=site, test_fraction=test_fraction)
 
 
 def retina(
@@ -170,8 +163,8 @@ def retina(
     split: which of the three ways of dividing the pictures.
     """
     sites = tuple(f"client_{k}" for k in range(1, 6))
-    decoding = DecodeOptions(size, 3, (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484))
-    return _ssl_fl(root, "retina", "Retina", f"5_clients/{split}", sites, site, 2, decoding)
+    decoding = DecodeOptions(size, 3, *NORMAL["retina"])
+    return _ssl_fl(root / "Retina", "retina", f"5_clients/{split}", sites, site, 2, decoding)
 
 
 def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Dataset:
@@ -181,53 +174,46 @@ def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Datase
     train/NAME, test/NAME. Sites: bimcv, cohen, eurorad, gz, ml-workgroup, ricord_c, rsna-0 ... rsna-4, sirm. The test
     part is common to all, in silo mode too. size: each picture is scaled and cut to size x size.
     """
-    decoding = DecodeOptions(size, 3, MEAN, STD)
-    return _ssl_fl(root, "covid_fl", "COVID-FL", "12_clients/split_real", COVID_SITES, site, 3, decoding)
+    lists = [Path(part.paths[0]) for part in SETS["covid_fl"].parts]
+    sites = tuple(file.stem for file in lists if file.parent.name == "split_real")
+    decoding = DecodeOptions(size, 3, *NORMAL["imagenet"])
+    return _ssl_fl(root / "COVID-FL", "covid_fl", "12_clients/split_real", sites, site, 3, decoding)
 
 
 def _ssl_fl(
-    root: Path,
-    what: str,
-    home: str,
-    split: str,
-    sites: tuple[str, ...],
-    site: str | None,
-    classes: int,
-    decoding: DecodeOptions,
+    home: Path, what: str, split: str, sites: tuple[str, ...], site: str | None, classes: int, decoding: DecodeOptions
 ) -> Dataset:
     """A data set in the layout of SSL-FL (Yan 2023): a table of labels, and a list of files for each client."""
-    if site is not None and site not in sites:
-        raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(sites)}")
+    remedy = ready(what, home.parent, False)
 
     def lines(path: str) -> Iterator[tuple[str, list[str]]]:
         """Yield where each line is, and its fields."""
-        file = find(root, (f"{home}/{path}",), what, advice(what, root))
+        file = find(home.parent, (f"{home.name}/{path}",), what, remedy)
         for number, fields in csv_rows(file, remedy="fetch it anew"):
             yield f"{file}, line {number}", [field.strip() for field in fields]
 
-    allowed = {f"{k}{end}": k for k in range(classes) for end in ("", ".0")}  # the authors write 0.0, 1.0
-    labels: dict[str, int] = {}
+    chosen = chosen_sites(what, sites, site)
+    allowed = {f"{k}{end}": str(k) for k in range(classes) for end in ("", ".0")}  # the authors write 0.0, 1.0
+    labels: dict[str, str] = {}
     for at, fields in lines("labels.csv"):
         if len(fields) < 2 or fields[1] not in allowed:
             needed = f"a name and a label 0..{classes - 1} are needed, found {show(','.join(fields))}"
             raise UserError(f"{at}: {needed}")
         labels[fields[0]] = allowed[fields[1]]
 
-    def listed(path: str, part: str) -> Files:
+    def listed(path: str, part: str) -> list[Sample]:
         """The files that a list names, each once, in the order of their first lines."""
-        places: dict[str, str] = {}
-        for at, fields in lines(path):
-            places.setdefault(fields[0], at)
-            if fields[0] not in labels:
-                raise UserError(f"{at}: {fields[0]!r} has no label in labels.csv")
-        paths = [root / home / part / name for name in places]
-        return Files(paths, [labels[name] for name in places], list(places.values()))
+        samples: dict[str, Sample] = {}
+        for at, (name, *_) in lines(path):
+            if name not in labels:
+                raise UserError(f"{at}: {name!r} has no label in labels.csv")
+            samples.setdefault(name, Sample(home / part / name, labels[name], at=at, part=part))
+        return list(samples.values())
 
-    parts = [listed(f"{split}/{name}.csv", "train") for name in (sites if site is None else (site,))]
-    data = dataset_of_files(
-        sum(parts, Files([], [])), listed("test.csv", "test"), [str(k) for k in range(classes)], decoding
-    )
+    parts = [listed(f"{split}/{name}.csv", "train") for name in chosen]
+    samples = [sample for part in (*parts, listed("test.csv", "test")) for sample in part]
+    data = dataset_of(samples, read_classes([str(k) for k in range(classes)], decoding), what)
     if site is not None:
         return data
-    owner = torch.repeat_interleave(torch.tensor([len(part.labels) for part in parts]))
+    owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts]))
     return replace(data, site=owner, site_names=sites)

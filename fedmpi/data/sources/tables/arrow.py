@@ -17,12 +17,8 @@ def _check_pyarrow(path: Path) -> None:
         raise UserError(f"{path} is read by pyarrow, which is not installed; pip install 'fedmpi[parquet]'")
 
 
-def read_parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Read a Parquet file.
-
-    Returns:
-        Its columns as `cells` has them, and the names of those that pandas has written as the index of its table.
-    """
+def read_parquet(path: Path) -> dict[str, np.ndarray]:
+    """Read the columns of a Parquet file, as `cells` has them."""
     _check_pyarrow(path)
     from pyarrow import parquet  # takes half a second to import
 
@@ -30,9 +26,7 @@ def read_parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         table = parquet.read_table(path)
     except Exception as error:  # a decoder of damaged files may raise anything
         raise UserError(f"{path} cannot be read as Parquet: {error}") from error
-    columns = {name: cells(table.column(name)) for name in table.column_names}
-    index = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    return columns, tuple(name for name in index if isinstance(name, str) and name in columns)
+    return {name: cells(table.column(name)) for name in table.column_names}
 
 
 def read_stream(paths: Sequence[Path]) -> Any:

@@ -1,4 +1,4 @@
-"""A table in a file, CSV or Parquet, as columns of cells; every cell knows the line that it came from."""
+"""A table in a file, CSV or Parquet, or in memory, as columns of cells that know their lines; and its targets."""
 
 from __future__ import annotations
 
@@ -6,35 +6,43 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import natural_order, nearest, show
+from fedmpi.common.text import natural_order, nearest, shorten, show
 from fedmpi.data.csv_file import check_is_csv, csv_columns, objects, text_of
+from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.arrow import read_parquet
-from fedmpi.data.sources.tables.numerals import is_number, parsed, spelling, to_python
 
 # Cells without a value, in any case of letters
 GAPS = {"", "?", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "none"}
-BEGINS_A_NUMBER = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.", np.uint8))
-INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)*")  # names that pandas gives to an index
 TRUTH = {"true": "1", "false": "0", "yes": "1", "no": "0", "t": "1", "f": "0", "y": "1", "n": "0"}
+INDEX = re.compile(r"(__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)*)?")  # names that pandas gives to an index
+WHOLE = re.compile(r"[-+]?[0-9]{1,99}")
+DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)")
+AMOUNT = re.compile(r"[-+]?[0-9.][0-9.,']*([eE][-+]?[0-9]+)?")  # a number, with marks between thousands too
+EXCHANGE = str.maketrans({",": ".", ".": ","})
+MANY = 100  # classes beyond which a column of whole numbers may well be amounts
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns by name, each (n,): float64 with NaN for a gap, or text as it stands in the file (`csv_columns`)."""
+    """Columns by name, each (n,): float64 with NaN for a gap, or text as it stands in the file (`csv_columns`).
+
+    named: by column, words that are no gap, such as "none"; missing: by column, or under "" for all, words that are.
+    """
 
     path: Path
     columns: dict[str, np.ndarray]
     places: np.ndarray  # (n,) where each row stands in the file
     unit: str = "line"  # of these places
     decimal: str = "."  # between a number's digits
-    thousands: str | None = None  # between groups of three digits
-    named: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by column: values that are no gap, as "none"
-    index: tuple[str, ...] = ()  # columns that number the rows, as pandas writes them
+    named: Mapping[str, Collection[str]] = field(default_factory=dict)
+    missing: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -49,16 +57,25 @@ class Table:
             raise UserError(f"{self.path} has no column {name!r} (data.{key}); {nearest(name, self.columns)}")
         return self.columns[name]
 
-    def gaps(self, name: str, key: str) -> np.ndarray:
-        """Return (n,) bool, whether a cell of the column has no value."""
-        return find_gaps(self.column(name, key), self.named.get(name, ()))
-
     def keep(self, rows: np.ndarray) -> Table:
         """Return some of the rows, by their numbers in ascending order."""
         if len(rows) == len(self):
             return self
         columns = {name: cells[rows] for name, cells in self.columns.items()}
         return replace(self, columns=columns, places=self.places[rows])
+
+    def gaps(self, name: str, key: str) -> np.ndarray:
+        """Return (n,) bool, whether a cell of the column has no value."""
+        cells = self.column(name, key)
+        named = {*self.named.get(name, ())}
+        missing = {*self.missing.get("", ()), *self.missing.get(name, ())} - named
+        if cells.dtype == np.float64:
+            return np.isnan(cells) | np.isin(cells, [float(word) for word in missing if is_number(word)])
+
+        def is_gap(cell: str) -> bool:
+            return (cell.casefold() in GAPS and cell not in named) or (bool(missing) and self._word(cell) in missing)
+
+        return np.array([is_gap(cell.strip()) for cell in text_of(cells)], dtype=bool)
 
     def numbers(self, name: str, key: str, truth: bool = False) -> np.ndarray:
         """Return a column as (n,) float64, NaN for a gap.
@@ -69,37 +86,44 @@ class Table:
         Raises:
             UserError: the first cell that is no finite number.
         """
-        cells = self.column(name, key)
+        cells, gaps = self.column(name, key), self.gaps(name, key)
         values = np.full(len(cells), np.nan)
         if cells.dtype == np.float64:
-            values = cells.copy()
+            values[~gaps] = cells[~gaps]
         else:
-            there = np.flatnonzero(~find_gaps(cells))
-            written = cells[there]
-            if truth:
-                written = objects([TRUTH.get(cell.strip().casefold(), cell) for cell in text_of(written)])
-            if self.decimal != "." or self.thousands is not None:
-                written = objects([to_python(cell, self.decimal, self.thousands) for cell in text_of(written)])
-            numbers = parsed(written)
-            if numbers is None:
-                odd = next(k for k, cell in enumerate(text_of(written)) if not is_number(cell))
-                self._refuse(name, key, int(there[odd]))
-            values[there] = numbers
+            written = text_of(cells[~gaps]).tolist()
+            plain = [TRUTH.get(cell.strip().casefold(), cell) for cell in written] if truth else written
+            plain = [cell.translate(EXCHANGE) for cell in plain] if self.decimal == "," else plain
+            odd = next((k for k, cell in enumerate(plain) if not is_number(cell)), None)
+            if odd is not None:
+                remedy = "list the column in data.categorical (words become columns of 0 and 1) or in data.drop"
+                if key == "label_column":
+                    remedy = "several label columns, and labels with data.target: number, are numbers"
+                problem = f"column {name!r} holds {show(written[odd])}, which is no number: correct it, or {remedy}"
+                where = self.at(int(np.flatnonzero(~gaps)[odd]))
+                raise UserError(f"{where}: {problem}; data.decimal says how numbers are written")
+            values[~gaps] = list(map(float, plain))
         large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
         if len(large):
             cell = f"{self.at(int(large[0]))}: column {name!r} holds {values[large[0]]:g}"
             raise UserError(f"{cell}; finite numbers are needed (of float32, which ends at 3.4e38)")
         return values
 
+    def parsed(self, names: Sequence[str], key: str) -> Table:
+        """Return the table with these columns as numbers, so that none is read from its text twice."""
+        return replace(self, columns={**self.columns, **{name: self.numbers(name, key) for name in names}})
+
     def words(self, name: str, key: str) -> np.ndarray:
         """Return a column as (n,) text, "" for a gap. Numbers have one spelling: 3, 3.0 and 03 are the same word."""
-        cells = self.column(name, key)
+        cells, gaps = self.column(name, key), self.gaps(name, key)
+        words = np.full(len(cells), "", dtype=object)
         if cells.dtype == np.float64:
-            return np.array(["" if np.isnan(cell) else spelling(float(cell)) for cell in cells], dtype=object)
-        values, inverse = np.unique(cells, return_inverse=True)
-        empty = find_gaps(values, self.named.get(name, ()))
-        words = ["" if gap else self._word(cell) for cell, gap in zip(text_of(values), empty, strict=True)]
-        return np.array(words, dtype=object)[inverse]
+            words[~gaps] = list(map(spelling, cells[~gaps].tolist()))
+        else:
+            texts = text_of(cells[~gaps]).tolist()
+            spelled = {cell: self._word(cell) for cell in {*texts}}
+            words[~gaps] = [spelled[cell] for cell in texts]
+        return words
 
     def owners(self, site_column: str | None) -> tuple[np.ndarray, list[str]]:
         """Return (n,) the number of each row's site, and the sites' names; zeros and none without such a column."""
@@ -110,52 +134,32 @@ class Table:
         number = {name: k for k, name in enumerate(names)}
         return np.array([number.get(word, 0) for word in words], dtype=np.int64), names
 
-    def with_gaps(self, missing: Mapping[str, Sequence[str]]) -> Table:
-        """Return the table with a gap for each value in `missing`, by column or under "" for all, that is not named."""
-        columns = dict(self.columns)
-        for name in missing:
-            if name:
-                self.column(name, "missing_values")
-        for name, cells in self.columns.items():
-            words = {*missing.get("", ()), *missing.get(name, ())} - {*self.named.get(name, ())}
-            if cells.dtype == np.float64:
-                numbers = [float(word) for word in words if is_number(word)]
-                columns[name] = np.where(np.isin(cells, numbers), np.nan, cells)
-            elif words:
-                different = np.unique(cells)
-                coded = different[[self._word(cell) in words for cell in text_of(different)]]
-                columns[name] = np.where(np.isin(cells, coded), "" if cells.dtype == object else b"", cells)
-        return replace(self, columns=columns)
-
     def _word(self, cell: str) -> str:
-        number = to_python(cell, self.decimal, self.thousands)
+        number = cell.translate(EXCHANGE) if self.decimal == "," else cell
         return spelling(number if is_number(number) else cell)
 
-    def _refuse(self, name: str, key: str, row: int) -> NoReturn:
-        """Raise for a cell that is no number."""
-        remedy = "list the column in data.categorical (words become columns of 0 and 1) or in data.drop"
-        if key == "label_column":
-            remedy = "several label columns, and labels with data.target: number, are numbers (data.event_words)"
-        marks = "; data.decimal and data.thousands say how numbers are written"
-        cell = text_of(self.columns[name][[row]])[0]
-        problem = f"column {name!r} holds {show(cell)}, which is no number"
-        raise UserError(f"{self.at(row)}: {problem}: correct it, or {remedy}{marks}")
+
+def is_number(cell: str) -> bool:
+    """Return whether Python reads the cell as a number; 1_0, which it reads as 10, is none."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
 
 
-def find_gaps(cells: np.ndarray, named: Collection[str] = ()) -> np.ndarray:
-    """Return (n,) bool, whether a cell has no value; named: words that are values of this column."""
-    if cells.dtype == np.float64:
-        return np.isnan(cells)
-    gaps = np.zeros(len(cells), dtype=bool)
-    rows = np.arange(len(cells))
-    if cells.dtype != object:  # few cells of a column of numbers have to be looked at
-        first = np.ascontiguousarray(cells).view(np.uint8).reshape(len(cells), -1)[:, 0]
-        rows = np.flatnonzero(~BEGINS_A_NUMBER[first])
-    values, member = np.unique(cells[rows], return_inverse=True)
-    words = [text.strip() for text in text_of(values)]
-    is_gap = np.array([word.casefold() in GAPS and word not in named for word in words], dtype=bool)
-    gaps[rows] = is_gap[member]
-    return gaps
+def spelling(cell: str | int | float) -> str:
+    """Write a cell as a word, a number in one spelling: 3.0 is 3.
+
+    Whole numbers keep all their digits. Text with an exponent, as identifiers may have by chance (1e5, 10e4), is a word
+    like others.
+    """
+    if isinstance(cell, float):
+        return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
+    word = str(cell).strip()
+    if WHOLE.fullmatch(word):
+        return str(int(word))
+    return spelling(float(word)) if DECIMAL.fullmatch(word) else word
 
 
 def ordered(words: Sequence[str] | np.ndarray) -> list[str]:
@@ -163,25 +167,25 @@ def ordered(words: Sequence[str] | np.ndarray) -> list[str]:
     return natural_order({*words} - {""})
 
 
-def read(path: Path, delimiter: str, decimal: str = ".", thousands: str | None = None) -> Table:
+# ---- reading ----
+def read(path: Path, delimiter: str, decimal: str = ".") -> Table:
     """Read the table at `path`; its ending says whether it is Parquet."""
     check_is_csv(path)
     if path.suffix.lower() in (".parquet", ".pq"):
-        columns, index = read_parquet(path)
-        places, unit = np.arange(len(next(iter(columns.values()))) if columns else 0), "row"
+        columns = read_parquet(path)
+        places, unit = np.arange(len(next(iter(columns.values()), ()))), "row"
     else:
         columns, places = csv_columns(path, delimiter, lambda header: _check_header(path, header, delimiter))
-        index, unit = tuple(name for name in columns if not name), "line"
+        unit = "line"
     if not len(places):
         raise UserError(f"{path} holds no row below its header")
-    index += tuple(name for name in columns if INDEX.fullmatch(name) and name not in index)
-    return Table(path, columns, places, unit, decimal, thousands, index=index)
+    return Table(path, columns, places, unit, decimal)
 
 
-def in_memory(rows: Any, decimal: str = ".", thousands: str | None = None) -> Table:
+def in_memory(rows: Any, decimal: str = ".") -> Table:
     """Make a table of a DataFrame, of a mapping of names to columns, or of a list of mappings, one a row.
 
-    decimal, thousands: the marks in numbers that come as text.
+    decimal: the mark in numbers that come as text.
     """
     if isinstance(rows, list):
         if not all(isinstance(row, Mapping) for row in rows):
@@ -193,7 +197,7 @@ def in_memory(rows: Any, decimal: str = ".", thousands: str | None = None) -> Ta
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no column"
         raise UserError(f"rows: columns of one length are needed, and at least one row; found {shown}")
-    return Table(Path("rows"), columns, np.arange(next(iter(lengths.values()))), "row", decimal, thousands)
+    return Table(Path("rows"), columns, np.arange(next(iter(lengths.values()))), "row", decimal)
 
 
 def _cells(values: Any, name: str, decimal: str) -> np.ndarray:
@@ -222,3 +226,60 @@ def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
     if "" in header[1:]:  # the first column without a name is an index of pandas
         place = header.index("", 1) + 1
         raise UserError(f"{path}: column {place} has no name in its first line; name it, or remove it")
+
+
+# ---- targets ----
+@dataclass(frozen=True, eq=False)
+class Target:
+    """y, (n,) class numbers or (n,) or (n, k) numbers; names of the classes, none for numbers."""
+
+    y: Tensor
+    names: tuple[str, ...] = ()
+    outputs: int = 1  # of a model, where there are no classes
+
+    @property
+    def strata(self) -> np.ndarray:
+        """(n,) the class of each row; zeros for numbers."""
+        return self.y.numpy() if self.names else np.zeros(len(self.y), dtype=np.int64)
+
+
+def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None) -> Target:
+    """Return the targets in the column or columns `label`. Gaps, where they are allowed, are NaN beside numbers.
+
+    target: class, number, or auto, which is what the labels look like.
+    """
+    if len(label) > 1 or target == "number" or (target == "auto" and classes is None and gaps_allowed()):
+        if classes is not None or target == "class":
+            raise UserError("table: data.class_names and target: class go with one column, of classes")
+        return _number_targets(rows, label, len(label) if target == "number" else 1)
+    words = rows.words(label[0], "label_column")
+    names = ordered(words) if classes is None else list(map(spelling, classes))
+    if len(set(names)) < len(names):
+        raise UserError(f"table: data.class_names holds a label twice: {', '.join(names)}")
+    if target == "auto" and classes is None:
+        if _are_amounts(words):
+            return _number_targets(rows, label, 1)
+        if len(names) > max(MANY, len(rows) // 10):
+            many = f"{rows.path}: column {label[0]!r} holds {len(names)} labels in {len(rows)} rows"
+            survival = "for the task survival name two columns, data.label_column: [EVENT, TIME]"
+            raise UserError(f"{many}; say data.target: class, or number for a regression; {survival}")
+        if len(names) == 1:
+            one = f"{rows.path}: column {label[0]!r} holds one label alone, {names[0]!r}"
+            raise UserError(f"{one}; two are needed, or those that there are in data.class_names")
+    number = {name: k for k, name in enumerate(names)}
+    odd = next((row for row, word in enumerate(words) if word not in number), None)
+    if odd is not None:
+        problem = f"column {label[0]!r} holds the label {words[odd]!r}, which is none of data.class_names"
+        raise UserError(f"{rows.at(odd)}: {problem}: {shorten(', '.join(names), 200)}")
+    return Target(torch.tensor([number[word] for word in words]), tuple(names))
+
+
+def _number_targets(rows: Table, label: Sequence[str], outputs: int) -> Target:
+    y = np.stack([rows.numbers(name, "label_column", truth=len(label) > 1) for name in label], axis=1)
+    return Target(torch.from_numpy(y[:, 0] if len(label) == 1 else y).float(), outputs=outputs)
+
+
+def _are_amounts(words: np.ndarray) -> bool:
+    """Return whether most words look like numbers, not all of them whole: then a word that is none is a mistake."""
+    numeric = [word for word in words if AMOUNT.fullmatch(word)]
+    return 2 * len(numeric) > len(words) and not all(map(WHOLE.fullmatch, numeric))

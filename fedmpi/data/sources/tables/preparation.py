@@ -16,11 +16,9 @@ from fedmpi.common.text import count, nearest, shorten
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import gaps_allowed
-from fedmpi.data.sources.tables.files import Table, in_memory, read
-from fedmpi.data.sources.tables.targets import targets, with_events
+from fedmpi.data.sources.tables.files import Table, in_memory, read, targets
 
-COLUMNS = 2  # whose numbers are in memory while the moments are computed: all of them take several times their file
-ROWS = 1 << 14  # that are prepared at a time, for the same reason
+COLUMNS = 2  # whose numbers are in memory twice while the moments are computed
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Fit:
     and the moments by which numbers are standardised, None where they are not."""
 
     fill: tuple[float | str | None, ...]
-    moments: Moments | None
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,7 @@ class TablePreparation(Preparation):
     """The columns of a table in the order of the inputs, with the values that fill and standardise them.
 
     sites: by the name of each site, or under "" for all rows alike. zero_is_gap: columns of numbers in which 0 means
-    that nothing was measured. missing_values: words that are gaps, by column, "" for all. event_words: 1 or 0 by the
-    word of the event, where times of survival are learned.
+    that nothing was measured. missing_values: words that are gaps, by column, "" for all.
     """
 
     columns: tuple[Column, ...]
@@ -70,10 +67,8 @@ class TablePreparation(Preparation):
     site_column: str | None = None
     delimiter: str = ","
     decimal: Literal[".", ","] = "."
-    thousands: str | None = None
     zero_is_gap: tuple[str, ...] = ()
     missing_values: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    event_words: dict[str, int] = field(default_factory=dict)
 
     kind: ClassVar[str] = "table"
 
@@ -91,34 +86,25 @@ class TablePreparation(Preparation):
         names = ([c.name] if c.values is None else [f"{c.name}={value}" for value in c.values] for c in self.columns)
         return [name for group in names for name in group]
 
-    def fit_of(self, site: str) -> Fit:
-        """Return what the training rows of a site give."""
-        return self.sites.get(site) or self.sites[""]
+    def inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
+        """Return (n, f) float32 inputs of rows, NaN for a gap that nothing fills in a number not standardised.
 
-    def inputs(self, rows: Table, owner: np.ndarray, which: np.ndarray) -> Tensor:
-        """Return (m, f) float32 inputs of some rows, NaN for a gap that nothing fills in a number not standardised.
-
-        Args:
-            owner: (n,) the place of each row's site in `sites`.
-            which: (m,) the numbers of the rows, in ascending order.
+        owner: (n,) the place of each row's site in `sites`.
         """
-        is_number = np.concatenate([[True] if c.values is None else [False] * len(c.values) for c in self.columns])
-        out = torch.empty(len(which), len(is_number))
-        for begin in range(0, len(which), ROWS):
-            some = which[begin : begin + ROWS]
-            few, sites = rows.keep(some), owner[some]
-            columns = []
-            for at, column in enumerate(self.columns):
-                cells = self.filled_column(at, few, sites)[:, None]
-                columns.append(cells if column.values is None else cells == np.array(column.values, dtype=object))
-            x = np.concatenate(columns, axis=1).astype(np.float64)
-            for k, fit in enumerate(self.sites.values()):
-                moments = fit.moments
-                own = np.ix_(np.flatnonzero(sites == k), is_number)
-                if moments is not None and own[0].size:
-                    x[own] = standardise_columns(x[own], moments.mean, moments.deviation)
-            out[begin : begin + ROWS] = torch.from_numpy(x)
-        return out
+        columns, numeric = [], 0
+        for at, column in enumerate(self.columns):
+            cells = self.filled_column(at, rows, owner)
+            if column.values is None:
+                x = cells[:, None]
+                for k, fit in enumerate(self.sites.values()):
+                    if fit.moments is not None:
+                        mean, deviation = fit.moments.mean[numeric], fit.moments.deviation[numeric]
+                        x[owner == k] = standardise_columns(x[owner == k], [mean], [deviation])
+                numeric += 1
+            else:
+                x = cells[:, None] == np.array(column.values, dtype=object)
+            columns.append(torch.from_numpy(x.astype(np.float32)))
+        return torch.cat(columns, dim=1)
 
     def filled_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
         """Return (n,) the numbers or words of column number `at`, with gaps filled where the site has a value."""
@@ -135,28 +121,24 @@ class TablePreparation(Preparation):
 
     # ---- new rows ----
     def read(self, request: Request) -> NewRows:
-        rows = self._table(request)
+        if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
+            rows = in_memory(request.rows, self.decimal)
+        else:
+            rows = read(file_of(request), self.delimiter, self.decimal)
         lost = next((c.name for c in self.columns if c.name not in rows.columns), None)
         if lost is not None:
             needed = f"column {lost!r}, which the model was trained with"
             raise UserError(f"{rows.path} has no {needed}; {nearest(lost, rows.columns)}")
         for name in request.ids:
             rows.column(name, "--id")
-        rows = self._without_gaps(rows)
-        x = self.inputs(rows, self._owners(rows, request.site), np.arange(len(rows)))
+        named = {c.name: c.values for c in self.columns if c.values is not None}
+        rows = replace(rows, named=named | {self.labels[0]: self.class_names}, missing=self.missing_values)
+        rows = self._without_gaps(rows.parsed([c.name for c in self.columns if c.values is None], "features"))
+        x = self.inputs(rows, self._owners(rows, request.site))
         ids = {rows.unit: rows.places, **{name: text_of(rows.columns[name]) for name in request.ids}}
         column = self.site_column
         sites = rows.words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
         return self._with_targets(NewRows(ids, x, sites=sites, where=rows.at), rows)
-
-    def _table(self, request: Request) -> Table:
-        if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
-            rows = in_memory(request.rows, self.decimal, self.thousands)
-        else:
-            rows = read(file_of(request), self.delimiter, self.decimal, self.thousands)
-        named = {c.name: frozenset(c.values) for c in self.columns if c.values is not None}
-        rows = replace(rows, named=named | {name: frozenset(self.class_names) for name in self.labels[:1]})
-        return rows.with_gaps({k: words for k, words in self.missing_values.items() if not k or k in rows.columns})
 
     def _without_gaps(self, rows: Table) -> Table:
         """The rows that the training would have used, by `data.missing`."""
@@ -182,10 +164,8 @@ class TablePreparation(Preparation):
         if site is not None or len(names) == 1:
             return np.full(len(rows), names.index(site) if site is not None else 0)
         if column is None or column not in rows.columns:
-            needed = (
-                f"{f'a column {column!r}, or ' if column else ''}--site NAME, in Python site=, is needed; {allowed}"
-            )
-            raise UserError(f"{rows.path}: rows are prepared by the training rows of their site: {needed}")
+            needed = f"{f'a column {column!r}, or ' if column else ''}--site NAME, in Python site=, is needed"
+            raise UserError(f"{rows.path}: rows are prepared by the training rows of their site: {needed}; {allowed}")
         words = rows.words(column, "site_column")
         odd = next((row for row, word in enumerate(words) if word not in self.sites), None)
         if odd is not None:
@@ -201,8 +181,6 @@ class TablePreparation(Preparation):
                 gaps = rows.gaps(name, "label_column")
                 if gaps.any():
                     raise UserError(f"{rows.at(int(gaps.argmax()))}: column {name!r} is empty")
-            if self.event_words:
-                rows = with_events(rows, self.labels[0], self.event_words)
             names = self.class_names or None
             return replace(new, y=targets(rows, self.labels, "class" if names else "number", names).y)
         except UserError as error:
@@ -234,21 +212,20 @@ def fit_preparation(
         train: (n,) whether a row is a training row.
         standardise: `site`, `pooled` or `none`.
     """
-    names = list(plain.sites)
-    groups = [(owner == k) & train for k in range(len(names))]
+    groups = {name: (owner == k) & train for k, name in enumerate(plain.sites)}
     fills: list[list[float | str | None]] = []  # by column, by site
     for column in plain.columns:
         cells = _cells(rows, column) if plain.missing == "impute" else None
-        fills.append([None if cells is None else _fill_value(cells[group]) for group in groups])
-    sites = {name: Fit(tuple(by_site[k] for by_site in fills), None) for k, name in enumerate(names)}
-    preparation = replace(plain, sites=sites)
+        fills.append([None if cells is None else _fill_value(cells[group]) for group in groups.values()])
+    sites = {name: Fit(fill) for name, fill in zip(groups, zip(*fills, strict=True), strict=True)}
     if standardise != "none":
-        *by_site, overall = _moments(preparation, rows, owner, [*(groups if standardise == "site" else ()), train])
-        for name, moments in zip(names, by_site or [overall] * len(names), strict=True):
-            sites[name] = replace(sites[name], moments=moments)
-        preparation = replace(plain, sites=sites)
+        filled = replace(plain, sites=sites)
+        parts = list(groups.values()) if standardise == "site" else [train] * len(sites)
+        moments = _moments(filled, rows, owner, parts[:1] if standardise == "pooled" else parts)
+        for k, name in enumerate(sites):
+            sites[name] = replace(sites[name], moments=moments[k % len(moments)])
     alike = len(set(sites.values())) == 1
-    return replace(preparation, sites={"": next(iter(sites.values()))}) if alike else preparation
+    return replace(plain, sites={"": next(iter(sites.values()))} if alike else sites)
 
 
 def _fill_value(cells: np.ndarray) -> float | str | None:

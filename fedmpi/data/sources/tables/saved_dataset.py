@@ -5,46 +5,29 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures, of_bytes
-from fedmpi.data.preparation import NewRows, Preparation, Request, check_sample, file_of
+from fedmpi.data.preparation import Preparation
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
 from fedmpi.data.sources.common import PARTS, gaps_allowed
-from fedmpi.data.sources.named_arrays import Part, join_parts
+from fedmpi.data.sources.named_arrays import ArrayPreparation, Part, join_parts
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
+from fedmpi.data.sources.pictures.preparation import ImagePreparation
 from fedmpi.data.sources.tables import arrow
-from fedmpi.data.sources.tables.files import Table
-from fedmpi.data.sources.tables.targets import targets
+from fedmpi.data.sources.tables.files import Table, targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
-ONLY_PICTURES = {"size": None, "channels": None, "pages": "refuse"}  # options, their defaults
-ONLY_NUMBERS = {"axes": None, "symbols": False}
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of one split or of several. names: of the classes, where the data set has them."""
-
-    x: np.ndarray | list[bytes | Path]  # (n, ...) numbers, or images
-    labels: Table  # columns of labels and of sites
-    names: list[str] | None
-
-    @property
-    def is_pictures(self) -> bool:
-        return isinstance(self.x, list)
 
 
 def saved_dataset(
@@ -84,73 +67,57 @@ def saved_dataset(
     folder = root / path
     columns = [input_column] if isinstance(input_column, str) else input_column
     splits = _splits(folder, val)
-    parts = [_read(folder / name, columns, label_column, site_column) for name in splits]
-    rows = _joined(parts, folder)
-    options: dict[str, object] = {"size": size, "channels": channels, "pages": pages}
-    options |= {"axes": axes, "symbols": symbols}
-    for key, default in (ONLY_NUMBERS if rows.is_pictures else ONLY_PICTURES).items():
-        if options[key] != default:
-            what = f"is for {'numbers' if rows.is_pictures else 'pictures'}, which column {columns[0]!r} does not hold"
-            raise UserError(f"{folder}: data.{key}: {options[key]} {what}; leave it out")
-    decoding, arrays = None, None
-    if isinstance(rows.x, list):
-        channels = channels or reading.channels_of_first(rows.x, _places(rows, columns))
+    read = [_read(folder / name, columns, label_column, site_column) for name in splits]
+    labels = _joined([part for _, part in read], folder)
+    lengths = [len(part) for _, part in read]
+    places = [f"{labels.at(row)}: column {columns[0]!r}" for row in range(len(labels))]
+    names = list(labels.named[label_column]) if label_column in labels.named else None
+    target = targets(labels, [label_column], "auto", names)
+    owner, site_names = labels.owners(site_column)
+
+    preparation: Preparation | None = None
+    if isinstance(read[0][0], list):
+        _refuse(folder, columns[0], "numbers", {"axes": axes, "symbols": symbols or None})
+        files = [file for files, _ in read for file in files]
+        channels = channels or reading.channels_of_first(files, places)
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages)
+        images = reading.read(files, decoding, places)
+        stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+        preparation = ImagePreparation(decoding, stored, stored[0], target.names)
+        x: Any = preparation.normalised(images)
     else:
-        arrays = ArrayOptions(axes, pixel_range, mean, std)
-        arrays = arrays if symbols else with_axes(arrays, rows.x.shape, "x", folder)
-    x = _inputs(rows, columns, symbols, decoding, arrays)
-    target = targets(rows.labels, [label_column], "auto", rows.names)
-    owner, site_names = rows.labels.owners(site_column)
-    is_test = np.repeat([PARTS.get(name.lower()) == "test" for name in splits], [len(part.x) for part in parts])
+        given = {"size": size, "channels": channels, "pages": pages if pages != "refuse" else None}
+        _refuse(folder, columns[0], "pictures", given)
+        if any(each.shape[1:] != read[0][0].shape[1:] for each, _ in read):
+            raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
+        array = np.concatenate([each for each, _ in read])
+        bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
+        if bad.any():
+            where = labels.at(int(bad.argmax()))
+            raise UserError(f"{where}: x holds a value that is not finite, or nothing; fill or drop it")
+        if symbols and array.dtype.kind not in "iu":
+            raise UserError(f"{folder}: x holds {array.dtype}; data.symbols needs whole numbers")
+        if symbols:
+            x = torch.from_numpy(array.astype(np.int64))
+        else:
+            options = with_axes(ArrayOptions(axes, pixel_range, mean, std), array.shape, "x", folder)
+            x = samples(array, options, "x", folder, grey=False)
+            preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, target.names)
+    is_test = torch.from_numpy(np.repeat([PARTS.get(name.lower()) == "test" for name in splits], lengths))
     by_part = {}
-    for prefix, mask in (("", ~is_test), ("test_", is_test)):
-        if mask.any() or not prefix:
-            of_part = torch.from_numpy(mask)
-            site = torch.from_numpy(owner)[of_part] if site_names else None
-            by_part[prefix] = Part(x[of_part], target.y[of_part], site)
-    preparation = SavedPreparation(
-        tuple(columns), label_column, symbols, tuple(x.shape[1:]), decoding, arrays, target.names
-    )
+    for prefix, rows in (("", ~is_test), ("test_", is_test)):
+        if rows.any() or not prefix:
+            by_part[prefix] = Part(x[rows], target.y[rows], torch.from_numpy(owner)[rows] if site_names else None)
     data = join_parts(by_part, folder, len(target.names) or 1, test_fraction, preparation)
     return replace(data, site_names=tuple(site_names))
 
 
-@dataclass(frozen=True)
-class SavedPreparation(Preparation):
-    """The columns of a saved data set that are the inputs, and the options by which they are read.
-
-    sample: the shape of one as a model sees it; decoding: options of images; arrays: options of numbers.
-    """
-
-    columns: tuple[str, ...]
-    label_column: str
-    symbols: bool
-    sample: tuple[int, ...]
-    decoding: DecodeOptions | None
-    arrays: ArrayOptions | None
-    class_names: tuple[str, ...] = ()
-
-    kind: ClassVar[str] = "saved_dataset"
-
-    def read(self, request: Request) -> NewRows:
-        """Read a folder as `Dataset.save_to_disk` writes it, or the split `test` of one with splits."""
-        folder = file_of(request, folder=True)
-        if os.path.isfile(folder / "dataset_dict.json"):
-            folder = folder / "test"
-        y, reason = None, ""
-        try:
-            rows = _read(folder, self.columns, self.label_column, None)
-            kind = "class" if self.class_names else "number"
-            y = targets(rows.labels, [self.label_column], kind, self.class_names or None).y
-        except UserError as error:  # maybe because of the labels
-            rows, reason = _read(folder, self.columns, None, None), str(error)
-        if rows.is_pictures != (self.decoding is not None):
-            needed, given = ("numbers", "pictures") if self.decoding is None else ("pictures", "numbers")
-            raise UserError(f"{folder}: column {self.columns[0]!r} holds {given}; the training had {needed} there")
-        x = _inputs(rows, self.columns, self.symbols, self.decoding, self.arrays)
-        check_sample(x, self.sample, str(folder))
-        return NewRows({"row": rows.labels.places}, x, y, no_targets=reason)
+def _refuse(folder: Path, column: str, kind: str, given: Mapping[str, object]) -> None:
+    """Raise UserError for an option of inputs of another kind than those of the column."""
+    for key, value in given.items():
+        if value is not None:
+            what = f"is for {kind}, which column {column!r} does not hold"
+            raise UserError(f"{folder}: data.{key}: {value} {what}; leave it out")
 
 
 def _splits(folder: Path, val: str) -> list[str]:
@@ -169,7 +136,8 @@ def _splits(folder: Path, val: str) -> list[str]:
     return [*known["train"], *(known["val"] if val == "join" else ()), *known["test"]]
 
 
-def _read(folder: Path, columns: Sequence[str], label_column: str | None, site_column: str | None) -> Rows:
+def _read(folder: Path, columns: Sequence[str], label_column: str, site_column: str | None) -> tuple[Any, Table]:
+    """Return the inputs of one split, (n, ...) numbers or a list of pictures, and its labels and sites."""
     state, info = (_json(folder / file) for file in ("state.json", "dataset_info.json"))
     files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
     missing = [file for file in files if not os.path.isfile(file)]
@@ -181,28 +149,22 @@ def _read(folder: Path, columns: Sequence[str], label_column: str | None, site_c
     for name, key in options.items():
         if name and name not in table.column_names:
             raise UserError(f"{folder} has no column {name!r} (data.{key}); {nearest(name, table.column_names)}")
-    images = arrow.pictures(table.column(columns[0]), columns[0], folder) if len(columns) == 1 else None
-    x: np.ndarray | list[bytes | Path] = _side_by_side(table, columns, folder) if images is None else images
+    x: Any = arrow.pictures(table.column(columns[0]), columns[0], folder) if len(columns) == 1 else None
+    if x is None:
+        arrays = [arrow.array(table.column(name), name, folder) for name in columns]
+        odd = next((name for name, values in zip(columns, arrays, strict=True) if values.ndim > 1), None)
+        if odd is not None and len(columns) > 1:
+            raise UserError(f"{folder}: column {odd!r} holds lists; of several columns each is of numbers")
+        x = arrays[0] if odd is not None else np.stack(arrays, axis=1)
     cells = {name: arrow.cells(table.column(name)) for name in (label_column, site_column) if name}
-    feature = (info.get("features") or {}).get(label_column or "") or {}
-    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     labels = Table(folder, cells, np.arange(len(x)), "row")
+    feature = (info.get("features") or {}).get(label_column) or {}
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     for column in cells:
         gaps = labels.gaps(column, "label")
         if gaps.any() and (column != label_column or names is not None or not gaps_allowed()):
             raise UserError(f"{labels.at(int(gaps.argmax()))}: column {column!r} is empty; drop the row, or fill it")
-    if names is not None and label_column is not None:
-        labels = _with_class_names(labels, label_column, names)
-    return Rows(x, labels, names)
-
-
-def _side_by_side(table: Any, columns: Sequence[str], folder: Path) -> np.ndarray:
-    """(n, columns) of columns of numbers, or (n, ...) of one column of lists."""
-    arrays = [arrow.array(table.column(name), name, folder) for name in columns]
-    odd = next((name for name, values in zip(columns, arrays, strict=True) if values.ndim > 1), None)
-    if odd is not None and len(columns) > 1:
-        raise UserError(f"{folder}: column {odd!r} holds lists; of several columns each is of numbers")
-    return arrays[0] if odd is not None else np.stack(arrays, axis=1)
+    return x, labels if names is None else _with_class_names(labels, label_column, names)
 
 
 def _with_class_names(labels: Table, column: str, names: Sequence[str]) -> Table:
@@ -213,44 +175,13 @@ def _with_class_names(labels: Table, column: str, names: Sequence[str]) -> Table
         cell = f"{labels.at(odd[0])}: column {column!r} holds the label {numbers[odd[0]]:g}"
         raise UserError(f"{cell}; 0..{len(names) - 1} are allowed")
     words = np.array([names[int(k)] for k in numbers], dtype=object)
-    return replace(labels, columns={**labels.columns, column: words}, named={column: frozenset(names)})
+    return replace(labels, columns={**labels.columns, column: words}, named={column: names})
 
 
-def _joined(parts: Sequence[Rows], folder: Path) -> Rows:
-    """Join the rows of all splits, one after the other."""
-    first = parts[0]
-    columns = {name: np.concatenate([part.labels.columns[name] for part in parts]) for name in first.labels.columns}
-    places = np.concatenate([part.labels.places for part in parts])
-    table = Table(folder, columns, places, "row", named=first.labels.named)
-    if isinstance(first.x, list):
-        return Rows([file for part in parts for file in part.x], table, first.names)
-    arrays = [part.x for part in parts if isinstance(part.x, np.ndarray)]
-    if any(x.shape[1:] != arrays[0].shape[1:] for x in arrays):
-        raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
-    return Rows(np.concatenate(arrays), table, first.names)
-
-
-def _places(rows: Rows, columns: Sequence[str]) -> list[str]:
-    return [f"{rows.labels.at(row)}: column {columns[0]!r}" for row in range(len(rows.x))]
-
-
-def _inputs(
-    rows: Rows, columns: Sequence[str], symbols: bool, decoding: DecodeOptions | None, arrays: ArrayOptions | None
-) -> Tensor | Pictures:
-    """The samples of rows, by the options of pictures or those of numbers."""
-    if isinstance(rows.x, list):
-        assert decoding is not None
-        return of_bytes(reading.read(rows.x, decoding, _places(rows, columns)), decoding.mean, decoding.std)
-    assert arrays is not None
-    bad = ~np.isfinite(rows.x).reshape(len(rows.x), -1).all(1)
-    if bad.any():
-        row = rows.labels.at(int(bad.argmax()))
-        raise UserError(f"{row}: x holds a value that is not finite, or nothing; fill or drop it")
-    if symbols and rows.x.dtype.kind not in "iu":
-        raise UserError(f"{rows.labels.path}: x holds {rows.x.dtype}; data.symbols needs whole numbers")
-    if symbols:
-        return torch.from_numpy(rows.x.astype(np.int64))
-    return samples(rows.x, arrays, "x", rows.labels.path, grey=False)
+def _joined(parts: Sequence[Table], folder: Path) -> Table:
+    """Join the labels of all splits, one after the other."""
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return replace(parts[0], path=folder, columns=columns, places=np.concatenate([part.places for part in parts]))
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -27,10 +27,8 @@ from fedmpi.data.sources.common import (
     number_groups,
     warn_of_divided_groups,
 )
-from fedmpi.data.sources.tables.files import Table, ordered, read
-from fedmpi.data.sources.tables.numerals import spelling
+from fedmpi.data.sources.tables.files import INDEX, Table, ordered, read, spelling, targets
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fit_preparation
-from fedmpi.data.sources.tables.targets import Target, targets, with_events
 
 Name = Annotated[str, Field(min_length=1)]
 Value = str | int | float
@@ -51,13 +49,11 @@ def table(
     categorical: list[str] | dict[str, Annotated[list[Value], Field(min_length=1)]] | None = None,
     target: Literal["auto", "class", "number"] = "auto",
     class_names: Annotated[list[Value], Field(min_length=2)] | None = None,
-    event_words: dict[Value, Literal[0, 1]] | None = None,
     missing: Literal["refuse", "impute", "drop"] = "refuse",
     missing_values: Annotated[list[Value], Field(min_length=1)] | dict[str, list[Value]] | None = None,
     standardise: Literal["site", "pooled", "none"] = "site",
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     decimal: Literal[".", ","] = ".",
-    thousands: Literal[",", ".", "'", " "] | None = None,
 ) -> Dataset:
     """A CSV or Parquet file, root/path, whose first line names the columns; a silo is a file of its own.
 
@@ -69,14 +65,12 @@ def table(
     without it all others but those in `drop`, and but the index of a pandas table.
     categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
     target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
-    labels in the order of their numbers, else sorted. event_words: of event and time the words of the event, such as
-    {dead: 1, alive: 0}.
+    labels in the order of their numbers, else sorted.
     missing: a row with a gap is refused, dropped, or filled with the median (words: the most frequent) of its site's
     training part; missing_values: what is a gap, too, such as [-9, unknown], in all columns, or by column.
     standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
     not.
-    delimiter: between a CSV's cells; decimal: between the digits of its numbers; thousands: what separates groups of
-    three of them, as in 27,822.
+    delimiter: between a CSV's cells; decimal: between the digits of its numbers.
 
     In silo mode a site is prepared from its own rows alone: path may hold {site}, which becomes the silo's name, and
     without path the silo's name is the file's.
@@ -86,27 +80,25 @@ def table(
             raise UserError(
                 f"table: data.{key}: {value} needs the rows of all sites, and a silo sees its own alone; leave it out"
             )
-    if thousands == decimal:
-        raise UserError(f"table: data.thousands and data.decimal are both {decimal!r}; they must differ")
     test_fraction = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
     file = find(root, (file_name("table", site, path),), "table", "correct data.root or data.path")
-    rows = read(file, delimiter, decimal, thousands)
+    rows = read(file, delimiter, decimal)
     labels = [label_column] if isinstance(label_column, str) else label_column
     others = {"site_column": site_column, "split_column": split_column, "group_column": group_column}
     keys = dict.fromkeys(labels, "label_column") | {name: key for key, name in others.items() if name}
     features = _features(rows, features, drop or (), keys)
+    if not features:
+        raise UserError(f"{file}: no column is left to learn from; correct data.features or data.drop")
     values = _values(categorical, features)
-    events: dict[str, int] = {spelling(word): event for word, event in (event_words or {}).items()}
     by_column = missing_values if isinstance(missing_values, dict) else {"": missing_values or []}
+    for name in by_column:
+        if name:
+            rows.column(name, "missing_values")
     gap_words = {name: tuple(map(spelling, words)) for name, words in by_column.items() if words}
-
-    known = {name: frozenset(words) for name, words in values.items() if words is not None}
-    rows = replace(rows, named={**known, labels[0]: frozenset(map(spelling, class_names or ()))}).with_gaps(gap_words)
-    if events:
-        if len(labels) != 2 or {*events.values()} != {0, 1}:
-            needed = "two label columns, [EVENT, TIME], and a word with 1 (seen) and one with 0 (censored)"
-            raise UserError(f"table: data.event_words needs {needed}")
-        rows = with_events(rows, labels[0], events)
+    named = {name: words for name, words in values.items() if words is not None}
+    rows = replace(rows, named=named | {labels[0]: list(map(spelling, class_names or ()))}, missing=gap_words)
+    numeric = [name for name in features if name not in values]
+    rows = rows.parsed(numeric, "features")
     gaps_stay = gaps_allowed() and class_names is None and target != "class"
     keys = {name: key for name, key in keys.items() if key != "label_column" or not gaps_stay}
     rows = _without_gaps(rows, dict.fromkeys(features, "features") | keys, missing)
@@ -117,58 +109,65 @@ def table(
     groups = rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
     if split_column is not None:
         train = _trained_on(rows, split_column)
-        check_groups(groups, train, rows.at, f"{group_column}")  # of all sites: a patient of two is one patient
+        check_groups(groups, train, rows.at)  # of all sites: a patient of two is one patient
     else:
         warn_of_divided_groups(groups, [names[k] for k in owner] if names else ())
         train = np.ones(len(rows), dtype=bool)
         for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
-            train[own[holdout(aim.groups[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
+            train[own[holdout(aim.strata[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
     for k, name in enumerate(names):
         if not train[owner == k].any():
             place = rows.at(int(np.argmax(owner == k)))
             raise UserError(f"{place}: site {name!r}, which begins there, has no training row; leave the site out")
-    numbers = ((name, rows.numbers(name, "features")) for name in features if name not in values)
-    warn_of_row_numbers(file, numbers, owner)
+    warn_of_row_numbers(file, ((name, rows.numbers(name, "features")) for name in numeric), owner)
     plain = TablePreparation(
         columns=tuple(_column(rows, name, values, train) for name in features),
-        sites=dict.fromkeys(names or [""], Fit((), None)),
+        sites=dict.fromkeys(names or [""], Fit(())),
         labels=tuple(labels),
         class_names=aim.names,
         missing=missing,
         site_column=site_column,
         delimiter=delimiter,
         decimal=decimal,
-        thousands=thousands,
         missing_values=gap_words,
-        event_words=events,
     )
-    data = _dataset(rows, aim, owner, names, train, plain, standardise)
-    return replace(data, group=number_groups(groups[train])) if group_column else data
+    preparation = fit_preparation(plain, rows, owner, train, standardise)
+    x = preparation.inputs(rows, owner if len(preparation.sites) > 1 else np.zeros_like(owner))
+    first, last = torch.from_numpy(train), torch.from_numpy(~train)
+    site_of = torch.from_numpy(owner) if names else None
+    return Dataset(
+        *(x[first], aim.y[first], x[last], aim.y[last], len(aim.names) or aim.outputs),
+        site=None if site_of is None else site_of[first],
+        test_site=None if site_of is None else site_of[last],
+        site_names=tuple(names),
+        meaning=(*preparation.meaning, "->", *aim.names),
+        group=number_groups(groups[train]) if group_column else None,
+        preparation=preparation,
+    )
 
 
 def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]) -> list[str]:
     """Return the columns to learn from. keys: of the columns that the config names for something else."""
-    for name in drop:
-        rows.column(name, "drop")
-    for name in given or ():
-        rows.column(name, "features")
+    for name, key in {**dict.fromkeys(drop, "drop"), **keys}.items():
+        rows.column(name, key)
     if given is not None:
         labels = [name for name, key in keys.items() if key == "label_column"]
-        odd = next((name for k, name in enumerate(given) if name in [*given[:k], *drop, *labels]), None)
-        if odd is not None:
-            where = "names twice, or in data.drop or data.label_column, too"
-            raise UserError(f"table: {odd!r} is a column that data.features {where}; leave it out of one")
+        for k, name in enumerate(given):
+            rows.column(name, "features")
+            if name in [*given[:k], *drop, *labels]:
+                where = "names twice, or in data.drop or data.label_column, too"
+                raise UserError(f"table: {name!r} is a column that data.features {where}; leave it out of one")
         return given
-    left_out = {*drop, *keys}
-    index = [name for name in rows.index if name not in left_out]
+    names = [name for name in rows.columns if name not in {*drop, *keys}]
+    index = [name for name in names if INDEX.fullmatch(name)]
     if index:
-        which = "the first column, which has no name," if index == [""] else f"column {', '.join(map(repr, index))}"
+        which = ", ".join(map(repr, index))
         warnings.warn(
-            f"{rows.path}: {which} is left out: pandas writes the numbers of the rows there (its index); name it in "
-            "data.features to learn from it",
+            f"{rows.path}: column {which} is left out: pandas writes the numbers of the rows there (its index); name "
+            "it in data.features to learn from it",
             stacklevel=3,
         )
-    return [name for name in rows.columns if name not in left_out and name not in index]
+    return [name for name in names if name not in index]
 
 
 def _values(
@@ -231,35 +230,3 @@ def _trained_on(rows: Table, split_column: str) -> np.ndarray:
     if odd is not None:
         raise UserError(f"{rows.at(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {', '.join(PARTS)}")
     return np.array([PARTS[word] != "test" for word in words], dtype=bool)
-
-
-def _dataset(
-    rows: Table,
-    aim: Target,
-    owner: np.ndarray,
-    names: Sequence[str],
-    train: np.ndarray,
-    plain: TablePreparation,
-    standardise: str,
-) -> Dataset:
-    """Prepare the rows, in the order of the file."""
-    if not plain.columns:
-        raise UserError(f"{rows.path}: no column is left to learn from; correct data.features or data.drop")
-    preparation = fit_preparation(plain, rows, owner, train, standardise)
-    place = owner if len(preparation.sites) > 1 else np.zeros_like(owner)
-    first, last = np.flatnonzero(train), np.flatnonzero(~train)
-    train_x, test_x = (preparation.inputs(rows, place, part) for part in (first, last))
-    for at, column in enumerate(plain.columns) if plain.missing == "impute" and standardise != "none" else ():
-        empty = [name for name in names or [""] if preparation.fit_of(name).fill[at] is None]
-        if empty:
-            has_none = f"column {column.name!r} has no value in any training row {'of' if names else ''}"
-            warnings.warn(f"{rows.path}: {has_none} {', '.join(empty)}; it is a constant there", stacklevel=3)
-    site = torch.from_numpy(owner) if names else None
-    return Dataset(
-        *(train_x, aim.y[first], test_x, aim.y[last], len(aim.names) or aim.outputs),
-        site=None if site is None else site[first],
-        test_site=None if site is None else site[last],
-        site_names=tuple(names),
-        meaning=(*preparation.meaning, "->", *aim.names),
-        preparation=preparation,
-    )

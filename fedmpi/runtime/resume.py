@@ -6,7 +6,6 @@ answers for; the first checkpoint that all find whole is taken, and every refuse
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,16 +21,16 @@ from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.scheduler import Row, pace_of
-from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import RunDirectory
-from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 IDENTITY = "identity.json"
 
 
+# ---- whose directory it is ----
 def open_directory(
     settings: Settings, identity: Mapping[str, str], until_end: ExitStack
 ) -> tuple[RunDirectory, bool, list[str]]:
@@ -42,27 +41,27 @@ def open_directory(
     experiment.
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
-    private, place = settings.output_mode == "private", settings.working_dir / path
+    place = settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
-        until_end.enter_context(lock.hold(place, private))
-        is_run = (place / IDENTITY).is_file()
-        if is_run and settings.checkpoint.every == 0:
-            raise UserError(
-                f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; "
-                "allowed there: 1 or more"
-            )
-        if is_run or how == "auto":  # else a job ended before it had said what it is
-            changes = _accepted(path, identity, settings) if is_run else []
-            return RunDirectory(path, private, settings.working_dir), is_run, changes
+        until_end.enter_context(lock.hold(place))
+        if (place / IDENTITY).is_file():
+            return RunDirectory(path, settings.working_dir), True, _accepted_changes(path, identity, settings)
+        if how == "auto":  # a job ended before it had said what it is
+            return RunDirectory(path, settings.working_dir), False, []
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
-    directory = RunDirectory.create(settings.output, settings.name, private, settings.working_dir)
-    until_end.enter_context(lock.hold(directory.path, private))
+    directory = RunDirectory.create(settings.output, settings.name, settings.working_dir)
+    until_end.enter_context(lock.hold(directory.path))
     return directory, False, []
 
 
-def _accepted(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
+def _accepted_changes(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
     """Say what differs from the start of the run. Raises UserError for changes that are not accepted."""
+    if settings.checkpoint.every == 0:
+        raise UserError(
+            f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; allowed there: 1 "
+            "or more"
+        )
     recorded = json_of(settings.working_dir / path / IDENTITY)
     if recorded is None:
         raise UserError(f"{path / IDENTITY} cannot be read; start a new run under another name")
@@ -105,6 +104,7 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}{why}"
 
 
+# ---- the checkpoint to go on from ----
 def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
     """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none.
 
@@ -112,19 +112,10 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
     rounds are done than are asked for, and where no checkpoint is whole of a run that has finished.
     """
     comm, proposals = fed.comm, _proposals(checkpoints, say) if fed.comm.rank == 0 else iter(())
-    losses, t, harm = fed.scheduler.lost_ranks, 0, "not looked at"
+    losses, harm = fed.scheduler.lost_ranks, "not looked at"
     while harm:
         t, server, memory = next(proposals, (-1, {}, {}))
-        none_left = t < 0 and _has_finished(checkpoints.folder.parent)
-        answers = comm.allgather_bytes(f"{t} {int(none_left)}".encode(), timeout_s)
-        t, would_lose_results = map(int, answers[0].split())
-        if would_lose_results:
-            run_dir = checkpoints.folder.parent
-            raise UserError(
-                f"{run_dir} is a run that has come to its end, and no checkpoint of it is whole: going on would begin "
-                "at round 0 and write over its results. A new run (another name) can begin with its model, "
-                f"init.from={run_dir}, or from the start"
-            )
+        t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
         fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.until(t + 1)).known(t + 1)
         answers = comm.allgather_bytes(_harm(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
         harm = next((answer.decode() for answer in answers if answer), "")
@@ -142,16 +133,13 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
     return t
 
 
-def _has_finished(run_dir: Path) -> bool:
-    """Return whether the run has finished, so that its results could be lost."""
-    reason = (json_of(run_dir / "summary.json") or {}).get("exit_reason")
-    return str(reason).startswith(("finished", "early stopped"))
-
-
 def _proposals(
     checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
-    """Yield (round, server's tensors, rank 0's memory) of checkpoints with a readable server part, newest first."""
+    """Yield (round, server's tensors, rank 0's memory) of checkpoints with a readable server part, newest first.
+
+    Raises UserError where none is left of a run that has finished, whose results would be lost.
+    """
     for path in sorted(checkpoints.folder.glob("[0-9]*.safetensors"), reverse=True):
         try:
             tensors, facts = read_tensors(path)
@@ -159,22 +147,30 @@ def _proposals(
             say(f"{error}; trying the checkpoint before")
             continue
         yield facts["round"], tensors, facts["memory"]
+    run_dir = checkpoints.folder.parent
+    if str((json_of(run_dir / "summary.json") or {}).get("exit_reason")).startswith(("finished", "early stopped")):
+        raise UserError(
+            f"{run_dir} is a run that has come to its end, and no checkpoint of it is whole: going on would begin at "
+            "round 0 and write over its results. A new run (another name) can begin with its model, "
+            f"init.from={run_dir}, or from the start"
+        )
 
 
 def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
     """Say what is wrong with the client rows that this rank checks; "" if nothing is."""
     if not fed.trainer.messages.client_state.size:
         return ""
-    last, gone = fed.scheduler.last_rounds(t), fed.scheduler.lost_ranks.gone(t + 1)
-    for client in sorted(last):
-        if fed.states.owner[client] == fed.comm.rank and client not in gone:
-            try:
-                checkpoints.rows.get(client, last[client])
-            except CorruptFileError as error:
-                return str(error)
+    gone = fed.scheduler.lost_ranks.gone(t + 1)
+    try:
+        for client, last in sorted(fed.scheduler.last_rounds(t).items()):
+            if fed.states.owner[client] == fed.comm.rank and client not in gone:
+                checkpoints.rows.get(client, last)
+    except CorruptFileError as error:
+        return str(error)
     return ""
 
 
+# ---- rows of an earlier run ----
 def earlier_records(settings: Settings, directory: RunDirectory) -> dict[str, list[Row]]:
     """Return rows of rank failures ("losses") and of the placement of clients ("placement") with which a run begins.
 
@@ -182,18 +178,14 @@ def earlier_records(settings: Settings, directory: RunDirectory) -> dict[str, li
     directory.
     """
     faults, placement = settings.faults.replay, settings.cohort.replay
-    own = directory.rows("faults.jsonl") if faults is None else []
     return {
-        "losses": own if faults is None else _rows(settings, faults, "faults.replay", "faults.jsonl", check),
-        "placement": []
-        if placement is None
-        else _rows(settings, placement, "cohort.replay", "placement.jsonl", _check_placement),
+        "losses": _rows_of(settings, faults, "faults.replay", check) if faults else directory.rows("faults.jsonl"),
+        "placement": _rows_of(settings, placement, "cohort.replay", _check_placement) if placement else [],
     }
 
 
-def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[Row], object]) -> list[Row]:
-    """Return the rows of a file that the config names. kind: the file of a run whose form they have; check: raises
-    where a row has another one."""
+def _rows_of(settings: Settings, path: Path, key: str, check: Callable[[Row], object]) -> list[Row]:
+    """Return the rows of a file that the config names by `key`. check: raises where a row has another form."""
     try:
         if not (settings.working_dir / path).exists():
             raise UserError(f"{path} does not exist")
@@ -202,22 +194,10 @@ def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[
             check(row)
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"a row of {path} has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{key}: {why}; the {kind} of a run is needed, or null") from error
+        kind = "faults" if key == "faults.replay" else "placement"
+        raise UserError(f"{key}: {why}; the {kind}.jsonl of a run is needed, or null") from error
     return rows
 
 
 def _check_placement(row: Row) -> None:
     pace_of(row), int(row["round"])
-
-
-def placement_of_these_ranks(rows: list[Row], fed: Federation, experiment: Experiment) -> list[Row]:
-    """Return a placement if it is one of these ranks, else [].
-
-    On other ranks it means nothing, and only clients that are trained together have other bits there.
-    """
-    same = all(set(map(int, row["pace"])) == set(fed.scheduler.ranks) for row in rows)
-    if not same and experiment.pack > 1 and fed.comm.rank == 0:
-        ranks = ", ".join(rows[0]["pace"])
-        message = f"cohort.replay: those clients were trained by ranks {ranks}, others have other bits (compute.pack)"
-        warnings.warn(message, stacklevel=2)
-    return rows if same else []

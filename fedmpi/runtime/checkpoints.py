@@ -16,7 +16,7 @@ ranks wait for their disks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ Key = tuple[int, int]  # client, the round that made its row
 class Rows:
     """The state rows of a run's clients on disk, the engine's StateStore. With silos each site has a folder."""
 
-    def __init__(self, folder: Path, sites: Sequence[str] | None = None, private: bool = False) -> None:
-        self.folder, self.sites, self.private = folder, sites, private
+    def __init__(self, folder: Path, sites: Sequence[str] | None = None) -> None:
+        self.folder, self.sites = folder, sites
         self.waiting: dict[Key, Tensor] = {}  # copied, not written yet
         self.written: set[Key] = set()  # by this rank, and not removed
 
@@ -44,9 +44,8 @@ class Rows:
 
     def put(self, client: int, t: int, row: Tensor) -> None:
         path = self.path(client, t)
-        if not path.parent.exists():
-            path.parent.mkdir(0o700 if self.private else 0o777, parents=True, exist_ok=True)
-        write(path, serialize_tensors({"row": row}, {"client": client, "round": t}), self.private)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, serialize_tensors({"row": row}, {"client": client, "round": t}))
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
@@ -54,11 +53,10 @@ class Rows:
         waiting = self.waiting.get((client, t))
         if waiting is not None:
             return waiting.clone()
-        tensors, facts = read_tensors(self.path(client, t))
+        path = self.path(client, t)
+        tensors, facts = read_tensors(path)
         if facts != {"client": client, "round": t}:
-            raise CorruptFileError(
-                f"{self.path(client, t)} holds client {facts['client']} after round {facts['round']}"
-            )
+            raise CorruptFileError(f"{path} holds client {facts['client']} after round {facts['round']}")
         return tensors["row"]
 
     def whole(self, client: int, t: int) -> bool:
@@ -81,18 +79,13 @@ class Rows:
         names = (path.name.split(".") for path in self.folder.rglob("[0-9]*.*.safetensors"))
         return [(int(client), int(t)) for client, t, _ in names]
 
-    def cut_short(self, mine: Callable[[int], bool]) -> list[Path]:
-        """Return temporary files that killed writes have left, of the clients for which `mine` is true."""
-        return [path for path in self.folder.rglob(".*.tmp") if mine(int(path.name[1:].split(".")[0]))]
-
 
 class Checkpoints:
     """One rank's part of the checkpoints of a run. `save` is what the engine calls after a round."""
 
     def __init__(self, folder: Path, rows: Rows, every: int, keep: int) -> None:
         self.folder, self.rows, self.every, self.keep = folder, rows, every, keep
-        self.kept: list[int] = []  # rounds, ascending
-        self.needed: dict[int, dict[int, int]] = {}  # kept round -> client -> the round that made its row
+        self.needed: dict[int, dict[int, int]] = {}  # round of a checkpoint -> client -> the round that made its row
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
@@ -107,7 +100,7 @@ class Checkpoints:
         if not ((t + 1) % self.every == 0 or last):
             return
         self.wait()
-        if t in self.kept:
+        if t in self.needed:
             return
         if fed.trainer.messages.client_state.size:
             self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.take_unsaved_rows().items()}
@@ -120,37 +113,38 @@ class Checkpoints:
 
     def begin_after(self, t: int, fed: Federation) -> None:
         """Remove all files that a run does not need which goes on after the checkpoint of round t (-1: starts anew)."""
-        self.kept, self.needed = ([t], {t: dict(fed.states.trained)}) if t >= 0 else ([], {})
-        owner, rank = fed.states.owner, fed.comm.rank
-        if fed.comm.rank == 0:
+        trained, owner, rank = fed.states.trained, fed.states.owner, fed.comm.rank
+        self.needed = {t: dict(trained)} if t >= 0 else {}
+        if rank == 0:
             for path in self.folder.glob("*.safetensors*"):  # .NAME.PID.tmp too
                 if path != self.path(t):
                     path.unlink()
-        for path in self.rows.cut_short(lambda client: owner[client] == rank):
-            path.unlink()
+        for path in self.rows.folder.rglob(".*.tmp"):  # that a killed write has left
+            if owner[int(path.name[1:].split(".")[0])] == rank:
+                path.unlink()
         written = {(client, label) for client, label in self.rows.found() if owner[client] == rank}
-        self.rows.written = written & fed.states.trained.items()
+        self.rows.written = written & trained.items()
         for client, label in written - self.rows.written:
             self.rows.remove(client, label)
 
     def wait(self) -> None:
         """Wait until all that was copied is on disk."""
-        if self._written is not None:
-            written, self._written = self._written, None
-            try:
-                written.result()
-            except OSError as error:
-                raise UserError(
-                    f"checkpoint: cannot write {error.filename or self.folder}: {error.strerror or error}; the ones "
-                    "before are whole. Free some space, or choose another output, then go on with `fedmpi resume`"
-                ) from error
+        if self._written is None:
+            return
+        written, self._written = self._written, None
+        try:
+            written.result()
+        except OSError as error:
+            raise UserError(
+                f"checkpoint: cannot write {error.filename or self.folder}: {error.strerror or error}; the ones "
+                "before are whole. Free some space, or choose another output, then go on with `fedmpi resume`"
+            ) from error
 
     def _write(self, t: int, server: tuple[Mapping[str, Tensor], str] | None, trained: Mapping[int, int]) -> None:
         """Write what is new of the checkpoint of round t (in the writer's thread). server: rank 0's tensors and memory;
         trained: client -> the round that made its row."""
         # What no checkpoint needs goes first, so that the disk never holds more than keep + 1 of them.
-        gone, self.kept = self.kept[: -self.keep], self.kept[-self.keep :]
-        for old in gone:
+        for old in sorted(self.needed)[: -self.keep]:
             del self.needed[old]
             if server is not None:
                 self.path(old).unlink(missing_ok=True)
@@ -165,7 +159,5 @@ class Checkpoints:
             tensors, memory = server
             for path in self.folder.parent.glob("*.jsonl"):  # rounds before t, which no resume tells again
                 sync(path)
-            content = serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)})
-            write(self.path(t), content, self.rows.private)
-        self.kept.append(t)
+            write(self.path(t), serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)}))
         self.needed[t] = dict(trained)

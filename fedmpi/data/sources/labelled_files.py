@@ -1,0 +1,353 @@
+"""Files with a class or a mask each: which there are, at which site, in which part, and the data set of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.text import natural_order, nearest, shorten
+from fedmpi.data.csv_file import csv_table
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.common import (
+    PARTS,
+    check_groups,
+    checked_fraction,
+    find,
+    holdout,
+    ignored_target,
+    joined,
+    number_groups,
+    warn_of_divided_groups,
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A file with the name of its class, or with its mask.
+
+    at: the row that names it ("a.csv, line 7"), "" if none does; site: "" where all are of one; part: train, val, test,
+    or "" where nothing says it; group: whose files stay together, such as a patient's.
+    """
+
+    file: Path
+    label: str = ""
+    mask: Path = Path()
+    at: str = ""
+    site: str = ""
+    part: str = ""
+    group: str = ""
+
+    def error(self, text: str) -> UserError:
+        return UserError(f"{self.at}: {text}" if self.at else text)
+
+
+Read = Callable[[Sequence[Sample], np.ndarray, np.ndarray], Dataset]
+
+
+def dataset_of(
+    samples: Sequence[Sample],
+    read: Read,
+    source: str,
+    *,
+    classes: Sequence[str] = (),
+    silo: str | None = None,
+    val: str = "join",
+    test_fraction: float | None = None,
+    split_column: str | None = None,
+) -> Dataset:
+    """The data set of all samples, site after site in the order of their first ones.
+
+    Args:
+        read: (samples of a site, places of the training part, of the test part) -> its data.
+        classes: the names in the order of their numbers; of samples with masks ().
+        silo: the site whose samples they are, in silo mode.
+        val: whether the validation part joins the training part or is left out.
+        test_fraction: of each class of each site, where nothing says the test part; the same for every seed.
+        split_column: what says the part of each sample in a CSV file.
+    """
+    groups = [sample.group for sample in samples if sample.group]
+    # Of all sites at once: a patient of two of them is one patient.
+    check_groups(groups, [sample.part != "test" for sample in samples], lambda k: samples[k].at)
+    if not split_column:
+        warn_of_divided_groups(groups, [sample.site for sample in samples])
+    by_site: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_site.setdefault(sample.site, []).append(sample)
+    number, sites = {name: k for k, name in enumerate(classes)}, {}
+    for site, own in by_site.items():
+        own = [sample for sample in own if val == "join" or sample.part != "val"]
+        labels = np.array([number.get(sample.label, 0) for sample in own], dtype=np.int64)
+        train, test = _divided(own, labels, split_column, test_fraction)
+        if not len(train):
+            whose = f"{source}: no sample{f' of {site}' if site else ''}"
+            raise UserError(f"{whose} is of the training part; correct data.path or the parts")
+        own_groups = [own[k].group for k in train if own[k].group]
+        sites[site] = replace(read(own, train, test), group=number_groups(own_groups))
+    (first, data), *others = sites.items()
+    for site, part in others:
+        if part.input_shape != data.input_shape:
+            sizes = " and ".join(" x ".join(map(str, each.train_x.shape[2:])) for each in (data, part))
+            raise UserError(f"{source}: {first} and {site} have images of {sizes}; give data.size")
+    return data if silo is not None or "" in sites else joined(list(sites.values()), list(sites))
+
+
+def _divided(
+    own: Sequence[Sample], labels: np.ndarray, split_column: str | None, test_fraction: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the training part and of the test part."""
+    is_test = np.array([sample.part == "test" for sample in own], dtype=bool)
+    if split_column or is_test.any():
+        checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "the folder test")
+        return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    fraction, groups = checked_fraction(test_fraction), [sample.group for sample in own if sample.group]
+    return holdout(labels, fraction, groups) if own else (labels, labels)
+
+
+# ---- CSV files ----
+class Row(NamedTuple):
+    at: str  # "a.csv, line 7"
+    values: dict[str, str]  # by the keys of `read_rows`; none is empty
+
+
+def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> list[Row]:
+    """Rows of `path` with the values of columns, spaces around them left out.
+
+    columns: the name of each by the key under which the config names it, for messages.
+    Raises UserError, with the line, for a file that cannot be read, a column that is not there, a gap in one.
+    """
+
+    def check_header(header: Sequence[str]) -> None:
+        for key, name in columns.items():
+            if header.count(name) > 1:
+                raise UserError(f"{path} has the column {name!r} twice; rename one")
+            if name not in header:
+                one_cell = "; is data.delimiter another one?" if len(header) == 1 else ""
+                raise UserError(f"{path} has no column {name!r} (data.{key}){one_cell}; {nearest(name, header)}")
+
+    header, lines = csv_table(path, delimiter, check_header)
+    places = {key: header.index(name) for key, name in columns.items()}
+    rows = []
+    for number, line in lines:
+        at = f"{path}, line {number}"
+        values = {key: line[place].strip() for key, place in places.items()}
+        gap = next((columns[key] for key, value in values.items() if not value), None)
+        if gap is not None:
+            raise UserError(f"{at}: the column {gap!r} is empty; fill it, or leave the row out")
+        rows.append(Row(at, values))
+    if not rows:
+        raise UserError(f"{path} holds no row below its header")
+    return rows
+
+
+def files_in_table(
+    source: str, root: Path, path: str, folder: str, columns: Mapping[str, str | None], delimiter: str, silo: str | None
+) -> list[Sample]:
+    """The samples that the CSV file root/path names, those of each site together, of a silo those alone.
+
+    columns: key of the config -> name; the first is that of the files, relative to root/folder, then label_column or
+    mask_column, site_column, split_column, group_column.
+    """
+    if silo is not None and not columns["site_column"]:
+        raise UserError(f"{source}: data.site_column is missing; silos need it")
+    at = find(root, (path,), source, "correct data.root or data.path")
+    (file_key, _), *_ = columns.items()
+    samples: dict[Path, Sample] = {}
+    for row in read_rows(at, {key: name for key, name in columns.items() if name}, delimiter):
+        part = row.values.get("split_column", "")
+        if part and part.lower() not in PARTS:
+            raise UserError(f"{row.at}: {columns['split_column']} is {part!r}; allowed: {', '.join(PARTS)}")
+        file, mask = (
+            Path(row.values.get(key, "").replace("\\", "/")) for key in (file_key, "mask_column")
+        )  # \ as Windows writes names
+        sample = Sample(
+            root / folder / file,
+            row.values.get("label_column", ""),
+            root / folder / mask,
+            row.at,
+            row.values.get("site_column", ""),
+            PARTS.get(part.lower(), ""),
+            row.values.get("group_column", ""),
+        )
+        if file in samples:
+            raise sample.error(f"the picture {file} is that of {samples[file].at}, too; leave one of them out")
+        samples[file] = sample
+    place = {site: k for k, site in enumerate(natural_order(sample.site for sample in samples.values()))}
+    if silo is not None and silo not in place:
+        raise UserError(f"{at}: no row is of the site {silo!r}; it has {', '.join(place)}")
+    own = [sample for sample in samples.values() if silo in (None, sample.site)]
+    return sorted(own, key=lambda sample: place[sample.site])
+
+
+# ---- folders ----
+def subfolders(folder: Path) -> list[str]:
+    """Names of the subfolders in natural order, without hidden ones (.ipynb_checkpoints) and macOS's __MACOSX."""
+    try:
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}; correct its permissions") from error
+    return natural_order(name for name in names if not name.startswith((".", "__MACOSX")))
+
+
+def part_folders(home: Path) -> list[tuple[str, Path]]:
+    """Return the folders of parts in `home`, (train, val or test, folder) each; ("", home) where there is none."""
+    folders = [(PARTS[name.lower()], home / name) for name in subfolders(home) if name.lower() in PARTS]
+    return folders or [("", home)]
+
+
+def site_folders(source: str, root: Path, path: str, sites: bool, silo: str | None) -> dict[str, Path]:
+    """Return the folder of each site by its name, of a silo that alone; under "" root/path, without `sites`."""
+    home = root / path
+    if not os.path.isdir(home):
+        missing = f"there is no folder {home} (data.root = {root})"
+        raise MissingDataError(f"{source}: {missing}; correct data.root or data.path")
+    names = subfolders(home) if sites or silo is not None else []
+    if silo is not None:
+        if not os.path.isdir(home / silo):
+            there = ", ".join(names) or "no folder"
+            raise MissingDataError(f"{source}: there is no folder {home / silo} (data.silos); {home} has {there}")
+        return {silo: home / silo}
+    if not sites:
+        return {"": home}
+    if not names or any(name.lower() in PARTS for name in names):
+        problem = f"{home} holds {'parts' if names else 'no folder'}, and each folder is a site"
+        raise UserError(f"{source}: {problem}; say data.sites: false, or correct data.path")
+    return {name: home / name for name in names}
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How files are named below the folder of a site. image, mask: patterns with one *, which stands for the name that
+    the two have in common; endings: where a pattern has no ending of its own, those that are understood."""
+
+    image: str
+    mask: str
+    endings: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for key, pattern in (("image_pattern", self.image), ("mask_pattern", self.mask)):
+            if pattern.count("*") != 1 or pattern.startswith("/") or self.image == self.mask:
+                needed = "a path below the site's folder with one *, which stands for the name that images and masks"
+                raise UserError(f"data.{key}: {pattern!r}; {needed} have in common, is needed, another one for each")
+
+    def samples(self, home: Path, site: str) -> list[Sample]:
+        """The pairs in the folder of a site, or in its folders train, val and test."""
+        folders = part_folders(home)
+        folders = folders if any(part == "train" for part, _ in folders) else [("", home)]
+        samples = [pair for part, folder in folders for pair in self._pairs(folder, part, site)]
+        if not samples:
+            patterns = f"{self.image} (data.image_pattern) and {self.mask} (data.mask_pattern)"
+            raise UserError(f"{home} holds no file {patterns}; correct data.path or the patterns")
+        return samples
+
+    def _pairs(self, folder: Path, part: str, site: str) -> list[Sample]:
+        """The pairs in a folder in the natural order of their names. Raises UserError for an image or mask alone."""
+        masks = self._files(folder, self.mask)
+        images = self._files(folder, self.image, but=masks.values())
+        for name in natural_order({*images} ^ {*masks}):
+            has = f"{images[name]} has no mask" if name in images else f"{masks[name]} has no image"
+            wanted = folder / (self.mask if name in images else self.image).replace("*", name)
+            raise UserError(f"{has} {wanted}; add it, or remove the other one")
+        return [Sample(images[name], mask=masks[name], part=part, site=site) for name in natural_order(images)]
+
+    def _files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
+        """name -> file, of those that a pattern names and that are not in `but`."""
+        any_ending = bool(self.endings) and Path(pattern.replace("*", "x")).suffix.lower() not in self.endings
+        first, last = pattern.split("*")
+        files: dict[str, Path] = {}
+        for file in sorted(folder.glob(f"{pattern}.*" if any_ending else pattern)):
+            is_other = any_ending and file.suffix.lower() not in self.endings
+            if file.name.startswith(".") or not file.is_file() or file in but or is_other:
+                continue
+            path = file.relative_to(folder).as_posix()
+            path = path[: -len(file.suffix)] if any_ending else path
+            name = path[len(first) : len(path) - len(last)]
+            if name in files:
+                raise UserError(f"{files[name]} and {file} have the same name; leave one of them out")
+            files[name] = file
+        return files
+
+
+def pairs(
+    source: str,
+    root: Path,
+    path: str,
+    naming: Naming,
+    columns: Mapping[str, str | None],
+    delimiter: str,
+    sites: bool,
+    silo: str | None,
+) -> list[Sample]:
+    """The images and masks in the folder root/path, or those that the CSV file of that name lists."""
+    if Path(path).suffix.lower() in (".csv", ".tsv", ".txt"):
+        return files_in_table(source, root, path, ".", columns, delimiter, silo)
+    extra = next((key for key in ("site_column", "split_column", "group_column") if columns[key]), None)
+    if extra:
+        raise UserError(f"{source}: data.{extra} is a column of a CSV file, and data.path names a folder")
+    homes = site_folders(source, root, path, sites, silo)
+    return [sample for site, home in homes.items() for sample in naming.samples(home, site)]
+
+
+# ---- masks ----
+@dataclass(frozen=True)
+class MaskValues:
+    """From the numbers in masks to class numbers.
+
+    classes: how many, whose numbers the masks hold; or values: the number of class 0, 1, ... in the masks. One of the
+    two is needed.
+    """
+
+    source: str
+    classes: int | None
+    values: Sequence[int] | None
+
+    def __post_init__(self) -> None:
+        values, ignore = self.values, ignored_target()
+        if values is None:
+            return
+        if len(set(values)) < len(values) or self.classes not in (None, len(values)):
+            problem = f"data.mask_values is {list(values)} and data.classes {self.classes}"
+            raise UserError(f"{self.source}: {problem}; one number a class is needed, each once")
+        if isinstance(ignore, int) and (ignore in values or 0 <= ignore < len(values)):
+            problem = f"task.ignore is {ignore}, which is a class of data.mask_values, or its number"
+            raise UserError(f"{self.source}: {problem}; ignore another number")
+
+    @property
+    def many(self) -> int:
+        return len(self.allowed)
+
+    @property
+    def allowed(self) -> Sequence[int]:
+        return range(self.classes or 0) if self.values is None else self.values
+
+    def numbers(self, mask: np.ndarray, pair: Sample) -> Tensor:
+        """int64, of the same shape; task.ignore stays what it is. Raises UserError for a number that is no class."""
+        numbers = mask.astype(np.int64)
+        if not np.array_equal(numbers, mask):
+            raise pair.error(f"{pair.mask} holds numbers that are not whole; a mask holds the number of a class")
+        unknown = {*np.unique(numbers).tolist()} - {*self.allowed, ignored_target()}
+        if unknown:
+            holds = f"{pair.mask} holds {shorten(', '.join(map(str, sorted(unknown))))}"
+            only = f"{shorten(', '.join(map(str, self.allowed)) or 'none')} are allowed"
+            keys = "data.classes says how many classes there are, or data.mask_values the number of each in the masks"
+            raise pair.error(f"{self.source}: {holds}; {only}: {keys}; task.ignore names a number that does not count")
+        if self.values is None:
+            return torch.from_numpy(numbers)
+        out = numbers.copy()
+        for number, value in enumerate(self.values):
+            out[numbers == value] = number
+        return torch.from_numpy(out)
+
+
+def check_shapes(pair: Sample, image: Sequence[int], mask: Sequence[int]) -> None:
+    """Raise UserError unless an image and its mask have the same size."""
+    if tuple(image) != tuple(mask):
+        sizes = " and ".join(" x ".join(map(str, shape)) for shape in (image, mask))
+        raise pair.error(f"{pair.file} and its mask {pair.mask} are of different sizes, {sizes}")

@@ -1,0 +1,127 @@
+"""Linear layers with ReLUs between them, trained by plain SGD for n clients at once, without autograd.
+
+    z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  W_i -= lr g_{i+1}' z_i,  b_i -= lr sum_b g_{i+1},  g_i = g_{i+1} W_i
+All clients start at the same weights W0. A wide layer of clients that see few samples keeps its weights as factors,
+    W = W0 + A' B        A (K, o), B (K, i): a row for each sample seen, -lr g and z
+which is what plain SGD computes. It is faster while K (o + i) is less than o i: W0 is one product for all clients, and
+no client's weights are formed before the differences are written to the uploads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from fedmpi.flat.layout import Segment
+from fedmpi.flat.model import FlatModel
+
+Members = slice | Tensor  # clients by their places
+
+
+def has_factors(shape: Sequence[int], samples: int) -> bool:
+    """Return whether factors take at most half of the operations of whole weights (o, i)."""
+    return len(shape) == 2 and 2 * samples * sum(shape) <= shape[0] * shape[1]
+
+
+class Dense:
+    """A tensor of each client, written down: weights (n, o, i), or biases (n, o)."""
+
+    def __init__(self, segment: Segment, w0: Tensor, clients: int) -> None:
+        self.segment, self.w0 = segment, segment.view(w0)
+        self.w = self.w0.expand(clients, *segment.shape).clone()
+
+    def forward(self, members: Members, x: Tensor) -> Tensor:
+        return torch.bmm(x, self.w[members].mT)
+
+    def backward(self, members: Members, g: Tensor) -> Tensor:
+        return torch.bmm(g, self.w[members])
+
+    def step(self, members: Members, g: Tensor, x: Tensor, lr: float) -> None:
+        w = self.w[members]  # a view of neighbours, else a copy
+        w.baddbmm_(g.mT, x, alpha=-lr)
+        if isinstance(members, Tensor):
+            self.w[members] = w
+
+    def differences(self, rows: Tensor) -> None:
+        """Write w - w0 into the tensor's columns of rows (n, d)."""
+        torch.sub(self.w.flatten(1), self.w0.flatten(), out=rows[:, self.segment.start : self.segment.stop])
+
+
+class Factored:
+    """Weights of each client as factors; `used` rows of them so far, zero for clients that were not in a step."""
+
+    def __init__(self, segment: Segment, w0: Tensor, clients: int, samples: int) -> None:
+        self.segment, self.w0, self.used = segment, segment.view(w0), 0
+        self.a, self.b = (w0.new_zeros(clients, samples, width) for width in segment.shape)
+
+    def forward(self, members: Members, x: Tensor) -> Tensor:
+        a, b = self.a[members, : self.used], self.b[members, : self.used]
+        y = (x.flatten(0, 1) @ self.w0.T).unflatten(0, x.shape[:2])
+        return torch.baddbmm(y, torch.bmm(x, b.mT), a) if self.used else y
+
+    def backward(self, members: Members, g: Tensor) -> Tensor:
+        a, b = self.a[members, : self.used], self.b[members, : self.used]
+        y = (g.flatten(0, 1) @ self.w0).unflatten(0, g.shape[:2])
+        return torch.baddbmm(y, torch.bmm(g, a.mT), b) if self.used else y
+
+    def step(self, members: Members, g: Tensor, x: Tensor, lr: float) -> None:
+        rows = slice(self.used, self.used + g.shape[1])
+        self.a[members, rows], self.b[members, rows] = g * -lr, x
+        self.used = rows.stop
+
+    def differences(self, rows: Tensor) -> None:
+        out = rows[:, self.segment.start : self.segment.stop].view(len(rows), *self.segment.shape)
+        torch.bmm(self.a[:, : self.used].mT, self.b[:, : self.used], out=out)
+
+
+class PackedChain:
+    """The weights of n clients of one model, and their steps along the mean cross-entropy."""
+
+    def __init__(self, layers: Sequence[nn.Module], model: FlatModel, w0: Tensor, clients: int, samples: int) -> None:
+        """samples: that a client sees."""
+        segment = {id(p): s for s, p in model.members}
+        self.layers: list[tuple[Dense | Factored, Dense | None] | None] = []  # weights and biases; None: a ReLU
+        for layer in layers:
+            if not isinstance(layer, nn.Linear):
+                self.layers.append(None)
+                continue
+            s, bias = segment[id(layer.weight)], None
+            factors = has_factors(s.shape, samples)
+            weight = Factored(s, w0, clients, samples) if factors else Dense(s, w0, clients)
+            if layer.bias is not None:
+                bias = Dense(segment[id(layer.bias)], w0, clients)
+            self.layers.append((weight, bias))
+
+    def step(self, members: Members, x: Tensor, y: Tensor, lr: float) -> Tensor:
+        """Make a step of some clients, each on its own batch: x (n, B, ...), y (n, B); return their losses (n,)."""
+        z = [x.flatten(2)]
+        for layer in self.layers:
+            if layer is None:
+                z.append(z[-1].relu())
+            else:
+                weight, bias = layer
+                out = weight.forward(members, z[-1])
+                z.append(out if bias is None else out.add_(bias.w[members, None]))
+        p, true = log_softmax(z[-1], 2), y[..., None]
+        losses = -p.gather(2, true).mean((1, 2))
+        g = p.exp_().scatter_add_(2, true, p.new_full((), -1.0).expand(true.shape)).div_(y.shape[1])
+        for i in range(len(self.layers) - 1, -1, -1):
+            layer = self.layers[i]
+            if layer is None:
+                g = torch.ops.aten.threshold_backward(g, z[i + 1], 0)
+                continue
+            weight, bias = layer
+            before = weight.backward(members, g) if i else g  # before the weights move
+            weight.step(members, g, z[i], lr)
+            if bias is not None:
+                bias.w[members] -= lr * g.sum(1)
+            g = before
+        return losses
+
+    def differences(self, w0: Tensor, rows: Tensor) -> None:
+        """Write w - w0 of all clients into rows (n, d)."""
+        for tensor in (each for layer in self.layers if layer for each in layer if each):
+            tensor.differences(rows)

@@ -1,0 +1,191 @@
+"""Steps of n clients at once under torch.vmap: hooks see of each client what they would see of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedmpi.engine.client_trainer import ClientTrainer
+from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.losses import backward
+from fedmpi.engine.packed.chain import Members
+from fedmpi.engine.readonly import ReadOnlyCheck
+from fedmpi.flat.packing import Views
+from fedmpi.method.base import overrides
+from fedmpi.method.values import Quadratic, State
+from fedmpi.models.net import Net
+
+# What all clients of a pack have in common; numbers that each has for itself; tensors that `values` holds.
+COMMON = (
+    "round",
+    "rounds",
+    "lr",
+    "clients",
+    "classes",
+    "batch_size",
+    "epochs",
+    "b",
+    "task_loss",
+    "take",
+    "lift",
+    "segments",
+)
+NUMBERS = ("id", "n", "steps", "a")
+TENSORS = ("w", "w0", "received", "label_counts")
+
+
+class _Call(nn.Module):
+    """A net as a module, into which functional_call puts other weights for one pass."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.module, self.net = net.module, net
+
+    def forward(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        return self.net.forward(x)
+
+
+class BatchedClientView:
+    """method.context.Client under torch.vmap, but for what only steps and phases of a method's own ask for.
+
+    Tensors are those of one client, with vmap's hidden dimension: `values` holds those of the hook that is called.
+    """
+
+    def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
+        self.trainer, self.contexts, self.first = trainer, clients, clients[0]
+        self.epoch, self.last_epoch = 0, False
+        self.values: Mapping[str, Tensor] = {}
+        self.members: Sequence[int] = range(len(clients))  # places in `contexts` of those at hand
+        segments = trainer.model.layout.segments
+        self.sizes, self.names = [s.stop - s.start for s in segments], [f"module.{s.name}" for s in segments]
+        self.calls = {net: _Call(net) for net in (trainer.net, trainer.twin(0)[1])}  # under vmap none can be made
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COMMON:
+            return getattr(self.first, name)
+        if name in TENSORS:
+            return self.values[name]
+        if name in NUMBERS and len({getattr(self.contexts[i], name) for i in self.members}) == 1:
+            return getattr(self.contexts[self.members[0]], name)
+        reason = "differs from client to client" if name in NUMBERS else "there is for one client at a time"
+        raise RuntimeError(f"a hook asks for client.{name}, which {reason}")
+
+    @property
+    def state(self) -> State:
+        views = self.trainer.messages.client_state.views(self.values["state"])
+        return State({name: getattr(views, name) for name in self.trainer.method.client_state})
+
+    @property
+    def down(self) -> Views:
+        broadcast, each = self.trainer.unpack_broadcast(self.first.announcement), self.trainer.messages.per_client
+        return broadcast.beside(each.views(self.values["download"])) if each.size else broadcast
+
+    @property
+    def scratch(self) -> Views:
+        return self.trainer.messages.scratch.views(self.values["scratch"])
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.forward(x)[1]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._call(self.trainer.net, self.w, x)
+
+    def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return self._call(self.trainer.twin(0)[1], self.w0 if at is None else at, x)
+
+    def _call(self, net: Net, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return net.forward(x) at weights w (d,); without features the outputs stand for them."""
+        pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
+        tensors = dict(zip(self.names, (s.shaped(piece) for s, piece in pieces), strict=True))
+        z, f = functional_call(self.calls[net], tensors, (x,))
+        return (f if z is None else z), f
+
+
+class VmapSteps:
+    """The weights w (n, d) of n clients, their velocities v and accumulators, and SGD steps of theirs."""
+
+    def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
+        self.trainer, self.method, self.view = trainer, trainer.method, BatchedClientView(trainer, clients)
+        self.w = torch.stack([k.w0 for k in clients])
+        self.v = torch.zeros_like(self.w) if trainer.local_training.momentum else None
+        self.scratch = torch.stack([k.scratch_row for k in clients])
+        with trainer.model.only(self.method.trains):
+            trained = trainer.model.layout.entries(s for s, p in trainer.model.members if p.requires_grad)
+        fixed = torch.ones_like(self.w[0], dtype=torch.bool)  # entries that do not move
+        for a, b in trained.ranges:
+            fixed[a:b] = False
+        self.fixed = None if trained.whole else fixed
+        # What hooks see of the clients: tensors that all have in common, and those of which each has its own.
+        names = {"w0": "w0", "received": "received", "state": "state_row", "download": "download"}
+        rows = {name: [getattr(k, attribute).to(self.w.device) for k in clients] for name, attribute in names.items()}
+        self.common = {name: each[0] for name, each in rows.items() if all(row is each[0] for row in each)}
+        self.own = {name: torch.stack(each) for name, each in rows.items() if name not in self.common}
+        self.own["label_counts"] = trainer.label_counts[[k.id for k in clients]]
+
+    def step(self, members: Members, x: Tensor, y: Tensor, lr: float) -> Tensor:
+        """Make a step of some clients, each on its own batch: x (n, B, ...), y (n, B); return their losses (n,)."""
+        tensors = [self.w, self.scratch] + ([] if self.v is None else [self.v])
+        parts = [tensor[members] for tensor in tensors]  # views of neighbours, else copies
+        w, scratch, own = parts[0], parts[1], {name: value[members] for name, value in self.own.items()}
+        check = ReadOnlyCheck({**self.common, **own, "x": x, "y": y, "w": w})
+        leaf, own = w.detach().requires_grad_(), {**own, "scratch": scratch}
+        losses, g = self._gradient(leaf, x, y, own)
+        if overrides(self.method, "gradient"):
+            g = self._call(lambda g: self.method.gradient(self.view, g), own | {"w": w}, g)  # type: ignore[arg-type]
+            if not isinstance(g, Tensor) or g.shape != w.shape or not g.is_floating_point():
+                raise RuntimeError("hook gradient returned something else than a gradient")
+        if check.written() is not None:
+            raise RuntimeError("a hook or the model wrote to what it may only read")
+        if scratch.requires_grad:
+            raise RuntimeError("a hook added client.w to client.scratch; write client.w.detach()")
+        self._descend(w, g, lr, parts[2] if self.v is not None else None)
+        if isinstance(members, Tensor):
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor[members] = part
+        return losses
+
+    def _gradient(self, leaf: Tensor, x: Tensor, y: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return losses (n,), and the gradients (n, d) of these and of regularizers at weights that require them."""
+        regularized = overrides(self.method, "regularizer")
+
+        def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            loss = self.method.loss(self.view, x, y)  # type: ignore[arg-type]
+            term = self.method.regularizer(self.view) if regularized else None  # type: ignore[arg-type]
+            if term is None:
+                return (loss,)
+            return loss, term.value(self.view.w) if isinstance(term, Quadratic) else term
+
+        values = self._call(terms, {**own, "w": leaf}, x, y)
+        for value in values:
+            if not isinstance(value, Tensor) or value.shape != leaf.shape[:1] or not value.requires_grad:
+                raise RuntimeError("hook loss or regularizer returned something else than a loss of client.w")
+        backward(torch.stack(values))
+        assert leaf.grad is not None
+        return values[0].detach(), leaf.grad
+
+    def _call(self, function: Callable[..., Any], values: Mapping[str, Tensor], *arguments: Tensor) -> Any:
+        """Call a function of single clients' tensors under vmap, in which `view` shows one client."""
+
+        def call(values: dict[str, Tensor], *arguments: Tensor) -> Any:
+            self.view.values = self.common | values
+            return function(*arguments)
+
+        return torch.vmap(call)(dict(values), *arguments)
+
+    def _descend(self, w: Tensor, g: Tensor, lr: float, v: Tensor | None) -> None:
+        """Move w (n, d) along g by SGD; v: velocities."""
+        config = self.trainer.local_training
+        if config.weight_decay:
+            g = g.add(w, alpha=config.weight_decay)
+        if v is not None:
+            g = v.mul_(config.momentum).add_(g)
+        w.add_(g if self.fixed is None else g.masked_fill(self.fixed, 0), alpha=-lr)
+
+    def differences(self, w0: Tensor, rows: Tensor) -> None:
+        """Write w - w0 of all clients into rows (n, d)."""
+        torch.sub(self.w, w0, out=rows)
