@@ -1,13 +1,10 @@
-"""Warnings of columns from which a model learns what it must not: the order of the file, or the target itself."""
+"""A warning of features from which a model learns what it must not: the target itself."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,40 +12,6 @@ from fedmpi.common.text import enumerated
 from fedmpi.data.dataset import Dataset, is_labels
 
 CHANCE = 1e-3  # of a warning for features that are drawn at random
-FEW = 20  # rows; whether a column numbers the rows cannot be seen in fewer
-
-
-def warn_of_row_numbers(path: Path, columns: Iterable[tuple[str, np.ndarray]], owner: np.ndarray) -> None:
-    """Warn once of the columns, names with numbers (n,), that number all rows of a file, or those of each site.
-
-    owner: (n,) the number of the site of each row.
-    """
-    order, ends = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1]
-    names = []
-    for name, x in columns:
-        sites = [rows for rows in np.split(x[order], ends) if len(rows) >= FEW]
-        if numbers_rows(x) or (sites and all(map(numbers_rows, sites))):
-            names.append(name)
-    if names:
-        warnings.warn(
-            f"{path}: {enumerated(names, 'column')} numbers the rows; a model that learns from it learns the order of "
-            "the file: leave it out, unless it is measured",
-            stacklevel=3,
-        )
-
-
-def numbers_rows(x: np.ndarray) -> bool:
-    """Return whether the values (n,) number the rows.
-
-    They do if they rise or fall by a constant step, if they are whole numbers that all rise or all fall, or a
-    permutation of consecutive numbers.
-    """
-    if len(x) < FEW or not np.isfinite(x).all():
-        return False
-    steps = np.diff(x)
-    rises_or_falls = bool((steps > 0).all() or (steps < 0).all())
-    is_regular = bool((steps == steps[0]).all() or (x == np.floor(x)).all())
-    return (rises_or_falls and is_regular) or bool((np.diff(np.sort(x)) == 1).all())
 
 
 def warn_of_leaks(data: Dataset, survival: bool = False, whose: str = "") -> None:

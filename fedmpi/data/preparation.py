@@ -40,7 +40,7 @@ READING_OPTIONS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: o
         "image_column": "picture_column",
         **DECODING,
     },
-    "table": {key: key for key in CHARACTERS},
+    "table": {key: key for key in ("delimiter", "decimal")},
     "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
     "volumes": {"image_pattern": "image_pattern"},
 }
@@ -132,7 +132,7 @@ def with_options(preparation: Preparation, given: Mapping[str, Any], others: boo
         if key in known:
             *outer, last = known[key]
             (facts[outer[0]] if outer else facts)[last] = value
-            if key in CHARACTERS and value is not None and (not isinstance(value, str) or len(value) != 1):
+            if key == "delimiter" and (not isinstance(value, str) or len(value) != 1):
                 raise UserError(f"data.{key}: {value!r} is not allowed; must be one character")
         elif key not in TRAINING_ONLY and not (others and key not in ALL_READING_OPTIONS):
             names = ", ".join(f"data.{key}" for key in known)

@@ -1,12 +1,11 @@
 """A feature that alone gives the target away is named before the training."""
 
 import numpy as np
-import pytest
 import torch
 from table_files import noise, warnings_of
 
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import numbers_rows, warn_of_leaks
+from fedmpi.data.leaks import warn_of_leaks
 
 RANDOM = np.random.default_rng(0)
 
@@ -53,22 +52,3 @@ def test_a_feature_that_equals_the_event_is_named():
     x, y = np.stack([other, event * 2.0 - 1, flipped], axis=1), np.stack([event, time], axis=1).astype(np.float32)
     (message,) = leaks(x, y, names=("age", "status", "almost"))
     assert "feature 'status' alone separates the events" in message
-
-
-@pytest.mark.parametrize(
-    ("x", "numbers"),
-    [
-        (np.arange(40.0), True),
-        (np.arange(40.0)[::-1] * 5 + 3, True),
-        (np.arange(40.0) / 4, True),
-        (RANDOM.permutation(40) + 1.0, True),
-        (np.flatnonzero(RANDOM.random(100) < 0.5).astype(float), True),  # the rest of an index after filtering
-        (np.sort(RANDOM.normal(size=40)), False),  # a file that is sorted by what was measured
-        (np.sort(RANDOM.integers(0, 30, 40)).astype(float), False),
-        (np.ones(40), False),
-        (np.arange(10.0), False),  # too few rows
-        (np.array([np.nan, *range(39)]), False),
-    ],
-)
-def test_which_columns_number_rows(x, numbers):
-    assert numbers_rows(x) is numbers

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 from table_files import noise, warnings_of, write_table
 
@@ -61,23 +60,6 @@ REFUSED = [  # columns, options, message
 def test_refused(tmp_path, columns, options, message):
     with pytest.raises(UserError, match=message):
         read_table(tmp_path, columns, **options)
-
-
-NUMBERS = r"a\.csv: column 'id' numbers the rows.*leave it out"
-
-
-@pytest.mark.parametrize(
-    ("columns", "options"),
-    [
-        ({"id": range(7, 67)}, {}),
-        ({"id": [*range(40)] * 2, "who": ["n"] * 40 + ["s"] * 40}, {"site_column": "who"}),
-        ({"id": np.arange(60) // 2, "who": ["n", "s"] * 30}, {"site_column": "who"}),
-        ({"id": range(60)}, {"site": "a", "path": "{site}.csv"}),
-    ],
-)
-def test_a_column_that_numbers_the_rows_is_warned_of(tmp_path, columns, options):
-    (message,) = warnings_of(read_table, tmp_path, columns, **options)
-    assert re.search(NUMBERS, message)
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "Unnamed: 0.1", "__index_level_0__"])

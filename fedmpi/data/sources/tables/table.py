@@ -15,7 +15,6 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import warn_of_row_numbers
 from fedmpi.data.sources.common import (
     PARTS,
     check_groups,
@@ -119,7 +118,6 @@ def table(
         if not train[owner == k].any():
             place = rows.at(int(np.argmax(owner == k)))
             raise UserError(f"{place}: site {name!r}, which begins there, has no training row; leave the site out")
-    warn_of_row_numbers(file, ((name, rows.numbers(name, "features")) for name in numeric), owner)
     plain = TablePreparation(
         columns=tuple(_column(rows, name, values, train) for name in features),
         sites=dict.fromkeys(names or [""], Fit(())),
