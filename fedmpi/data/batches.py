@@ -113,13 +113,14 @@ def batches(
     views: x may be a view of the shard's, where rows follow one another; not to be written to.
     augment: pictures are changed as `data.augment` says, by numbers drawn from this generator.
     """
-    n = len(shard)
-    index = order(shard, size, generator)
+    n, index = len(shard), order(shard, size, generator)
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
+    if not stop:
+        return
     there = index.to(shard.x.device, non_blocking=True)  # once an epoch, not once a batch
     # Compared on the CPU, where the index lies: nobody waits for a GPU.
-    if views and isinstance(shard.x, Tensor) and n and torch.equal(index, torch.arange(n) + index[0]):
+    if views and isinstance(shard.x, Tensor) and torch.equal(index, torch.arange(n) + index[0]):
         yield from _in_place(shard.x, shard.y, there[:stop], int(index[0]), step)
         return
     on_disk = isinstance(shard.x, Pictures) and isinstance(shard.x.stored, Stream)
@@ -128,15 +129,13 @@ def batches(
     with closing(prefetch(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
         for begin in range(0, stop, ahead):
             rows = there[begin : min(begin + ahead, stop)]
-            many = rows.shape[0]
-            v = None if u is None else u[begin : begin + many]
-            found = gather(shard.x, rows, v) if read is None else shard.x.shown(next(read), v)
+            v = None if u is None else u[begin : begin + len(rows)]
+            x = gather(shard.x, rows, v) if read is None else shard.x.shown(next(read), v)
             y = shard.y.index_select(0, rows)
-            if many <= step:
-                yield found, y
-                continue
-            for start in range(0, many, step):
-                yield found[start : start + step], y[start : start + step]
+            if ahead == step:
+                yield x, y
+            else:
+                yield from zip(x.split(step), y.split(step), strict=True)
 
 
 def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -145,11 +144,9 @@ def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple
     Batches left over at the end, fewer than `many`, are dropped; if there are fewer than `many` in all, they make the
     one batch.
     """
-    is_first = True
-    iterator = iter(drawn)
-    while group := list(islice(iterator, many)):
-        if len(group) == many or is_first:
-            yield concatenate([x for x, _ in group]), torch.cat([y for _, y in group])
+    iterator, is_first = iter(drawn), True
+    while (group := list(islice(iterator, many))) and (is_first or len(group) == many):
+        yield concatenate([x for x, _ in group]), torch.cat([y for _, y in group])
         is_first = False
 
 
@@ -180,13 +177,11 @@ def _ahead(x: Any, step: int, on_disk: bool) -> int:
 
 def _in_place(x: Tensor, y: Tensor, index: Tensor, first: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of rows that follow one another from `first` on: views, where data lie as a copy's would."""
-    for start in range(0, len(index), step):
-        rows = index[start : start + step]
-        found = x[first + start : first + start + len(rows)]
+    for rows in index.split(step):
+        view = x[first : first + len(rows)]
         # Kernels sum in another order where data do not begin at a multiple of 64 bytes, as those of any tensor do.
-        if found.data_ptr() % ALIGNED:
-            found = gather(x, rows)
-        yield found, y.index_select(0, rows)
+        yield gather(x, rows) if view.data_ptr() % ALIGNED else view, y.index_select(0, rows)
+        first += len(rows)
 
 
 def gather(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:

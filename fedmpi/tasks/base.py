@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
@@ -125,30 +124,9 @@ def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
-def outside(y: Tensor, classes: int, ignore: float | None = None) -> str:
-    """The first class number beyond 0..classes-1, for messages; "" where there is none."""
-    odd = ((y < 0) | (y >= classes)) & is_counted(y, ignore)
-    if not bool(odd.any()):
-        return ""
-    place = odd.nonzero()[0].tolist()
-    problem = f"row {place[0]} holds the class {int(y[tuple(place)])}; 0..{classes - 1} are allowed"
-    return f"{problem}{but_ignored(ignore)}"
-
-
 def but_ignored(ignore: float | None) -> str:
     """For messages about allowed targets."""
     return "" if ignore is None else f" (and {ignore:g}, which does not count)"
-
-
-def cross_entropy(f: Tensor, y: Tensor, skip: int = -100, row_by_row: bool = False) -> Tensor:
-    """(B, ...) losses of logits (B, c, ...) and targets (B, ...); 0 where a target is `skip`.
-
-    row_by_row: of logits in rows, (P, c), which is slower on a CPU, and on a GPU the only form with one order of sums.
-    """
-    if row_by_row or f.is_cuda:
-        rows = f.movedim(1, -1).flatten(0, -2)
-        return functional.cross_entropy(rows, y.flatten(), reduction="none", ignore_index=skip).view(y.shape)
-    return functional.cross_entropy(f, y, reduction="none", ignore_index=skip)
 
 
 def look(y: Tensor) -> str:

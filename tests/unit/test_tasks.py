@@ -8,13 +8,12 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Task, cross_entropy
+from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.contract import check_targets
 from fedmpi.tasks.multi_label import MultiLabel
-from fedmpi.tasks.next_symbol import NextSymbol
+from fedmpi.tasks.places import NextSymbol, Segmentation, cross_entropy
 from fedmpi.tasks.regression import Regression
-from fedmpi.tasks.segmentation import Segmentation
 from fedmpi.tasks.survival import Survival, negative_log_likelihood
 
 
