@@ -58,9 +58,12 @@ def describe_experiment(experiment: Experiment) -> str:
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    amount = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'} "
-    if own_length or train.steps is not None:
-        amount = "" if own_length else f"{count(train.steps or 0, 'step')} "
+    if own_length:
+        amount = ""
+    elif train.epochs is not None:
+        amount = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'} "
+    else:
+        amount = f"{count(train.steps or 0, 'step')} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"
