@@ -10,7 +10,6 @@ values, which tells where inputs differ rather than labels.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import Federated
-from fedmpi.data.partitions.parts import Partition
 from fedmpi.runtime import build_data
 
 CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
@@ -35,7 +33,7 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
     """`fedmpi partition`: the division on the console, in a file that scheme `file` reads, and as pictures."""
     if settings.data.silos:
         raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")
-    for option, path, endings in (("--write", write, (".csv", ".json")), ("--draw", draw, (".png", ".svg", ".pdf"))):
+    for option, path, endings in (("--write", write, (".csv",)), ("--draw", draw, (".png", ".svg", ".pdf"))):
         if path is not None and path.suffix not in endings:
             raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
         if path is not None:
@@ -50,11 +48,9 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
             for rows in (data.parts, getattr(data.validation, "rows", None)):  # what is held out is of a client's part
                 if rows is not None:
                     owner[rows.order] = rows.owner
-            _write(write, owner)
-            cut = settings.data.partition
-            noise = cut is not None and cut.scheme == "feature_noise"
-            note = ": who holds what, without the noise, which scheme `file` adds to nobody"
-            say(f"written: {write}{note if noise else ''}")
+            with write.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([["client"], *([k] for k in owner.tolist())])
+            say(f"written: {write}")
         for path in _draw(data, draw) if draw is not None else ():
             say(f"written: {path}")
     except OSError as error:
@@ -130,13 +126,3 @@ def _means(shard: Shard) -> np.ndarray:
     """(n,) of a client's samples, in passes of PASS."""
     means = [x.flatten(1).double().mean(1).cpu() for x, _ in batches(shard, PASS, None)]
     return torch.cat(means).numpy()
-
-
-def _write(path: Path, owner: np.ndarray) -> None:
-    """(n,) the client of each training sample, -1 for nobody."""
-    if path.suffix == ".json":
-        parts = [part.tolist() for part in Partition.from_owners(owner, int(owner.max()) + 1)]
-        path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["client"], *([k] for k in owner.tolist())])

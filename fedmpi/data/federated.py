@@ -29,7 +29,6 @@ from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import file, site
-from fedmpi.data.partitions.iid import feature_noise, noisy
 from fedmpi.data.partitions.parts import Partition, index_array
 from fedmpi.data.pictures import FLOATS, Pictures
 from fedmpi.data.preparation import Preparation, ready
@@ -141,8 +140,6 @@ def split(
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
     parts = with_options(keys, clients, seeds.numpy_rng(seed, "partition"))
     parts = _checked(parts, len(keys), clients, f"data.partition: scheme {scheme}", cut)
-    if cut is feature_noise:
-        dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **options))
 
     counts = label_counts(dataset.train_y, dataset.classes, parts)
     at = keys[parts.order[parts.offsets[:-1]]] if cut is site else None  # the site of each client

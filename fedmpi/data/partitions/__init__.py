@@ -7,10 +7,9 @@ in place of its label.
 from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
-    "iid": "fedmpi.data.partitions.iid:iid",
-    "quantity": "fedmpi.data.partitions.dirichlet:quantity",
-    "feature_noise": "fedmpi.data.partitions.iid:feature_noise",
-    "dirichlet": "fedmpi.data.partitions.dirichlet:dirichlet",
+    "iid": "fedmpi.data.partitions.random:iid",
+    "quantity": "fedmpi.data.partitions.random:quantity",
+    "dirichlet": "fedmpi.data.partitions.random:dirichlet",
     "shards": "fedmpi.data.partitions.shards:shards",
     "classes": "fedmpi.data.partitions.shards:classes",
     "site": "fedmpi.data.partitions.given:site",

@@ -144,7 +144,6 @@ def test_quotas_of_all_clients_at_once_are_those_of_each():
 BEFORE = {
     ("iid", 13): "b88c65efc94a 7a80a941e282 39912c778853",
     ("quantity", 9): "a09c3d127bd4 95527455b253 426354fa5b65",
-    ("feature_noise", 6): "d1f3816e1a65 54be6893b22f 8b01990e4683",
     ("classes", 15, ("k", 3)): "7a8f844ccca5 91102422486d b8481eb6ae24",
     ("shards", 14, ("s", 2)): "30a3060ea9f5 e442ac96e7e8 0bddf03d3259",
     ("shards", 14, ("s", 3), ("distinct", True)): "2ac92ae8e3a2 c41f70c7da40 36e88082fc3c",
