@@ -1,4 +1,4 @@
-"""Data sets read by processes of their own: the memory that an epoch takes, and silos on several ranks."""
+"""A data set read by a process of its own: the memory that an epoch takes."""
 
 import subprocess
 import sys
@@ -6,8 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from helpers import clean_env, fedmpi
-from real_job import succeed
+from helpers import clean_env
 
 EPOCH = """
 import sys
@@ -45,22 +44,3 @@ def test_an_epoch_over_a_streamed_file_takes_less_memory_than_the_file(tmp_path)
     samples, mebibytes = map(int, done.stdout.split())
     assert samples == 2048
     assert mebibytes < 200
-
-
-def test_silos_with_patients_give_one_partition_and_one_model_on_any_ranks(tmp_path):
-    """Only a site knows how many rows it has held out by patient; every rank's partition.json has the same numbers."""
-    g = np.random.default_rng(0)
-    for site, n in (("north", 40), ("south", 60)):
-        rows = [f"{g.normal()},{g.integers(2)},p{i // 4 if i < 20 else i}" for i in range(n)]
-        (tmp_path / f"{site}.csv").write_text("\n".join(["age,sick,who", *rows, ""]))
-    (tmp_path / "run.yaml").write_text(
-        f"rounds: 2\noutput: {tmp_path}/runs\ntimeline: false\nreport: false\n"
-        f"data: {{source: table, root: {tmp_path}, silos: [north, south], path: '{{site}}.csv', label_column: sick,\n"
-        "  group_column: who, class_names: [0, 1], validation: 0.3}\n"
-        "model: {name: logistic}\nmethod: {name: fedavg}\n"
-    )
-    assert fedmpi("run", tmp_path / "run.yaml", "name=one").returncode == 0
-    succeed("run", tmp_path / "run.yaml", "name=three", kind="mpirun", size=3)
-    for file in ("partition.json", "model.safetensors"):
-        one, three = ((tmp_path / "runs" / name / file).read_bytes() for name in ("one", "three"))
-        assert one == three, file

@@ -37,7 +37,9 @@ def test_sources_number_classes_and_sites_alike(tmp_path):
                 Image.new("L", (4, 4), 10 * int(name)).save(tmp_path / place / f"{k}.png")
             rows.append(f"images/{name}/{k}.png,{name},{10 * int(name)}")
     (tmp_path / "a.csv").write_text("path,label,grey\n" + "\n".join(rows))
-    (tmp_path / "b.csv").write_text("path,site,grey,label\n" + "\n".join(f"{row},c{k % 2}" for k, row in enumerate(rows)))
+    (tmp_path / "b.csv").write_text(
+        "path,site,grey,label\n" + "\n".join(f"{row},c{k % 2}" for k, row in enumerate(rows))
+    )
     whole = {"test_fraction": 0}
     folder, listed = image_folder(tmp_path, path="images", **whole), csv_images(tmp_path, path="a.csv", **whole)
     rows = table(tmp_path, path="a.csv", label_column="label", features=["grey"], standardise="none", **whole)
