@@ -103,14 +103,12 @@ def batches(
     size: int | None,
     generator: torch.Generator | None,
     drop_last: bool = False,
-    views: bool = False,
     augment: torch.Generator | None = None,
 ) -> Iterator[tuple[Any, Tensor]]:
     """One epoch of (x, y), `size` rows each; the last, partial batch is kept unless drop_last.
 
     size None: all rows at once. generator None (evaluation) and size None keep the order of the index and draw nothing.
     With drop_last a shard smaller than `size` gives no batch: its client makes no step and its update is zero.
-    views: x may be a view of the shard's, where rows follow one another; not to be written to.
     augment: pictures are changed as `data.augment` says, by numbers drawn from this generator.
     """
     n, index = len(shard), order(shard, size, generator)
@@ -119,10 +117,6 @@ def batches(
     if not stop:
         return
     there = index.to(shard.x.device, non_blocking=True)  # once an epoch, not once a batch
-    # Compared on the CPU, where the index lies: nobody waits for a GPU.
-    if views and isinstance(shard.x, Tensor) and torch.equal(index, torch.arange(n) + index[0]):
-        yield from _in_place(shard.x, shard.y, there[:stop], int(index[0]), step)
-        return
     on_disk = isinstance(shard.x, Pictures) and isinstance(shard.x.stored, Stream)
     u, ahead = drawn(shard, augment), _ahead(shard.x, step, on_disk)
     # The index that a thread reads by is on the CPU: of a GPU it would get it behind all the training on what it has.
@@ -173,15 +167,6 @@ def _ahead(x: Any, step: int, on_disk: bool) -> int:
     # What lies on disk is read while the piece before is trained on: the smaller it is, the sooner training begins.
     most = AHEAD_ON_GPU if x.device.type == "cuda" and not on_disk else AHEAD
     return step * max(most // size, 1) if size and size % ALIGNED == 0 else step
-
-
-def _in_place(x: Tensor, y: Tensor, index: Tensor, first: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of rows that follow one another from `first` on: views, where data lie as a copy's would."""
-    for rows in index.split(step):
-        view = x[first : first + len(rows)]
-        # Kernels sum in another order where data do not begin at a multiple of 64 bytes, as those of any tensor do.
-        yield gather(x, rows) if view.data_ptr() % ALIGNED else view, y.index_select(0, rows)
-        first += len(rows)
 
 
 def gather(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:

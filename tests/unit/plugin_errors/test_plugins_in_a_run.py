@@ -379,23 +379,6 @@ class Plain(nn.Module):
         return self.head(x)
 
 
-class WritesTestSamples(Plain):
-    def forward(self, x):
-        return self.head(x.mul_(2) if len(x) > 10 and not self.training else x)
-
-
-def source_at_an_address_of_its_own(root):
-    return changed(test_x=table(60)[0][40:].clone())
-
-
-def test_a_model_that_writes_to_test_samples():
-    """Evaluation reads the test samples where they lie."""
-    data = sections_of("source", source_at_an_address_of_its_own)
-    text = r"after round 0: model WritesTestSamples or task Classification wrote to the test samples.*\(Writes"
-    with pytest.raises(UserError, match=text):
-        play(**data, **sections_of("model", WritesTestSamples))
-
-
 class UnknownToTorch(Plain):
     """Layers and tensors that PyTorch does not know of, others that it does, and one that is not to be trained."""
 
