@@ -6,7 +6,7 @@
 import sys
 
 from fedmpi.config.reference import keys
-from fedmpi.runtime.introspection import KINDS, description, entries
+from fedmpi.runtime.introspection import KINDS, description, summaries
 
 HEAD = """# Every key of a config
 
@@ -56,10 +56,9 @@ def config():
 def things(kind):
     lines = ["", f"## Options of {kind}", "", SECTIONS[kind], ""]
     lines += ["| name | option | type, bounds | default | meaning |", "| --- | --- | --- | --- | --- |"]
-    for entry in entries(kind):
-        first = (f"**{entry.name}**", entry.summary)
-        lines.append(row(first[0], "", "", "", first[1]))
-        options = description(kind, entry.name).options
+    for name, summary in summaries(kind).items():
+        lines.append(row(f"**{name}**", "", "", "", summary))
+        options = description(kind, name).options
         lines += [row("", code(each.name), each.type, code(each.default), each.meaning) for each in options]
     return lines
 

@@ -12,7 +12,7 @@ import textwrap
 import tokenize
 
 from fedmpi import method
-from fedmpi.method import base, context, slots, values
+from fedmpi.method import base, context, slots
 from fedmpi.method.base import DECLARATIONS, HOOKS
 
 WIDTH = 150
@@ -255,8 +255,8 @@ def slot_section():
         if name in method.__all__:
             lines.append(row(f"`{name}`", f"`{value}`", said))
     lines.append("")
-    for owner in (slots.Slot, slots.Slots, slots.Travel, values.Row, values.State, values.Quadratic, values.Fitted):
-        names = [each for each in declared(owner) if owner in (slots.Slot, slots.Travel, values.Quadratic)]
+    for owner in (slots.Slot, slots.Slots, slots.Travel, context.Row, context.State, context.Quadratic, context.Fitted):
+        names = [each for each in declared(owner) if owner in (slots.Slot, slots.Travel, context.Quadratic)]
         fields = ", ".join(f"{name}={declared(owner)[name][0]}".removesuffix("=") for name in names)
         lines.append(
             wrapped(
@@ -269,7 +269,7 @@ def slot_section():
                 lines.append(
                     wrapped(f"  - `.{name}{signature(function)}`: {paragraphs(function.__doc__)[0][0]}", "    ")
                 )
-        if owner is values.Fitted:
+        if owner is context.Fitted:
             lines += [wrapped(f"  - `.{name}`: {said}", "    ") for name, (_, said) in declared(owner).items()]
     taken = ", ".join(f"`{name}`" for name in sorted(slots.RESERVED))
     return [*lines, "", wrapped(f"No slot of any declaration may be called {taken}, or begin with `_`."), ""]

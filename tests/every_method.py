@@ -47,7 +47,7 @@ VARIANTS = {
     "fedavg, adam": ("fedavg", "mlp", {"server": {"optim": "adam", "lr": 0.01}}),
     "fedavg, adamw kept, then nesterov": ("fedavg", "norm", DILOCO),
     "fedavg, sgd kept": ("fedavg", "mlp", {"train": {"keep_optim": True}}),
-    "fedrep, rmsprop kept": ("fedrep", "mlp", {"train": {"optim": "rmsprop", "lr": 0.003, "keep_optim": True}}),
+    "fedrep, adamw kept": ("fedrep", "mlp", {"train": {**ADAMW, "steps": None, "epochs": 1}}),
     "fedavg, the best model": ("fedavg", "norm", BEST),
     "fedper, the best model": ("fedper", "norm", BEST),
     "scaffold, pinned": ("scaffold", "mlp", {"cohort": {"placement": "pinned"}}),

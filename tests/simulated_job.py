@@ -2,7 +2,7 @@
 
 Time stands still while any thread of any rank runs. Once all of them wait, it jumps to the earliest deadline. A rank
 can be killed or frozen at any point; what it holds (its connections, and the store of rank 0) ends with it. The classes
-under test are the product's own: `ErrorReporter`, `GroupMembership`, `StoreAllgather` and `Gloo`; simulated are the
+under test are the product's own: `ErrorReporter`, `GroupMembership` and `Gloo`; simulated are the
 clock, the store, the process group and the process of a rank.
 """
 
@@ -23,8 +23,7 @@ from fedmpi.comm.backends.torch_dist import Gloo
 from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
-from fedmpi.comm.job import Job
-from fedmpi.comm.rendezvous.store import StoreAllgather
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous.store_server import ALL
 from fedmpi.comm.timeouts import Clock, Timeouts
 
@@ -384,15 +383,12 @@ class SimulatedRank:
     def connect(self) -> Gloo:
         """What `fedmpi.comm.connect` builds, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
-        self.error_reporter = ErrorReporter(
-            job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive
-        )
+        self.error_reporter = ErrorReporter(job, timeouts, SimulatedProcess(self), lambda: self.job.launcher_alive)
         store = SimulatedStore(self)
         self.error_reporter.listen(store.new_connection)
-        allgather = StoreAllgather(store, self.number, range(self.job.size))
         group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
         membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
-        self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
+        self.comm = Gloo(job, group, store, membership, timeouts, self.make_group)
         self.comm.at_end = self.error_reporter.close
         self.error_reporter.waiting_for = lambda: self.comm.waiting_for
         return self.comm

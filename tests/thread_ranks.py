@@ -129,8 +129,6 @@ class Seat(Communicator):
                 self.gathers = 0
             return {rank: votes[rank] for rank in self.alive}
 
-    def _barrier(self) -> None: ...
-
     def _shutdown(self) -> None: ...
 
 

@@ -1,13 +1,21 @@
-"""The command line; `main` is the entry point of the console script."""
+"""The command line; `main` is the entry point of the console script.
+
+A mistake that the user can correct ends in one message and exit code 2; under a launcher
+`fedmpi/comm/failures/error_reporter.py` sees to that, since ranks may make the same one, or one rank its own.
+"""
 
 from __future__ import annotations
 
 import gc
 import signal
 import sys
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from fedmpi.common.signals import CommandProcess
+
+if TYPE_CHECKING:
+    import typer
 
 
 def main() -> NoReturn:
@@ -21,7 +29,40 @@ def main() -> NoReturn:
     if sys.argv[1:2] in (["run"], ["resume"]):
         gc.disable()  # until all is imported, which takes a tenth less time without it
         process.stop.listen(signal.SIGINT)
-    from fedmpi.cli.runs import invoke
     from fedmpi.cli.shared import run_command
 
     run_command(lambda: invoke(sys.argv[1:], process), process)
+
+
+def load_app(words: Sequence[str] = ()) -> typer.Typer:
+    """Return the app with all commands; for `run` and `resume` only those of runs.py, so that a rank starts sooner.
+
+    words: the command line, without the name of the program.
+    """
+    from fedmpi.cli.runs import app
+
+    if list(words[:1]) not in (["run"], ["resume"]):
+        from fedmpi.cli import inspect_runs, list_show, sweeps  # noqa: F401  register theirs
+        from fedmpi.cli.analyses import analyse
+        from fedmpi.cli.list_show import data
+
+        if not app.registered_groups:
+            app.add_typer(data, name="data", short_help="List, check and fetch data sets.")
+            app.add_typer(analyse, name="analyse", short_help="Look behind the figures of runs.")
+    return app
+
+
+def invoke(words: Sequence[str], process: CommandProcess) -> int:
+    """Run the command that `words` name and return its exit code.
+
+    Not by `app()`, which handles an interrupt differently from version to version.
+    """
+    import typer
+
+    command = typer.main.get_command(load_app(words))
+    try:
+        with command.make_context("fedmpi", list(words), obj=process) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    return 0

@@ -11,7 +11,7 @@ from fedmpi.cli.shared import group, table
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.config.reference import Key, keys
-from fedmpi.runtime.introspection import KINDS, described, entries, registry
+from fedmpi.runtime.introspection import KINDS, described, registry, summaries
 
 
 @app.command("list", short_help="Show what a config may name.")
@@ -26,7 +26,7 @@ def list_(
     if name is None or name in KINDS:
         for kind in [name] if name else KINDS:
             typer.echo(f"{kind}:")
-            table([(f"  {entry.name}", entry.line) for entry in entries(kind)])
+            table([(f"  {name}", summary) for name, summary in summaries(kind).items()])
         return
     descriptions = described(name)
     if not descriptions:

@@ -15,8 +15,7 @@ import typer
 from fedmpi import config as configs
 from fedmpi.comm.failures.error_reporter import ErrorReporter, who
 from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
-from fedmpi.comm.job import Job
-from fedmpi.comm.launchers import detect
+from fedmpi.comm.launchers import Job, detect
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.host_memory import usable_cores

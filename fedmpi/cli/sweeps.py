@@ -31,14 +31,11 @@ def sweep(
     run: Annotated[str | None, typer.Option(metavar="NAME", help="Train this run alone, under any launcher.")] = None,
     sbatch: Annotated[bool, typer.Option("--sbatch", help="Submit what is missing to Slurm, as an array.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Of --sbatch: show what would be submitted.")] = False,
-    max_running: Annotated[int | None, typer.Option(help="Of --sbatch: tasks at a time.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Of --sbatch.")] = None,
-    account: Annotated[str | None, typer.Option(help="Of --sbatch.")] = None,
-    time: Annotated[str | None, typer.Option(help="Of --sbatch: the limit of a task's start; it goes on.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Of --sbatch: GPUs a rank.")] = None,
-    ranks: Annotated[int, typer.Option(help="Of --sbatch: ranks a run.")] = 1,
+    max_running: Annotated[int | None, typer.Option(min=1, help="Of --sbatch: tasks at a time.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Of --sbatch: GPUs a rank.")] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Of --sbatch: ranks a run.")] = 1,
     option: Annotated[
-        list[str] | None, typer.Option(help="Of --sbatch: --option=--mem=8G; as often as needed.")
+        list[str] | None, typer.Option(help="Of --sbatch: --option=--time=04:00:00; as often as needed.")
     ] = None,
 ) -> None:
     """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
@@ -55,13 +52,11 @@ def sweep(
         raise typer.Exit(_one(asked, run, context.obj))
     if resume and not place.is_dir():
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
-    given = slurm.ArrayOptions(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
+    given = slurm.ArrayOptions(max_running, gpus, ranks, tuple(option or ()))
     if sbatch:
         raise typer.Exit(slurm.submit(asked, given, dry_run, typer.echo))
     if dry_run or given != slurm.ArrayOptions():
-        raise UserError(
-            "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
-        )
+        raise UserError("--dry-run, --max-running, --gpus, --ranks, --option go with --sbatch")
     if status and not check:
         sweep_status.show(asked, typer.echo)
         return

@@ -5,23 +5,84 @@ Modules that need torch are imported at first use, so that a mistake in a config
 
 from __future__ import annotations
 
-from importlib import import_module
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.comm.job import Job
-from fedmpi.comm.launchers import detect
+from fedmpi.comm import network
+from fedmpi.comm.failures.error_reporter import ErrorReporter
+from fedmpi.comm.launchers import Job, detect
 from fedmpi.comm.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    import torch
+
     from fedmpi.comm.base import Communicator, Lost
-    from fedmpi.comm.connection import connect
 
 __all__ = ["Communicator", "Job", "Lost", "Timeouts", "connect", "detect"]
 
-_PLACES = {"Communicator": "base", "Lost": "base", "connect": "connection"}
+
+def connect(
+    job: Job,
+    backend: str = "auto",
+    device: torch.device | None = None,
+    timeouts: Timeouts | None = None,
+    error_reporter: ErrorReporter | None = None,
+    interface: str | Sequence[str] | None = None,
+) -> Communicator:
+    """Return the communicator of `job`, once all its ranks are there.
+
+    Args:
+        backend: auto | nccl | gloo | mpi; auto is NCCL when every rank has a GPU of its own, else gloo.
+        device: where this rank computes (default: CPU).
+        timeouts: past `start` Lost names the ranks that have not arrived, past `round` the peer of a message.
+        error_reporter: gets the ranks' store as soon as it is found, and ends when the communicator is closed.
+        interface: network interface for gloo, NCCL and the TCP messages of Open MPI: a name, a pattern, or several.
+
+    Raises UserError for a mistake in launcher or config, Lost for ranks that do not arrive.
+    """
+    import torch
+
+    from fedmpi.comm.base import Solo
+
+    device = device or torch.device("cpu")
+    if job.size == 1:
+        return Solo(device)
+    address = ""
+    if interface:
+        name, address = network.choose(interface)
+        network.set_interface(name, os.environ)
+    timeouts = timeouts or Timeouts()
+    error_reporter = error_reporter or ErrorReporter(job, timeouts)
+    if backend == "mpi":
+        comm = _connect_by_mpi(job, timeouts, error_reporter, address)
+    else:
+        from fedmpi.comm.backends import torch_dist
+
+        comm = torch_dist.connect(job, backend, device, timeouts, error_reporter, address)
+    comm.at_end = error_reporter.close
+    error_reporter.waiting_for = lambda: comm.waiting_for
+    return comm
+
+
+def _connect_by_mpi(job: Job, timeouts: Timeouts, error_reporter: ErrorReporter, address: str) -> Communicator:
+    from fedmpi.comm.backends import mpi
+    from fedmpi.comm.base import Lost
+    from fedmpi.comm.rendezvous import lookup
+
+    comm = mpi.Mpi(job, mpi.world(job, timeouts.start), timeouts)
+    with suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
+        by_mpi, limit_s = replace(job, launcher="mpi"), min(timeouts.start, timeouts.store)
+        store = lookup.find_store(by_mpi, limit_s, timeouts=timeouts, interface=address)
+        error_reporter.listen(store.new_connection)
+    return comm
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in ("Communicator", "Lost"):
         raise AttributeError(f"module 'fedmpi.comm' has no attribute {name!r}")
-    return getattr(import_module(f"fedmpi.comm.{_PLACES[name]}"), name)
+    from fedmpi.comm import base
+
+    return getattr(base, name)

@@ -204,23 +204,21 @@ class Communicator:
 
     def close(self) -> None:
         """Leave the job in good order; every rank calls this once, after its last message. Raises Lost as others do."""
-        if self.size > 1:
-            self._barrier()
+        self.allgather_bytes(b"", self.round_timeout_s)
         self.at_end()
         if self.size > 1:
             self._shutdown()
-
-    def _barrier(self) -> None:
-        """Wait until all ranks are here."""
-        raise NotImplementedError
 
     def _shutdown(self) -> None:
         """Close what connects this rank to the others."""
         raise NotImplementedError
 
     def _broadcast(self, x: Tensor) -> None:
-        """Broadcast a tensor of at most `max_elements` entries; this and the methods below are each back end's own."""
-        raise NotImplementedError
+        """Broadcast at most `max_elements` entries down a binomial tree of messages, which can name a late peer."""
+        parent, children = tree(self.alive.index(self.rank), len(self.alive))
+        if self.rank:
+            self._exchange([], [(self.alive[parent], x)])
+        self._exchange([(self.alive[child], x) for child in reversed(children)], [])
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         raise NotImplementedError
@@ -255,19 +253,6 @@ class Solo(Communicator):
     """One process that is server and clients at once: nothing travels, but everything is counted as if it did."""
 
     can_regroup = "there is a single process"
-
-
-def tree_broadcast(
-    x: Tensor, me: int, ranks: Sequence[int], exchange: Callable[[list[Message], list[Message]], None]
-) -> None:
-    """Broadcast x (n,) from ranks[0] down a binomial tree of point-to-point messages, which can name a late peer.
-
-    `me` is this rank's place in `ranks`.
-    """
-    parent, children = tree(me, len(ranks))
-    if me > 0:
-        exchange([], [(ranks[parent], x)])
-    exchange([(ranks[child], x) for child in reversed(children)], [])
 
 
 def tree(me: int, size: int) -> tuple[int, list[int]]:

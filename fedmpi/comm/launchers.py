@@ -6,22 +6,21 @@ only if all variables of its row are set: `srun --mpi=pmi2` also sets PMI_RANK a
 PMIX_RANK, but neither is an mpirun, and Slurm's own variables say more.
 
 Variables are inherited: a launcher may run inside another one, or in a shell in which RANK was set before. One that
-started several processes therefore comes before one that started a single process. If srun or mpirun started several
-and other variables tell another number above 1, nobody can know which of them describe the job: an error. Several ranks
-of a launcher that is not supported are an error, too, as each of them would train alone.
+started several processes therefore comes before one that started a single process. Several ranks of a launcher that is
+not supported are an error, as each of them would train alone.
 Sources: torch.distributed.run, "Environment Variables"; torch.distributed, "Environment variable initialization"; `env`
 under Open MPI 5.0 and MPICH 5.0; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-environment(7); MVAPICH2's user guide.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import socket
-import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fedmpi.comm import network
-from fedmpi.comm.job import RANK, Job
 from fedmpi.common.errors import UserError
 
 ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -44,7 +43,21 @@ UNSUPPORTED = (
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MVAPICH2"),
     ("PMI_SIZE", "PMI_RANK", "a launcher that speaks PMI-1"),
 )
-SCONTROL_S = 5.0  # for scontrol to answer
+COLLECTING = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", *(rank for _, rank, _ in UNSUPPORTED))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Who a process is among the ranks of a job."""
+
+    launcher: str  # torchrun | mpi | slurm | env:// | single
+    rank: int  # 0 .. size-1, over all hosts
+    size: int
+    local_rank: int  # 0 .. local_size-1, on this host
+    local_size: int
+    host: str
+    # The parent of this process, found as early as possible: once it is dead, another process takes its place.
+    parent_pid: int = field(default_factory=os.getppid, compare=False, repr=False)
 
 
 def detect(env: Mapping[str, str]) -> Job:
@@ -60,8 +73,6 @@ def detect(env: Mapping[str, str]) -> Job:
     """
     launched = from_launcher(env)
     if launched and launched.size > 1:
-        if launched.launcher != "torchrun":
-            refuse_contradictions(launched, env)
         return launched
     if is_rank_by_env(env, launched):
         return from_env(env)
@@ -146,20 +157,6 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 # ---- what is refused ----
-def refuse_contradictions(launched: Job, env: Mapping[str, str]) -> None:
-    """Raise UserError if other variables tell another number of ranks, above 1, than the launcher of `launched`."""
-    others = [ENV[:2]] if all(env.get(name) for name in ENV) else []
-    if launched.launcher == "slurm":
-        others += [(rank, size) for size, rank, _ in UNSUPPORTED if env.get(size)]
-    for rank, size in others:
-        if 1 != number(env, size) != launched.size:
-            starter = "srun" if launched.launcher == "slurm" else "mpirun"
-            raise UserError(
-                f"{starter} started {launched.size} ranks, but {size}={env[size]}: it is not clear which of them are "
-                f"the ranks of this job.\nIf the variables were set for something else unset {rank} {size}."
-            )
-
-
 def refuse_unsupported(env: Mapping[str, str]) -> None:
     """Raise UserError if a launcher that is not supported started this process among others."""
     rows = [*UNSUPPORTED, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
@@ -208,8 +205,7 @@ def tasks_per_node(text: str) -> list[int]:
 def collects_output(job: Job, env: Mapping[str, str]) -> bool:
     """Whether the output of all hosts comes to one console: by mpirun, srun and the like, as the launcher of the ranks
     or of a torchrun on each host."""
-    names = [*RANK["mpi"], *RANK["slurm"], *(rank for _, rank, _ in UNSUPPORTED)]
-    return job.launcher in ("mpi", "slurm") or any(name in env for name in names)
+    return job.launcher in ("mpi", "slurm") or any(name in env for name in COLLECTING)
 
 
 def survivors(job: Job, env: Mapping[str, str]) -> str:
@@ -234,16 +230,14 @@ def first_host(hostlist: str) -> str:
 
 
 def address_of_node(host: str, env: Mapping[str, str]) -> str:
-    """Return an address at which other hosts reach a node of Slurm's: by its name; if that does not resolve to one, by
-    the address that slurm.conf gives it; else MASTER_ADDR, which job scripts often set.
+    """Return an address at which other hosts reach a node of Slurm's: that of its name, or else of MASTER_ADDR, which
+    job scripts often set.
 
-    Raises UserError if none of them resolves.
+    Raises UserError if neither resolves.
     """
     own = network.resolve(host)
-    if own and not network.is_loopback(own):
-        return own
-    for other in (node_address(host, env), env.get("MASTER_ADDR", "")):
-        if not network.is_loopback(address := network.resolve(other)):
+    for address in (own, network.resolve(env.get("MASTER_ADDR", ""))):
+        if not network.is_loopback(address):
             return address
     if own:  # as on this host itself, in Debian's /etc/hosts
         return own
@@ -251,14 +245,3 @@ def address_of_node(host: str, env: Mapping[str, str]) -> str:
         f"host name {host!r} (rank 0's, from Slurm) does not resolve on {socket.gethostname()}.\n"
         f"Add it to DNS or /etc/hosts of all nodes, export MASTER_ADDR with an address of it, or run on one node."
     )
-
-
-def node_address(host: str, env: Mapping[str, str]) -> str:
-    """Return NodeAddr of a node in slurm.conf; "" if Slurm does not tell."""
-    command = ["scontrol", "show", "node", host, "--oneliner"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, env=dict(env), check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
-    return match[1] if match else ""

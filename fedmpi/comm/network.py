@@ -15,8 +15,6 @@ from fedmpi.common.errors import UserError
 
 # Requests of linux/sockios.h and a flag of linux/if.h.
 SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP = 0x8913, 0x8915, 1
-# Bridges of containers and virtual machines, which have the same address on every host: they are offered last.
-BRIDGES = ("docker*", "br-*", "virbr*", "cni*", "podman*", "lxc*")
 # The environment variables by which gloo, NCCL and Open MPI are given an interface.
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 OPEN_MPI = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
@@ -46,9 +44,8 @@ def describe() -> str:
 
 
 def outward_addresses() -> list[str]:
-    """Return the addresses of this host at which other hosts may reach it, bridges of containers last."""
-    outward = [(name, address) for name, address in addresses().items() if not is_loopback(address)]
-    return [address for name, address in sorted(outward, key=lambda item: _matches(item[0], BRIDGES))]
+    """Return the addresses of this host at which other hosts may reach it."""
+    return [address for address in addresses().values() if not is_loopback(address)]
 
 
 def identity() -> str:
@@ -111,16 +108,12 @@ def choose(interface: str | Sequence[str]) -> tuple[str, str]:
     here = addresses()
     for pattern in wanted:
         for name, address in here.items():
-            if address and _matches(name, [pattern]):
+            if address and fnmatch.fnmatchcase(name, pattern):
                 return name, address
     raise UserError(
         f"comm.interface: {', '.join(wanted)}: host {socket.gethostname()} has no such network interface with an "
         f"IPv4 address. It has {describe()}; name one that leads to the other hosts."
     )
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def set_interface(name: str, env: MutableMapping[str, str]) -> None:

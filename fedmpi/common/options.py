@@ -99,7 +99,7 @@ def check(
             complain(key, moved[key])
         else:
             none = "" if declared else f"{named} has no options; "
-            complain(key, f"unknown key; {none}{suggest_key(key, where, keys)}")
+            complain(key, f"unknown key; {none}{suggest_key(key, keys)}")
     for key in required - set(given):
         complain(key, f"missing; it must be given for {named}")
     if problems:

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from fedmpi.common import options, plugin_imports
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest, shorten, show
+from fedmpi.common.user_code_errors import is_users_file
 
 _own_only = ContextVar("own_only", default=False)
 
@@ -89,15 +90,15 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
         raise UserError(f"{where}: is {show(target)}, but a function or class is needed")
     # The engine passes what it supplies by position; a `site` is passed by its name, or not.
     passed = [name for name in kind.supplied if name != "site"]
-    wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
     try:
         signature = inspect.signature(target)
         taken = signature.bind_partial(*passed).arguments
+        optional = [name for name in taken if signature.parameters[name].default is not inspect.Parameter.empty]
+        if wrong := [name for name in optional if name not in passed]:
+            raise TypeError(f"{wrong[0]}, an option, stands in their way")
     except (TypeError, ValueError) as error:  # ValueError: written in C, and it does not tell
+        wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
         raise UserError(f"{where}: cannot be called with {wanted}: {error}") from error
-    for name in taken:  # an option, which has a default, must not stand where the engine passes something else
-        if name not in passed and signature.parameters[name].default is not inspect.Parameter.empty:
-            raise UserError(f"{where}: cannot be called with {wanted}: {name}, an option, stands in their way")
     given = options.check(target, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
     return partial(target, **given)
 
@@ -134,10 +135,8 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
         return getattr(importlib.import_module(module_name), attribute)
     place, _, attribute = name.rpartition(":")
     if not place or not attribute or place.startswith("."):
-        advice = nearest(name, registry)
-        raise UserError(
-            f"{prefix}unknown {kind} '{shorten(name)}'; {advice}; or path/to/file.py:Name, or package.module:Name"
-        )
+        advice = f"{nearest(name, registry)}; or path/to/file.py:Name, or package.module:Name"
+        raise UserError(f"{prefix}unknown {kind} '{shorten(name)}'; {advice}")
     if _own_only.get() and is_foreign(name, registry):
         raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
     from fedmpi.common import seeds  # and torch, which the user's module imports as well
@@ -145,13 +144,12 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
     try:
         with seeds.seeded(0, "import"):  # of no run's seed: the module is there for all runs of this process
             module = _from_file(Path(place)) if is_file(name) else importlib.import_module(place)
-    except UserError as error:
-        raise UserError(f"{prefix}{kind} '{name}': {error}") from error
     except (Exception, SystemExit) as error:  # whatever the user's module does while it is being imported
-        raise UserError(f"{prefix}{kind} '{name}': {_import_error(error, place)}") from error
+        text = str(error) if isinstance(error, UserError) else _import_error(error, place)
+        raise UserError(f"{prefix}{kind} '{name}': {text}") from error
     if not hasattr(module, attribute):
-        public = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        suggestion = nearest(attribute, [each for each in public if each[0] != "_"]).replace("allowed:", "it defines:")
+        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        suggestion = nearest(attribute, [each for each in own if each[0] != "_"]).replace("allowed:", "it defines:")
         raise UserError(f"{prefix}{kind} '{name}': '{place}' has no '{attribute}'; {suggestion}")
     return getattr(module, attribute)
 
@@ -183,12 +181,10 @@ def _from_file(path: Path) -> ModuleType:
 
 def _import_error(error: BaseException, place: str) -> str:
     """Return `file.py:12: NameError: ...` with the innermost line of the user's code, else the innermost of any."""
-    text = f"{type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
         return f"no module named '{error.name}'; is it installed, or on PYTHONPATH?"
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    tail = Path(place).name if place.endswith(".py") else place.rpartition(".")[2] + ".py"
-    own = [frame for frame in frames if Path(frame.filename).name == tail] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}: {text}"
+    last = ([frame for frame in frames if is_users_file(frame.filename)] or frames)[-1]
+    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {error}"

@@ -23,50 +23,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{guess}allowed: {', '.join(allowed) or 'none'}"
 
 
-# Keys of other programs -> ours.
-SYNONYMS = {
-    "learning_rate": "train.lr",
-    "local_epochs": "train.epochs",
-    "num_epochs": "train.epochs",
-    "local_steps": "train.steps",
-    "optimizer": "train.optim",
-    "wd": "train.weight_decay",
-    "max_grad_norm": "train.clip_norm",
-    "lr_scheduler": "train.schedule",
-    "num_rounds": "rounds",
-    "output_dir": "output",
-    "dataset": "data.source",
-    "num_clients": "data.partition.clients",
-    "arch": "model.name",
-    "algorithm": "method.name",
-    "aggregator": "server.rule",
-    "loss": "task.name",
-    "clients_per_round": "cohort.size",
-    "participation": "cohort.fraction",
-    "eval_every": "evaluate.every",
-    "gpus": "compute.device",
-    "amp": "compute.precision",
-    "sweep": "over",
-    "grid": "over",
-    "grid_search": "over",
-    "skip": "leave_out",
-}
+def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> str:
+    """Return the advice on an unknown key of a section that has the keys `known`.
 
-
-def suggest_key(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()) -> str:
-    """Return the advice on an unknown key: `did you mean 'epochs'? allowed: batch_size, epochs, lr`.
-
-    Args:
-        key: the unknown word.
-        where: the section it stands in, "train"; "" for the outermost.
-        known: the keys that the section has.
-        homes: the dotted keys of other sections that end in this word.
+    homes: the dotted keys of other sections that end in this word.
     """
-    meant = SYNONYMS.get(key.casefold().replace("-", "_"), "")
-    section, _, last = meant.rpartition(".")
-    others = [f"'{last}'"] if meant and last in known and section == where else [meant, *homes] if meant else [*homes]
-    if others:
-        return f"did you mean {' or '.join(dict.fromkeys(others))}? allowed: {', '.join(sorted(known))}"
+    if homes := list(homes):
+        return f"did you mean {' or '.join(homes)}? allowed: {', '.join(sorted(known))}"
     if "." in key:
         return f"in a file write the section, then the key within it; allowed: {', '.join(sorted(known))}"
     return nearest(key, known)

@@ -24,14 +24,10 @@ OUT_OF_MEMORY = (
     "out of memory",
     "lower train.batch_size or evaluate.batch_size, take a smaller model, or start fewer ranks on a host",
 )
-ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
-# What a RuntimeError of torch says -> what that means, and what a user can do about it.
+# What an error of torch says -> what that means, and what a user can do about it.
 KNOWN_ERRORS = {
     ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "ALLOCATION_FAILED"): OUT_OF_MEMORY,
-    ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"): (
-        "cuDNN or cuBLAS cannot start, mostly since no GPU memory is left for it",
-        "lower train.batch_size, or start fewer ranks on a GPU",
-    ),
+    ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"): OUT_OF_MEMORY,  # mostly
     ("no kernel image is available", "driver version is insufficient", "driver on your system is too old"): (
         "this PyTorch does not fit this GPU or its driver",
         "install a wheel that does (https://pytorch.org/get-started/locally), or use compute.device=cpu",
@@ -50,7 +46,7 @@ KNOWN_ERRORS = {
     ),
     ("Expected more than 1 value per channel",): (
         "a batch of one sample gives batch normalisation nothing to normalise over",
-        ONE_SAMPLE,
+        "set train.drop_last: true, or another train.batch_size",
     ),
 }
 
@@ -71,18 +67,18 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
     except passing:
         raise
     except UserError as error:
-        if getattr(error, "placed", False):
+        if error.placed:
             raise
-        text, place = str(error), None if getattr(error, "located", False) else in_user_code(error)
+        text, place = str(error), None if error.located else in_user_code(error)
         kind = where.partition(" ")[0]  # "round 0: method Mine, ..." is not put behind "round 0" once more
         text = text if text.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {text}"
-        raise _placed(f"{text} ({place})" if place else text) from error
+        raise UserError(f"{text} ({place})" if place else text, placed=True) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
         place, known = in_user_code(error), known_fix(error)
         text = known or (f"{type(error).__name__}: {error}" if place else "")
         if not text:
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
-        raise _placed(": ".join(each for each in (where, place, text) if each)) from error
+        raise UserError(": ".join(each for each in (where, place, text) if each), placed=True) from error
 
 
 def known_fix(error: BaseException) -> str | None:
@@ -108,18 +104,10 @@ def one_line(error: BaseException, where: str) -> str:
     return text if not place or place in text else f"{text} (at {place})"
 
 
-def _placed(text: str) -> UserError:
-    error = UserError(text)
-    error.placed = True  # type: ignore[attr-defined]  # an outer `attribute_errors` has nothing to add
-    return error
-
-
 def located_error(text: str, *made_by: Any) -> UserError:
     """Return a UserError with the place of the first of `made_by` that is a user's code; no other is added later."""
     place = next((location for each in made_by if (location := source_location(each))), "")
-    error = UserError(f"{text} ({place})" if place else text)
-    error.located = True  # type: ignore[attr-defined]
-    return error
+    return UserError(f"{text} ({place})" if place else text, located=True)
 
 
 def source_location(what: Any) -> str:

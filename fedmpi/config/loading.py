@@ -18,7 +18,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
@@ -42,7 +42,6 @@ PLUGINS = (
     "server.rule",
 )
 SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (sweeps/expand.py)
-MAX_SHOWN = 20  # mistakes in one message
 Key = tuple[str | int, ...]
 
 
@@ -75,9 +74,7 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
         document.problems += complaints(error, document, str(path))
     if document.problems:
         lines = list(dict.fromkeys(document.problems))  # a base that is named twice repeats its mistakes
-        more = [f"... and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-        lines = lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines[:MAX_SHOWN], *more]
-        raise UserError("\n  ".join(lines))
+        raise UserError("\n  ".join([f"{len(lines)} mistakes in the config", *lines] if len(lines) > 1 else lines))
     result._origins.update(document.origins)
     return result
 
@@ -228,73 +225,62 @@ def is_config(value: Any) -> bool:
 def nested(dotted: str, value: Any, origin: str) -> Document:
     """Return a layer with one value under a dotted key."""
     parts = dotted.split(".")
-    tree = value
-    for part in reversed(parts):
-        tree = {part: tree}
+    tree = reduce(lambda below, part: {part: below}, reversed(parts), value)
     return Document(tree, {".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
 
 
-def complaints(error: ValidationError, document: Document, source: str) -> list[str]:
-    """One line for each key, in the order in which the keys were written; `source` is the place of missing keys."""
+def complaints(error: ValidationError, document: Document, source: str, root: type[BaseModel] = Settings) -> list[str]:
+    """Return one line for each key that is wrong, in the order in which the keys were written.
+
+    source: the place of missing keys; root: what the document was to be.
+    """
     order = {where: position for position, where in enumerate(document.origins.values())}
-    lines = []
     errors = error.errors(include_url=False)
     wrong = {each["loc"][:-1] for each in errors}  # a list that is too short only because its items are wrong is not
-    located = [
-        (_locate(document.data, each), each)
-        for each in errors
-        if each["type"] != "too_short" or each["loc"] not in wrong
-    ]
-    for key, group in itertools.groupby(located, key=lambda pair: pair[0]):
+    errors = [each for each in errors if each["type"] != "too_short" or each["loc"] not in wrong]
+    lines = []
+    for key, group in itertools.groupby(errors, key=lambda each: _locate(document.data, each)):
+        around = [".".join(map(str, key[:depth])) for depth in range(len(key), 0, -1)]  # a.b.c, a.b, a
+        where = next((document.origins[name] for name in around if name in document.origins), source)
         dotted = ".".join(shorten(str(part)) for part in key)
-        nearest = next((name for name in _sections_around(key) if name in document.origins), "")
-        where = document.origins.get(nearest, source)
-        text = _describe(key, [each for _, each in group], document.data)
+        text = _describe(key, list(group), document.data, root)
         lines.append((order.get(where, -1), f"{where}: {dotted}: {text}" if dotted else f"{where}: {text}"))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
-def _sections_around(key: Key) -> list[str]:
-    """Return the dotted names of a key and of the sections that contain it: `a.b.c`, `a.b`, `a`."""
-    return [".".join(map(str, key[:depth])) for depth in range(len(key), 0, -1)]
-
-
-def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
+def _describe(key: Key, errors: list[Any], data: dict[str, Any], root: type[BaseModel]) -> str:
     first = errors[0]
     if first["type"] == "missing":
         return "missing; it must be given"
     if first["type"] == "extra_forbidden":
-        return f"unknown key; {_advice(key)}"
+        return f"unknown key; {_advice(key, root)}"
     if first["type"] == "value_error":  # from our own validators, which may name the key themselves
         text = str(first["ctx"]["error"])
-        names = {".".join(map(str, key[depth:])) for depth in range(len(key))}
         begins, _, rest = text.partition(": ")
-        return rest if begins in names else text
+        return rest if begins in [".".join(map(str, key[depth:])) for depth in range(len(key))] else text
     value: Any = data
     for part in key:
         value = value[part]
-    name = next((name for name in ("name", "source", "scheme") if name in _keys(*key)), None)  # method=fedprox
-    meant = f"; did you mean {'.'.join(map(str, key))}.{name}={value}?" if name and isinstance(value, str) else ""
-    if isinstance(value, list) and first["type"] in ("int_type", "float_type", "string_type"):
-        meant = (
-            f"; for a run with each of them write over: {{{'.'.join(map(str, key))}: {show(value)}}}, for fedmpi sweep"
-        )
+    dotted, meant = ".".join(map(str, key)), ""
+    name = next((name for name in ("name", "source", "scheme") if name in _keys(root, *key)), None)  # method=fedprox
+    if name and isinstance(value, str):
+        meant = f"; did you mean {dotted}.{name}={value}?"
+    elif isinstance(value, list) and first["type"] in ("int_type", "float_type", "string_type"):
+        meant = f"; for a run with each of them write over: {{{dotted}: {show(value)}}}, for fedmpi sweep"
     return f"{show(value)} is not allowed; must be {allowed(errors)}{meant}"
 
 
-def _advice(key: Key) -> str:
-    """The nearest allowed key; for a key that belongs into another section, that section."""
-    known = section(key[:-1])
-    assert known is not None  # only a declared section forbids keys
-    keys = [*known.model_fields, *(["base", *SWEEP] if len(key) == 1 else [])]
-    where, last = ".".join(map(str, key[:-1])), str(key[-1])
-    inside = [f"{where}.{name}.{last}" for name in known.model_fields if where and last in _keys(*key[:-1], name)]
-    homes = [f"{name}.{last}" for name in Settings.model_fields if name != where and last in _keys(name)]
-    return suggest_key(last, where, keys, inside or homes)
+def _advice(key: Key, root: type[BaseModel]) -> str:
+    """Return the nearest allowed key; for a key that belongs into another section, that section."""
+    above, last = key[:-1], str(key[-1])
+    where, names = ".".join(map(str, above)), _keys(root, *above)
+    inside = [f"{where}.{name}.{last}" for name in names if where and last in _keys(root, *above, name)]
+    homes = [f"{name}.{last}" for name in root.model_fields if name != where and last in _keys(root, name)]
+    return suggest_key(last, [*names, *(["base", *SWEEP] if not above else [])], inside or homes)
 
 
-def _keys(*path: str | int) -> tuple[str | int, ...]:
-    known = section(path)
+def _keys(root: type[BaseModel], *path: str | int) -> tuple[str, ...]:
+    known = section(path, root)
     return tuple(known.model_fields) if known is not None else ()
 
 

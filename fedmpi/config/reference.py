@@ -3,17 +3,16 @@
 import ast
 import inspect
 import re
-import tokenize
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedmpi.common.type_descriptions import describe_type, describe_value
-from fedmpi.config.field_types import OpenSection, ShortSection
+from fedmpi.config.field_types import OpenSection
 from fedmpi.config.schema import section
 
 
@@ -32,19 +31,19 @@ class Key:
 
 
 def keys(path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """All keys below a section, () for the whole config, each section before what it holds."""
+    """Yield all keys below a section, () for the whole config, each section before what it holds."""
     holder = section(path)
     assert holder is not None
     for name, declared in holder.model_fields.items():
         here = (*path, name)
-        inner = section(here)
-        meaning = declared.description or _beside(holder, name)
+        inner, dotted = section(here), ".".join(here)
+        meaning = declared.description or _comment_on(holder, name)
         if inner is None:
-            yield Key(
-                ".".join(here), describe_type(declared.annotation, declared.metadata), _default(declared), meaning
-            )
+            kind = describe_type(declared.annotation, declared.metadata)
+            yield Key(dotted, kind, _default(declared), meaning)
         else:
-            yield Key(".".join(here), "section", "", meaning or _docstring(inner), inner)
+            own_text = ("__doc__" in vars(inner) and inner.__doc__) or ""
+            yield Key(dotted, "section", "", meaning or " ".join(own_text.split("\n\n")[0].split()), inner)
             yield from keys(here)
 
 
@@ -56,37 +55,23 @@ def _default(declared: FieldInfo) -> str:
     return describe_value(declared.default)
 
 
-def _docstring(kind: type[BaseModel]) -> str:
-    """The first paragraph, unless it is that of the class it derives from."""
-    inherited = kind.__doc__ in (None, OpenSection.__doc__, ShortSection.__doc__)
-    return "" if inherited else re.sub(r"\s+", " ", inspect.cleandoc(str(kind.__doc__)).split("\n\n")[0])
-
-
-def _beside(holder: type[BaseModel], name: str) -> str:
-    """The comment above a field and on its own lines, in the first class that declares it."""
-    for kind in holder.__mro__:
-        if kind.__module__.startswith("fedmpi.config") and name in vars(kind).get("__annotations__", {}):
-            comment = _commented(str(inspect.getsourcefile(kind))).get((kind.__name__, name))
-            if comment is not None:
-                return comment
-    return ""
+def _comment_on(holder: type[BaseModel], name: str) -> str:
+    """Return the comment above a field and on its own lines, in the class that declares it."""
+    kinds = [kind for kind in holder.__mro__ if name in vars(kind).get("__annotations__", {})]
+    return _comments(kinds[0]).get(name, "")
 
 
 @lru_cache
-def _commented(file: str) -> dict[tuple[str, str], str]:
-    """(class, field) -> comment, of one source file."""
-    source = Path(file).read_text(encoding="utf-8")
+def _comments(kind: type[BaseModel]) -> dict[str, str]:
+    """Return the comments on the fields of a class."""
+    source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
-    with open(file, "rb") as stream:
-        tokens = [token for token in tokenize.tokenize(stream.readline) if token.type == tokenize.COMMENT]
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens}
-    alone = {token.start[0] for token in tokens if lines[token.start[0] - 1].lstrip().startswith("#")}
+    (definition,) = ast.parse(source).body
     by_name = {}
-    for kind in (each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)):
-        for field in (each for each in kind.body if isinstance(each, ast.AnnAssign)):
-            first = field.lineno
-            while first - 1 in alone:
-                first -= 1
-            parts = [comments[n] for n in range(first, (field.end_lineno or field.lineno) + 1) if n in comments]
-            by_name[kind.name, ast.unparse(field.target)] = " ".join(parts)
+    for field in (each for each in ast.walk(definition) if isinstance(each, ast.AnnAssign)):
+        first = field.lineno - 1
+        while lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        found = (re.search(r"(?:^|\s)# (.*)$", line) for line in lines[first : field.end_lineno])
+        by_name[ast.unparse(field.target)] = " ".join(each[1] for each in found if each)
     return by_name

@@ -6,12 +6,9 @@ Loading does not check this, since the config.yaml of a run directory may be rea
 import os
 import platform
 import shutil
-import sys
-from importlib.util import find_spec
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import usable_cores
-from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
 
 
@@ -35,19 +32,13 @@ def check(settings: Settings, writes: bool = True) -> None:
 
 
 def compiler(gpu: bool) -> None:
-    """Raise UserError if torch.compile would find no compiler: for C++ on a CPU, for C and with Triton on a GPU."""
-    needs, host = "compute.compile: true needs", f"host {platform.node()}"
-    if gpu and find_spec("triton") is None:
-        raise UserError(
-            f"{needs} Triton on a GPU, and {host} has none; pip install triton, or set compute.compile: false"
-        )
-    variable, language = ("CC", "C") if gpu else ("CXX", "C++")
-    usual = ("gcc", "clang") if gpu else ("clang++" if sys.platform == "darwin" else "g++",)
+    """Raise UserError if torch.compile would find no compiler: for C++ on a CPU, for C on a GPU."""
+    variable, usual = ("CC", ("gcc", "clang")) if gpu else ("CXX", ("g++", "clang++"))
     names = (os.environ[variable],) if variable in os.environ else usual
     if not any(map(shutil.which, names)):
         raise UserError(
-            f"{needs} a {language} compiler, and {host} has no {names[0]}; install it, name another one in the "
-            f"environment variable {variable}, or set compute.compile: false"
+            f"compute.compile: true needs a compiler, and host {platform.node()} has no {names[0]}; install it, name "
+            f"another one in the environment variable {variable}, or set compute.compile: false"
         )
 
 
@@ -58,10 +49,6 @@ def _check_output(settings: Settings) -> None:
         raise UserError(f"{where}: {above} is a file; it must be a directory")
     if not os.access(above, os.W_OK | os.X_OK):
         raise UserError(f"{where}: {above} cannot be written to; choose another output")
-    if max(map(len, map(os.fsencode, output.parts)), default=0) > os.pathconf(above, "PC_NAME_MAX"):
-        raise UserError(
-            f"{where}: {shorten(str(output), 200)} has a part that is too long for a name; choose another output"
-        )
 
 
 def _at(settings: Settings, key: str) -> str:

@@ -223,9 +223,9 @@ class Settings(Section):
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
-def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
+def section(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
     """Return the class of the section at a path of keys, () for the whole; None where there is no section."""
-    known: Any = Settings
+    known: Any = root
     for part in path:
         if known is None or part not in known.model_fields:
             return None

@@ -11,7 +11,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, create_model, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from fedmpi.config.field_types import (
     Count,
@@ -129,41 +129,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.9, "nesterov": False},
     "adam": {"betas": [0.9, 0.999], "eps": 1e-8},
     "adamw": {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
-    "rmsprop": {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0},
-    "adagrad": {"eps": 1e-10},
 }
-OWN = ("momentum", "nesterov", "betas", "eps", "alpha")  # keys that not every optimiser has
+OWN = ("momentum", "nesterov", "betas", "eps")  # keys that not every optimiser has
 NOTHING: dict[str, Any] = {"momentum": 0.0, "nesterov": False}  # else null
-
-
-def _whole(number: float) -> float:
-    """Return 2.0 as 2, so that a number of passes is shown as it was written."""
-    return int(number) if number == int(number) else number
 
 
 class TrainSettings(EitherSection):
     goes_with = {"decay": ("schedule", ("exponential", "step"))}
     either = ("steps", "epochs")
-    # passes over a client's samples in a round; of 0.5 the first half of the batches, rounded up, at least one
-    epochs: Annotated[float, Field(ge=0, le=100_000), AfterValidator(_whole), PlainSerializer(_whole)] | None = 1
+    epochs: Annotated[int, Field(ge=0, le=100_000)] | None = 1  # passes over a client's samples in a round
     # in place of epochs: steps of the optimiser in a round, as many for every client; passes follow one another, each
     # in an order of its own
     steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
     batch_size: Count | Literal["full"] = 50  # samples; full: all of a client's
-    optim: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] = "sgd"  # each as in torch.optim
+    optim: Literal["sgd", "adam", "adamw"] = "sgd"  # each as in torch.optim
     lr: NonNegative = 0.01  # learning rate
-    momentum: Fading = 0.9  # of sgd; of rmsprop, where it is 0 unless given
+    momentum: Fading = 0.9  # of sgd
     nesterov: bool = False  # of sgd's momentum: the step looks ahead
     betas: Annotated[list[Fading], Field(min_length=2, max_length=2)] | None = (
         None  # of adam, adamw; null: [0.9, 0.999]
     )
-    eps: Annotated[float, Field(gt=0, le=1)] | None = None  # of adam, adamw, rmsprop; null: 1e-8; adagrad; null: 1e-10
-    alpha: Fading | None = None  # of rmsprop: weight of the past in the mean of squares; null: 0.99
+    eps: Annotated[float, Field(gt=0, le=1)] | None = None  # of adam, adamw; null: 1e-8
     # times w is added to the gradient; of adamw: lr times it is taken off w (decoupled), 0.01 unless given
     weight_decay: NonNegative = 0.0
-    # norm beyond which the gradient of all that is being trained is scaled to it, after clip_value; null: any
+    # norm beyond which the gradient of all that is being trained is scaled to it; null: any
     clip_norm: Annotated[float, Field(gt=0)] | None = None
-    clip_value: Annotated[float, Field(gt=0)] | None = None  # size beyond which a gradient's entry is cut; null: any
     schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # what lr does over rounds
     # factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1
     decay: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from fedmpi import config as configs
 from fedmpi.comm import network
-from fedmpi.comm.job import Job
-from fedmpi.comm.launchers import detect, survivors
+from fedmpi.comm.launchers import Job, detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text, usable_cores
 from fedmpi.common.text import count

@@ -68,16 +68,15 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
     """
     s, on_gpu = experiment.settings, experiment.model.w.is_cuda
     gathers_on_gpu = on_gpu and (ranks == 1 or s.comm.backend in ("auto", "nccl"))
-    needs = memory.memory_needs(experiment, ranks, gathers_on_gpu, on_gpu)
+    needs = memory.memory_needs(experiment, ranks, gathers_on_gpu)
     row, row_counts = experiment.itemsize * experiment.messages.largest_upload(), memory.upload_rows(experiment, ranks)
-    on_host, state = needs["of which on the host"], needs["of which client state"]
-    root_rows, trainer_rows = int(row * row_counts[0]), on_host or int(row * row_counts[1])
+    state, root_rows, trainer_rows = needs["of which client state"], int(row * row_counts[0]), int(row * row_counts[1])
     optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * experiment.itemsize * experiment.model.layout.size
     most = int(experiment.data.train_sizes.max(initial=0))
     batch = most if s.train.batch_size == "full" else min(s.train.batch_size, most)
 
     place = "gpu_memory" if on_gpu else "memory"  # of what a rank computes with
-    carried = "memory" if on_host else place  # of what travels
+    carried = place if gathers_on_gpu else "memory"  # of what travels
     both = Counter({("memory", "process"): _peak_bytes()})
     both += Counter({("gpu_memory", "data"): torch.cuda.memory_allocated() if on_gpu else 0})
     root = Counter({(carried, "model"): needs["rank 0"] - root_rows + optimiser, (carried, "rows"): root_rows})

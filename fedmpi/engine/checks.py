@@ -17,8 +17,8 @@ from fedmpi.common.text import nearest
 from fedmpi.common.user_code_errors import in_user_code, known_fix, located_error, source_location
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method
+from fedmpi.method.context import Row, State
 from fedmpi.method.slots import Slots
-from fedmpi.method.values import Row, State
 
 UNCHANGED = {  # hook -> the state that it may return as it was
     "aggregate": "; return server.state for state that stays as it was",

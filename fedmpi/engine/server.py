@@ -27,8 +27,7 @@ from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
-from fedmpi.method.context import Server, Uploads
-from fedmpi.method.values import State
+from fedmpi.method.context import Server, State, Uploads
 
 Rule = Callable[[Uploads, Server], Tensor]
 

@@ -32,7 +32,7 @@ from fedmpi.method.base import (
     declared,
     overrides,
 )
-from fedmpi.method.context import Client, Loss, Server, Uploads
+from fedmpi.method.context import Client, Fitted, Loss, Quadratic, Row, Server, State, Uploads
 from fedmpi.method.slots import (
     BUFFERS,
     CHANGE,
@@ -48,7 +48,6 @@ from fedmpi.method.slots import (
     Slots,
     Travel,
 )
-from fedmpi.method.values import Fitted, Quadratic, Row, State
 
 __all__ = [
     "BUFFERS",

@@ -18,14 +18,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedmpi.flat.layout import EVERYTHING
-from fedmpi.method.context import Client, Server, Uploads
+from fedmpi.method.context import Client, Quadratic, Row, Server, State, Uploads
 from fedmpi.method.slots import SHARED, Slots, Travel
-from fedmpi.method.values import Quadratic, Row, State
 
 # What a method may need of the experiment; checked before anything runs.
 
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
-SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.clip_value, train.keep_optim)"
+SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.keep_optim)"
 FEATURES = "a model with features and a last linear layer"
 LAST_LAYER = "a model with a last linear layer"  # of which nobody asks what it is given
 CLASSES = "a classification task"
@@ -39,7 +38,7 @@ class Method:
     """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
 
     paper: ClassVar[str] = ""  # where the method was published; nothing reads it
-    # Kept with the client, wherever it trains; `receive`, `train` and `upload` return it, client.state has it.
+    # Kept with the client, wherever it trains; `train` and `upload` return it, client.state has it.
     client_state: ClassVar[Slots] = Slots()
     server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, server.state has it
     # Names of server_state that travel with the weights, the same for all: client.down.NAME.
@@ -63,31 +62,29 @@ class Method:
 
     def __init_subclass__(cls) -> None:
         """Raise TypeError for a class that would quietly be another method than its author thinks."""
-        known, written = (*HOOKS, *DECLARATIONS), vars(cls)
+        written, mistake = vars(cls), f"method {cls.__name__}: "
         options = written.get("__annotations__", {})
-        for name in options:
-            if name in known and "ClassVar" not in str(options[name]):
-                raise TypeError(f"method {cls.__name__}: {name!r} is a declaration, not an option; write {name} = ...")
+        for name in {*options} & {*HOOKS, *DECLARATIONS}:
+            if "ClassVar" not in str(options[name]):
+                raise TypeError(f"{mistake}{name!r} is a declaration, not an option; write {name} = ...")
         for name, value in written.items():
-            if name.startswith("_") or name in options:
+            if name.startswith("_") or name in options or name in DECLARATIONS:
                 continue
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            if name not in HOOKS:
+                close = difflib.get_close_matches(name, (*HOOKS, *DECLARATIONS), n=1, cutoff=0.75)
                 if close:
-                    raise TypeError(
-                        f"method {cls.__name__}: {name!r} is no hook; did you mean {close[0]!r}? "
-                        f"(call a helper of your own _{name})"
-                    )
-            elif name in HOOKS and not isinstance(value, property):
-                if not inspect.isfunction(value):
-                    raise TypeError(f"method {cls.__name__}: {name!r} is a hook: a function, not {value!r}")
-                wanted = [*inspect.signature(getattr(Method, name)).parameters]
-                if len(inspect.signature(value).parameters) != len(wanted):
-                    raise TypeError(f"method {cls.__name__}: hook {name} takes ({', '.join(wanted)})")
-        if written.get("neutral"):
-            odd = set(written["neutral"]) - set(options)
-            if odd:
-                raise TypeError(f"method {cls.__name__}: neutral names {sorted(odd)[0]!r}, which is no option")
+                    meant = f"did you mean {close[0]!r}? (call a helper of your own _{name})"
+                    raise TypeError(f"{mistake}{name!r} is no hook; {meant}")
+                continue
+            if isinstance(value, property):
+                continue
+            if not inspect.isfunction(value):
+                raise TypeError(f"{mistake}{name!r} is a hook: a function, not {value!r}")
+            wanted = [*inspect.signature(getattr(Method, name)).parameters]
+            if len(inspect.signature(value).parameters) != len(wanted):
+                raise TypeError(f"{mistake}hook {name} takes ({', '.join(wanted)})")
+        for name in {*(written.get("neutral") or ())} - {*options}:
+            raise TypeError(f"{mistake}neutral names {name!r}, which is no option")
 
     def __new__(cls, *_: Any, **__: Any) -> Method:
         parameters = cls.__dict__.get("__dataclass_params__")
@@ -142,8 +139,8 @@ class Method:
         """
         return client.grad(x, y)
 
-    def receive(self, client: Client) -> Tensor | tuple[Tensor, State]:
-        """Weights that local training starts from, or these and new client state.   -> (d,), or (d,) and State
+    def receive(self, client: Client) -> Tensor:
+        """Weights that local training starts from.   -> (d,)
 
         Called when the client receives, with client.w = client.received. It gives weights, not buffers: these start as
         received. Not called in evaluation.
@@ -162,8 +159,8 @@ class Method:
     def upload(self, client: Client) -> tuple[Row, State]:
         """What the client sends besides dw = w - w0 (formed by the engine where declared), and new client state.
 
-        `receive`, `train` and `upload` together return all of client_state, each slot one of them; `client.state`
-        stands for what stays as it was.
+        `train` and `upload` together return all of client_state, each slot one of them; `client.state` stands for what
+        stays as it was.
         """
         return Row(), State()
 

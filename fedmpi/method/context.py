@@ -12,7 +12,8 @@ classes, z features, N clients, m of them in the cohort, B samples in a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +21,58 @@ from torch import Tensor
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
-from fedmpi.method.values import Fitted, Quadratic, State
+
+
+class Row(dict[str, Tensor]):
+    """What a client uploads, one entry a declared slot: Row(dw=..., dc=...). The engine adds dw where it is missing."""
+
+
+class State(dict[str, Tensor]):
+    """Values of declared state: client.state.c_i, server.state.c to read; State(c_i=...) with all of it to return.
+
+    What stays as it was is returned as it was: `client.state`, `server.state`, or State(**client.state, more=...).
+    """
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            declared = ", ".join(self) or "none"
+            raise AttributeError(f"no state {name!r} is declared here (declared: {declared})") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"state {name!r} is read-only: return the new value, the engine stores it")
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """weight / 2 ||w - anchor||^2 - <slope, w> of the live weights w, as `regularizer` may return it.
+
+    The same as that formula in tensors, of which autograd takes the gradient, in a fifth of the time.
+    """
+
+    weight: float
+    anchor: Tensor  # (d,)
+    slope: Tensor | None = None  # (d,)
+
+    def value(self, w: Tensor) -> Tensor:
+        """Return the term at w (d,), ()."""
+        value = self.weight / 2 * (w - self.anchor).square().sum()
+        return value if self.slope is None else value - self.slope @ w
+
+    def add_gradient(self, g: Tensor, w: Tensor) -> Tensor:
+        """Add the gradient at w (d,) to g (d,), in place, and return that."""
+        if self.slope is not None:
+            g.sub_(self.slope)
+        return g.add_(w - self.anchor, alpha=self.weight)
+
+
+class Fitted(NamedTuple):
+    """What `Client.fit` returns."""
+
+    w: Tensor  # (d,) trained weights
+    b: Tensor  # (b,) the float buffers that go with them
+
 
 Loss = Callable[["Client", Tensor, Tensor], Tensor]
 Regularizer = Callable[["Client"], Tensor | Quadratic | None]
@@ -44,8 +96,6 @@ class Client(Protocol):
     classes: int  # c, the number of classes
     lr: float  # eta_t, the learning rate of this round
     batch_size: int | None  # samples of a batch; None: all at once
-    # passes over the samples that `fit` begins by default; train.steps and fractions cut the last one short
-    epochs: int
     epoch: int  # pass of the running `fit`, from 0
     last_epoch: bool  # whether the step at hand is one of the last ones of `fit`, as many as make a pass
     steps: int  # K, optimiser steps made by `fit` on client.w
@@ -110,7 +160,6 @@ class Client(Protocol):
         *,
         at: Tensor | None = None,
         loss: Loss | None = None,
-        regularizer: Regularizer | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
         """Gradient of a loss on one batch.
@@ -118,9 +167,7 @@ class Client(Protocol):
         Args:
             x, y: (B, ...) samples, (B,) targets.
             at: (d,) weights; default the live ones.
-            loss: (k, x, y) -> (); default the method's.
-            regularizer: (client) -> (), whose gradient is added, where client.w is `at`; default none, also not the
-            method's.
+            loss: (client, x, y) -> (); default the method's, without its regularizer.
             buffers: (b,) float buffers of `at`, such as client.scratch's, which the pass writes to; default the live
             ones.
 
@@ -129,16 +176,8 @@ class Client(Protocol):
             alone; so do passes outside of steps, and those with `buffers`.
         """
 
-    def regularizer_grad(self, regularizer: Regularizer, *, at: Tensor | None = None) -> Tensor:
-        """Gradient of a regularizer, such as the hook of another method.
-
-        Args:
-            regularizer: k -> (), or None where there is no term.
-            at: (d,) weights that client.w is meanwhile; default the live ones.
-
-        Returns:
-            (d,) gradient with respect to client.w.
-        """
+    def regularizer_grad(self, regularizer: Regularizer) -> Tensor:
+        """(d,) gradient of a regularizer, such as the hook of another method, with respect to client.w."""
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """(d,) exact H v of the method's loss at the live weights, v (d,); for second-order steps (Per-FedAvg)."""
@@ -186,13 +225,12 @@ class Client(Protocol):
 
     def fit(
         self,
-        epochs: float | None = None,
+        epochs: int | None = None,
         *,
         groups: Sequence[str] | None = None,
         lr: float | None = None,
         start: Tensor | None = None,
         buffers: Tensor | None = None,
-        loss: Loss | None = None,
         regularizer: Regularizer | None = None,
         plain: bool = False,
         bare: bool = False,
@@ -200,13 +238,12 @@ class Client(Protocol):
         """The batch loop: steps of train.optim with a fresh optimiser, or with that which train.keep_optim has kept.
 
         Args:
-            epochs: passes, of a part of one the first batches; default train.epochs, or as many as make train.steps.
+            epochs: passes; default train.epochs, or as many as make train.steps.
             groups: layout groups to train; default the method's `trains`.
             lr: default eta_t.
             start: (d,) weights of another model to train from there; client.w, its buffers, counters and recorded loss
                 stay what they were. The optimiser is fresh.
             buffers: (b,) float buffers of that model; default the live ones.
-            loss: in place of the hooks `loss` and `step`.
             regularizer: in place of the hook of that name.
             plain: FedAvg's steps on all parameters, with a fresh optimiser.
             bare: the same by w <- w - lr g, without the momentum, weight decay, clipping and optimiser of `train`.

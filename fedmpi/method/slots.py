@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.flat.packing import Packing
-from fedmpi.method.context import Uploads
-from fedmpi.method.values import State
+from fedmpi.method.context import State, Uploads
 
 # Names that `updates.name` and `client.state.name` have for other things.
 RESERVED = {name for name in (*dir(Uploads), *Uploads.__annotations__, *dir(State)) if not name.startswith("_")}

@@ -13,7 +13,6 @@ of v_k are moved by the passes at u_k.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from fedmpi.method import PLAIN_SGD, Client, Method, Row, Server, State, Uploads
 from fedmpi.method.slots import BUFFERS, FLAT, INITIAL, INITIAL_BUFFERS, SCALAR, SHARED, Slot, Slots
 
 
-@final
 @dataclass(frozen=True)
 class APFL(Method):
     alpha: float = option(0.5, "share of the client's own model, at the start", ge=0, le=1)

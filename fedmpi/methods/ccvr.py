@@ -13,7 +13,6 @@ paper; the defaults are a public reproduction's, without its weight decay of 1e-
 """
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ from fedmpi.method.base import CLASSES, FEATURES, LABEL_COUNTS, PLAIN_SERVER
 from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slot, Slots, Travel
 
 
-@final
 @dataclass(frozen=True)
 class CCVR(Method):
     samples: int = option(2000, "M_c, features drawn for each class", ge=0)

@@ -7,14 +7,12 @@ Batch statistics of v_k are its own, too.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
 from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Quadratic, Slots, State, option
 
 
-@final
 @dataclass(frozen=True)
 class Ditto(Method):
     lam: float = option(0.75, "pull of the personal model towards the global one", ge=0)

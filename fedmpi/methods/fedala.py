@@ -15,7 +15,6 @@ code all clients mix in every round.
 
 from dataclasses import dataclass
 from statistics import pstdev
-from typing import final
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ FEWEST, MOST = 11, 100  # passes over the rows the first time
 WINDOW = 10  # losses whose deviation is looked at
 
 
-@final
 @dataclass(frozen=True)
 class FedALA(Method):
     rate: float = option(1.0, "learning rate of W", ge=0)
@@ -44,18 +42,24 @@ class FedALA(Method):
     def client_state(self) -> Slots:
         return Slots(last=INITIAL, W=Slot(("h" if self.layers == "head" else "d",), start=1.0), learned=SCALAR)
 
-    def receive(self, client: Client) -> tuple[Tensor, State]:
+    @declared
+    def scratch(self) -> Slots:
+        return Slots(W=Slot(("h" if self.layers == "head" else "d",)), learned=SCALAR)
+
+    def receive(self, client: Client) -> Tensor:
+        W = client.scratch.W.copy_(client.state.W)
+        client.scratch.learned.copy_(client.state.learned)
         learned, moved = torch.stack([client.state.learned > 0, differ(client.received, client.state.last)]).tolist()
         if not self.rate or not moved:
-            return client.received, State(W=client.state.W, learned=client.state.learned)
-        W = client.state.W.clone()
+            return client.received
         losses: list[Tensor] = []
         while len(losses) < (1 if learned else MOST):
             losses.append(self.learn(client, W))
             # Whether to go on is asked of the device where it may end, and nowhere else.
             if len(losses) >= FEWEST and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
                 break
-        return self.mixed(client, W), State(W=W, learned=client.state.learned.new_ones(()))
+        client.scratch.learned.fill_(1)
+        return self.mixed(client, W)
 
     def learn(self, client: Client, W: Tensor) -> Tensor:
         """One pass of (2) over this round's share of the rows, W in place; returns the last batch's loss."""
@@ -89,7 +93,8 @@ class FedALA(Method):
 
     def upload(self, client: Client) -> tuple[Row, State]:
         # Averaged are the trained models, wherever they started.
-        return Row(dw=client.w - client.received), State(last=client.w)
+        learned = State(W=client.scratch.W, learned=client.scratch.learned)
+        return Row(dw=client.w - client.received), State(last=client.w, **learned)
 
     def weights(self, client: Client) -> Tensor:
         return self.mixed(client, client.state.W) if self.rate else client.received

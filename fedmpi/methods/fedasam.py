@@ -8,7 +8,6 @@ The FedSOL authors' comparison has T = |w| everywhere: eta: 0, scaled: all.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from fedmpi.method import SGD_STEPS, Client, Method, option
 
 
-@final
 @dataclass(frozen=True)
 class FedASAM(Method):
     rho: float = option(0.7, "length of the perturbation; 0: FedAvg", ge=0)

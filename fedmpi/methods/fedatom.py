@@ -17,7 +17,6 @@ Client k uses (alpha, D_l,k, theta_h); with pers_head: local a theta_h of its ow
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ from fedmpi.method.slots import BUFFERS, SCALAR, Slot, Slots, Travel
 from fedmpi.models.atoms import decompose
 
 
-@final
 @borrows("client", step=True)
 @dataclass(frozen=True)
 class FedAtom(Method):
@@ -78,7 +76,7 @@ class FedAtom(Method):
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         return decompose(module, self.atoms, self.init)  # type: ignore[arg-type]
 
-    def receive(self, client: Client) -> Tensor | tuple[Tensor, State]:
+    def receive(self, client: Client) -> Tensor:
         if self.alpha_fast != "keep":
             return self.inner.receive(client)
         slow = max(client.round - 1, 0) // self.period * self.period  # the last one before this round
@@ -100,7 +98,6 @@ class FedAtom(Method):
         return row, State(alpha=client.take(COEF, client.w), trained=client.w.new_full((), client.round + 1))
 
 
-@final
 @borrows("fedatom", step=True)
 @dataclass(frozen=True)
 class FedAtomPersonal(Method):

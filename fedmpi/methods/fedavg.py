@@ -5,12 +5,10 @@ It is what remains when a method adds nothing.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from fedmpi.method import Method
 
 
-@final
 @dataclass(frozen=True)
 class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"

@@ -6,7 +6,6 @@ Evaluation:    e epochs of fine-tuning at each client, of the full network, the 
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM
 from fedmpi.method import LAST_LAYER, Client, Method, Travel, option
@@ -14,7 +13,6 @@ from fedmpi.method import LAST_LAYER, Client, Method, Travel, option
 TUNED = {"full": (EVERYTHING,), "head": (HEAD,), "body": (BODY, NORM)}
 
 
-@final
 @dataclass(frozen=True)
 class FedBABU(Method):
     tuned: str = option("full", "what ft(e) changes", choices=tuple(TUNED))

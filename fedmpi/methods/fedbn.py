@@ -8,7 +8,6 @@ instead (bn_match: name), which misses the normalisation in the shortcuts of tor
 
 import warnings
 from dataclasses import dataclass
-from typing import final
 
 from torch import nn
 
@@ -17,7 +16,6 @@ from fedmpi.flat.model import NORM_LAYERS
 from fedmpi.method import Method, Travel, option
 
 
-@final
 @dataclass(frozen=True)
 class FedBN(Method):
     bn_match: str = option(

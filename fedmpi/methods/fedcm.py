@@ -9,14 +9,12 @@ of (w - w_k).
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
 from fedmpi.method import FLAT, SCALAR, SGD_STEPS, SHARED, Client, Method, Row, Server, Slots, State, Uploads, option
 
 
-@final
 @dataclass(frozen=True)
 class FedCM(Method):
     alpha: float = option(0.1, "share of the batch's gradient in (1); 1: FedAvg", gt=0, le=1)

@@ -9,14 +9,12 @@ z: what the head is given; the variance is unbiased, 1e-8 is added to it. A batc
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
 from fedmpi.method import FEATURES, Client, Method, option
 
 
-@final
 @dataclass(frozen=True)
 class FedDecorr(Method):
     beta: float = option(0.1, "weight of the correlations; 0: FedAvg", ge=0)

@@ -9,14 +9,12 @@ all scores are 0, p_k' = p_k. With b > 0 it is not FedAvg even for a = 0. Batch 
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
 from fedmpi.method import CLASSES, LABEL_COUNTS, Method, Server, State, Uploads, option
 
 
-@final
 @dataclass(frozen=True)
 class FedDisco(Method):
     a: float = option(0.5, "weight of the discrepancy", ge=0)

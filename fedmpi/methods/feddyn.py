@@ -10,7 +10,6 @@ part of F_k, and so of (w_k - w). Where (1) holds, grad F_k(w_k) = g_k - alpha (
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from fedmpi.method.base import PLAIN_SERVER, SGD_STEPS
 from fedmpi.method.slots import FLAT, Slots
 
 
-@final
 @dataclass(frozen=True)
 class FedDyn(Method):
     alpha: float = option(0.1, "weight of the quadratic term", gt=0)

@@ -10,14 +10,12 @@ report: average makes that mean the global model and tells clients how far ahead
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
 from fedmpi.method import FLAT, PLAIN_SERVER, Client, Method, Server, Slots, State, Uploads, declared, option
 
 
-@final
 @dataclass(frozen=True)
 class FedExP(Method):
     eps: float = option(1e-3, "eps of (1), in squared units of the weights", gt=0)

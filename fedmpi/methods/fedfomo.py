@@ -14,7 +14,6 @@ the initial model.                                                              
 """
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from fedmpi.method import VALIDATION, Client, Method, Row, Server, State, Upload
 from fedmpi.method.slots import FLAT, INITIAL, Slot, Slots, Travel
 
 
-@final
 @dataclass(frozen=True)
 class FedFomo(Method):
     models: int = option(5, "M, other clients' models that a client gets at most", ge=1)

@@ -10,7 +10,6 @@ with a running mean of past directions, conflicts taken out, pairs added, and so
 """
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declare
 KEPT = 0.99  # of the history, a round
 
 
-@final
 @dataclass(frozen=True)
 class FedGH(Method):
     variant: str = option("pairwise", "how conflicts are found", choices=("pairwise", "hierarchical"))

@@ -11,7 +11,6 @@ Evaluation is FedAvg's.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from fedmpi.method import CLASSES, ONE_CLASS, Client, Method, option
 ABSENT = 1e-8  # samples of a class that the client does not have
 
 
-@final
 @dataclass(frozen=True)
 class FedLC(Method):
     tau: float = option(1.0, "width of the margins; 0: FedAvg", ge=0)

@@ -16,7 +16,7 @@ the sign enters twice. Other shares and scopes: server.rule: {name: principal, .
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor
 
@@ -39,7 +39,6 @@ def margin(f: Tensor, norm: str = "sample") -> Tensor:
     return f.square().sum(1).log1p().mean()
 
 
-@final
 @dataclass(frozen=True)
 class FedLD(Method):
     margin: float = option(0.03, "lambda, weight of the margin term; 0: off", ge=0)

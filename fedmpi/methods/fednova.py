@@ -8,7 +8,6 @@ round that formed it and per unit of learning rate (their code leaves d at 0). W
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from fedmpi.method import SGD_STEPS, Client, Method, Row, Server, State, Uploads
 from fedmpi.method.slots import FLAT, SCALAR, SHARED, Slots
 
 
-@final
 @dataclass(frozen=True)
 class FedNova(Method):
     ccvr: bool = option(False, "correct local gradients by the difference of the cohort's direction and one's own")

@@ -6,7 +6,6 @@ f: logits of the live model, f0: of the model received; ~ leaves out the true cl
 """
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from fedmpi.method import CLASSES, Client, Method, option
 from fedmpi.methods._terms import distillation
 
 
-@final
 @dataclass(frozen=True)
 class FedNTD(Method):
     beta: float = option(1.0, "weight of the distillation", ge=0)

@@ -11,7 +11,6 @@ client's own from (1). In round 0 there are no prototypes and no mixture yet.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from fedmpi.method.slots import HEAD_FLAT, PER_CLASS, PROTOTYPES, SCALAR, SHARED
 from fedmpi.methods._prototypes import class_means, class_sums, head_mixture, prototype_loss
 
 
-@final
 @dataclass(frozen=True)
 class FedPAC(Method):
     lam: float = option(1.0, "weight of the prototype term", ge=0)

@@ -9,7 +9,6 @@ stay dense, and so does the head.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import nn
 
@@ -17,7 +16,6 @@ from fedmpi.method import Method, option
 from fedmpi.models.fedpara import factorise
 
 
-@final
 @dataclass(frozen=True)
 class FedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)

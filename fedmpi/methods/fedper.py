@@ -7,13 +7,11 @@ with the new body and the head from its last round.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from fedmpi.flat.layout import HEAD
 from fedmpi.method import LAST_LAYER, Method, Travel
 
 
-@final
 @dataclass(frozen=True)
 class FedPer(Method):
     paper = "Arivazhagan et al., 2019"

@@ -8,7 +8,6 @@ share_weights averages the models too (FedUV's comparison runs it so).
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from fedmpi.method.slots import PER_CLASS, PROTOTYPES, SHARED, Slots, Travel
 from fedmpi.methods._prototypes import class_means, prototype_loss
 
 
-@final
 @dataclass(frozen=True)
 class FedProto(Method):
     lam: float = option(1.0, "weight of the prototype term", ge=0)

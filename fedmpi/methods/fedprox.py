@@ -5,12 +5,10 @@ with w0 the weights received; the server is FedAvg's. mu = 0 is FedAvg.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from fedmpi.method import Client, Method, Quadratic, option
 
 
-@final
 @dataclass(frozen=True)
 class FedProx(Method):
     mu: float = option(0.01, "weight of the proximal term", ge=0)

@@ -7,13 +7,11 @@ train.epochs and train.steps play no part.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
 from fedmpi.method import LAST_LAYER, Client, Method, State, Travel, option
 
 
-@final
 @dataclass(frozen=True)
 class FedRep(Method):
     head_epochs: int = option(10, "epochs of the head phase", ge=0)

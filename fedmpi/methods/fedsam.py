@@ -6,7 +6,6 @@ w  <- w - lr grad F_k(w + eps)               taken at w                         
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -14,7 +13,6 @@ from fedmpi.method import SGD_STEPS, Client, Method, option
 from fedmpi.methods._terms import perturbation
 
 
-@final
 @dataclass(frozen=True)
 class FedSAM(Method):
     rho: float = option(0.1, "length of the perturbation; 0: FedAvg", ge=0)

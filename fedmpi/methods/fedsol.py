@@ -16,7 +16,6 @@ configs/papers/fedsol_table4.py, the ablations of Table 10 are configs/papers/fe
 
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import final
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from fedmpi.methods._terms import perturbation, retention, share_of_norm
 IN_TABLE_10 = "is an option of configs/papers/fedsol_table10.py:Objective now, which has FedSOL as its option `fedsol`"
 
 
-@final
 @borrows("prox")
 @dataclass(frozen=True)
 class FedSOL(Method):

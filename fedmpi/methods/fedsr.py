@@ -9,7 +9,6 @@ probabilistic: false leaves the model as it is: their FedL2R.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor, nn
 
@@ -18,7 +17,6 @@ from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel, declared, o
 from fedmpi.models.gaussian import REFERENCE, Gaussian
 
 
-@final
 @dataclass(frozen=True)
 class FedSR(Method):
     l2r: float = option(0.01, "weight of the features' norm", ge=0)

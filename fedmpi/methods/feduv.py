@@ -9,7 +9,6 @@ The gradient goes through sigma too, as in the authors' code (detach_sigma: true
 """
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch.nn.functional import pdist
 from fedmpi.method import CLASSES, FEATURES, Client, Method, option
 
 
-@final
 @dataclass(frozen=True)
 class FedUV(Method):
     mu: float = option(0.5, "weight of the uniformity U", ge=0)

@@ -7,13 +7,11 @@ result away, because "Freeze" and "freeze" differ.)
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
 from fedmpi.method import LAST_LAYER, Method, Travel
 
 
-@final
 @dataclass(frozen=True)
 class Freeze(Method):
     paper = "Son et al., CVPR 2024"

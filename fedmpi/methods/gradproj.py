@@ -8,7 +8,6 @@ whatever rounding, dropout or batch statistics make of it: the first step of a r
 """
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from fedmpi.method import CLASSES, Client, Method, declared, option
 from fedmpi.methods._terms import retention
 
 
-@final
 @dataclass(frozen=True)
 class GradProj(Method):
     tau: float = option(3.0, "temperature of teacher and student", gt=0)

@@ -12,7 +12,6 @@ similarity: paper at scale 1, exp(-d_j / scale). One lam for all clients; the pa
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from torch.nn.functional import one_hot
 from fedmpi.method import CLASSES, FEATURES, Client, Method, option
 
 
-@final
 @dataclass(frozen=True)
 class KNNPer(Method):
     k: int = option(5, "number of neighbours", ge=1)

@@ -8,7 +8,6 @@ FedAvg has trained; here all clients start from the same initial model.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import nn
 
@@ -19,7 +18,6 @@ from fedmpi.method import LAST_LAYER, Method, Travel, option
 GLOBAL = "global"  # layout group of the shared layers below the head
 
 
-@final
 @dataclass(frozen=True)
 class LGFedAvg(Method):
     n_shared: int = option(1, "number of linear layers that are shared, the last ones", ge=1)

@@ -6,12 +6,10 @@ smaller one the epochs that it would have spent in a federation. Judge it by eva
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from fedmpi.method import Method, Travel
 
 
-@final
 @dataclass(frozen=True)
 class Local(Method):
     paper = "baseline of Chen et al., 2024 and Lee et al., CVPR 2024"

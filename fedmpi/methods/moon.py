@@ -9,7 +9,6 @@ z is what the head is given; the authors' projection of it belongs to the model,
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
@@ -17,7 +16,6 @@ from torch.nn.functional import normalize, softplus
 from fedmpi.method import FEATURES, INITIAL, INITIAL_BUFFERS, Client, Method, Row, Slots, State, option
 
 
-@final
 @dataclass(frozen=True)
 class MOON(Method):
     mu: float = option(1.0, "weight of the contrastive term; 0: FedAvg", ge=0)

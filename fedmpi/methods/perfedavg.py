@@ -14,14 +14,12 @@ SGD of rate alpha, whatever train.optim is; tuning: meta has more steps of the a
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
 from fedmpi.method import Client, Method, declared, option
 
 
-@final
 @dataclass(frozen=True)
 class PerFedAvg(Method):
     alpha: float = option(0.01, "learning rate of the inner step; 0: FedAvg", ge=0)

@@ -12,15 +12,13 @@ those of passes at theta.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import PLAIN_SGD, Client, Method, Quadratic, Row, State, option
+from fedmpi.method import PLAIN_SGD, Client, Method, Row, State, option
 from fedmpi.method.slots import FLAT, INITIAL, INITIAL_BUFFERS, Slots
 
 
-@final
 @dataclass(frozen=True)
 class PFedMe(Method):
     lam: float = option(15.0, "pull between the personal model and the local copy of the global one", gt=0)
@@ -35,11 +33,11 @@ class PFedMe(Method):
     needs = frozenset({PLAIN_SGD})  # (3) is one step of it
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        theta, pull = client.scratch.theta, Quadratic(self.lam, client.w)  # of (1)
+        theta = client.scratch.theta
         if self.start == "w" or not client.steps:
             theta.copy_(client.w)
         for _ in range(self.steps):
-            g = client.grad(x, y, at=theta, regularizer=lambda _: pull).add_(theta, alpha=self.decay)
+            g = client.grad(x, y, at=theta).add_(theta - client.w, alpha=self.lam).add_(theta, alpha=self.decay)
             theta.sub_(g, alpha=self.personal_lr)  # (2)
         return self.lam * (client.w - theta)  # (3)
 

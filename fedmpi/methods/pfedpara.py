@@ -7,7 +7,6 @@ Layers that would not shrink stay dense, and so does the head: they are shared.
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import nn
 
@@ -16,7 +15,6 @@ from fedmpi.method import Method, Travel, option
 from fedmpi.models.fedpara import factorise
 
 
-@final
 @dataclass(frozen=True)
 class PFedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)

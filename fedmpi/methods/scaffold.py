@@ -11,7 +11,6 @@ cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
 """
 
 from dataclasses import dataclass
-from typing import final
 
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from fedmpi.method import SGD_STEPS, Client, Method, Row, Server, State, Uploads
 from fedmpi.method.slots import CHANGE, FLAT, SHARED, Slots
 
 
-@final
 @dataclass(frozen=True)
 class Scaffold(Method):
     mean_c: str = option("uniform", "mean over clients in (4); weighted: by p", choices=("uniform", "weighted"))

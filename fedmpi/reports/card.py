@@ -133,7 +133,7 @@ def data(run: Run, sites: Sequence[Site]) -> list[Part]:
 
 def method(run: Run) -> list[list[Value]]:
     c, name = run.config, str(run.config.get("method.name"))
-    known = {entry.name: entry.summary for entry in introspection.entries("methods")}
+    known = introspection.summaries("methods")
     options = [f"{key[7:]} {value}" for key, value in c.items() if key.startswith("method.") and key != "method.name"]
     size, steps, passes = c.get("cohort.size"), c.get("train.steps"), c.get("train.epochs", 1)
     share = count(size, "site") if size else f"of the sites {float(c.get('cohort.fraction') or 1.0):.0%}"

@@ -70,9 +70,7 @@ FEATURES = (
             ("deviation", "classifier variance", "standard deviation of a probability",
              "Standard deviation of a class's probability over the samples, mean over classes (FedUV)."),
             ("classifier", "mean singular value of the classifier", "singular value",
-             "Of the weights of the last layer; of the 32 largest, where there are more."),
-            ("energy", "hyperspherical energy of features", "energy",
-             "Mean of exp(-2 |u_i - u_j|²) over pairs of unit features: 1 where all of them have one direction."),
+             "Of the weights of the last layer."),
             ("uniformity", "FedUV's U of features", "U",
              "Mean of exp(-d / median d) over pairs of features, d squared distances."),
             ("rank", "effective rank of features", "directions",
@@ -86,10 +84,6 @@ LOCAL_STEPS = (
     OverRounds("cosine", "cosine of the step and the proximal gradient", "cosine",
                {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
                f"Mean over local steps and clients. {BELOW}"),
-)  # fmt: skip
-MAPS = (  # matrices, drawn of the last round
-    ("features", "predicted", "what local models predict", ("client", "class"), "probability",
-     "Mean probability that a local model gives to each class, on the same samples of the global test set."),
 )  # fmt: skip
 
 
@@ -131,9 +125,8 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Return the charts of features, heads and outputs of models; for a single run also maps of local predictions."""
-    parts = _over_rounds(runs, "features", FEATURES, _analysis(runs))
-    return parts if runs.alone is None else [*parts, *(_last_map(runs.alone, *each) for each in MAPS)]
+    """Return the charts of features, heads and outputs of models."""
+    return _over_rounds(runs, "features", FEATURES, _analysis(runs))
 
 
 def local_steps(runs: Runs) -> list[Part | None]:
@@ -205,28 +198,6 @@ def _client_map(
     note += f" Of {len(of)} clients {len(rows)} are drawn." if len(rows) < len(of) else ""
     data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
     return Figure(name, title, chart, ("round", "client", unit), data, note)
-
-
-def _last_map(
-    run: Run, source: str, key: str, title: str, sides: tuple[str, str], unit: str, note: str
-) -> Figure | None:
-    """Draw a matrix of numbers, in the last round that has it: by client, class or both."""
-    rows = [row for row in run.analysis if isinstance(row.get(source), dict) and row[source].get(key)]
-    if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
-        return None
-    values = [[number(v) for v in each] for each in rows[-1][source][key]]
-    clients = [run.client_names.get(k, str(k)) for k in rows[-1].get("clients") or ()]
-    names, columns = (
-        clients if side.endswith("client") else [str(c) for c in range(size)]
-        for side, size in zip(sides, (len(values), len(values[0])), strict=True)
-    )
-    data: list[list[Value]] = [
-        [a, b, v] for a, row in zip(names, values, strict=False) for b, v in zip(columns, row, strict=False)
-    ]
-    cells = [thinned(row, SIDE) for row in thinned(values, SIDE)]
-    chart = Grid(thinned(names, SIDE), thinned(columns, SIDE), cells, *sides, unit, written=len(cells) <= 24)
-    name, title = f"{source}-{key.replace('_', '-')}", f"{title}, round {rows[-1]['round']}"
-    return Figure(name, title, chart, (*sides, unit), data, note)
 
 
 def _layers(run: Run) -> Figure | None:

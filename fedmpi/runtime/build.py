@@ -39,7 +39,7 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
-from fedmpi.runtime.compatibility import check_module, warn_of_untracked
+from fedmpi.runtime.compatibility import check_module
 from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
 from fedmpi.tasks import contract
 from fedmpi.tasks.base import Task
@@ -48,7 +48,7 @@ from fedmpi.tasks.regression import StandardisedRegression
 
 SAME_NAME = (  # in the section `train` and in LocalTrainingConfig
     *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
-    *("clip_norm", "clip_value"),
+    "clip_norm",
 )
 
 
@@ -132,30 +132,24 @@ def make_method(
     inner: set[str] = {f.name for f in fields(target) if f.metadata.get("method")} if is_dataclass(target) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
     construct = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
-    inner_methods = {
-        key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}
-    }
+    options = dict[str, Method]()
+    for key in inner & {*choice.options}:  # a name, {name, ...options}, or null for none
+        given, at = choice.options[key], origins.get(key, "")
+        section = dict(given) if isinstance(given, dict) else {"name": given}
+        name = section.pop("name", None)
+        if name is not None:
+            own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
+            selection = registry.Selection(str(name), section)
+            options[key] = make_method(settings, selection, own | {"": own.get("name", at)}, f"{where}.{key}")
+        elif section:
+            prefix = f"{at}: " if at else ""
+            raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(section)} this is")
     try:
         with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
-            method: Method = construct(**{key: value for key, value in inner_methods.items() if value is not None})
+            method: Method = construct(**options)
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
     return method
-
-
-def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str, str], where: str) -> Method | None:
-    """Make the method given as option `key` of another one: a name, {name, ...options}, or null for none."""
-    section = given if isinstance(given, dict) else {"name": given}
-    options = {k: v for k, v in section.items() if k != "name"}
-    own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
-    at = origins.get(key, "")
-    if section.get("name") is not None:
-        chosen = registry.Selection(str(section["name"]), options)
-        return make_method(settings, chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
-    if options:
-        prefix = f"{at}: " if at else ""
-        raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(options)} this is")
-    return None
 
 
 def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
@@ -207,7 +201,6 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if not all(are_finite([model.w, model.b, *floats])):
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
     compatibility.check_method(settings, method, task, net, local_training)
-    warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
     best = compatibility.best_model_choice(settings, task, data)
     compatibility.check_data(settings, data, task, net)
@@ -265,7 +258,7 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
     """Make what the engine is told of local training (the section `train`)."""
     train = settings.train
     options = {name: getattr(train, name) for name in SAME_NAME}
-    options |= {name: getattr(train, name) for name in ("eps", "alpha") if getattr(train, name) is not None}
+    options |= {"eps": train.eps} if train.eps is not None else {}
     options |= {"betas": tuple(train.betas)} if train.betas else {}
     batch_size = None if train.batch_size == "full" else train.batch_size
     return LocalTrainingConfig(batch_size=batch_size, keep=train.keep_optim, **options)
@@ -289,7 +282,7 @@ def clients_at_once(experiment: Experiment) -> int:
         hooks = any(overrides(experiment.method, hook) for hook in ("loss", "regularizer", "gradient"))
         chain = MLPBackward.of(experiment.model.module, experiment.task, len(data.input_shape) == 1)
         full = train.momentum or train.weight_decay or hooks or chain is None
-        samples = 0 if full else int(train.epochs or 0) * int(data.train_sizes.max(initial=0))
+        samples = 0 if full else (train.epochs or 0) * int(data.train_sizes.max(initial=0))
         return packed_rounds.clients_at_once(pack, experiment.model, samples)
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {packed_rounds.REMEDY}")

@@ -32,9 +32,8 @@ from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos,
 from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import Stream, choosing
 from fedmpi.engine import scheduler
-from fedmpi.tasks.base import ignored_value, is_counted
+from fedmpi.tasks.base import is_counted
 
-LARGE, GLANCE = 100, 5000  # root mean square of inputs or targets that is warned of; rows that are looked at for that
 LABELS, HELD, TARGETS = ("label counts",), ("validation samples",), ("number, sum and sum of squares of targets",)
 Targets = tuple[Tensor, Tensor | None]  # of some rows, and the number of the site of each row
 
@@ -124,7 +123,7 @@ def standardise_targets(
         new[id(y)] = torch.stack([y, y, y], dim=1)
 
     def sums(y: Tensor) -> np.ndarray:
-        return target_sums(y, is_counted(y, ignored_value(settings.task.options.get("ignore"))))
+        return target_sums(y, is_counted(y, settings.task.options.get("ignore")))
 
     if settings.data.standardise_target == "pooled":
         scales[""] = TargetScale.of_sums(exchange([sums(y) for y, _ in train]))
@@ -163,36 +162,20 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
-    """Check that samples are streamed if they are to be; warn of leaks, and of numbers that training may diverge on.
+    """Check that samples are streamed if they are to be, and warn of leaks.
 
     Args:
         settings: of the run.
         dataset: all rows, or those of one site.
         whose: " of SITE", for messages.
     """
-    x, y = dataset.train_x, dataset.train_y
+    x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
             "disk are uint8 pictures in HDF5, and picture files; leave it out"
         )
     warn_of_leaks(dataset, settings.task.name == "survival", whose)
-    if isinstance(x, Tensor) and x.is_floating_point() and len(x):
-        how = "scale them (options of data sources: standardise; pixel_range, or mean and std)"
-        _warn_of_scale(f"data{whose}: the inputs", x[:: max(len(x) // GLANCE, 1)], how)
-    if settings.task.name == "regression" and not settings.data.standardise_target and y.is_floating_point():
-        counted = is_counted(y, ignored_value(settings.task.options.get("ignore")))
-        how = "say data.standardise_target: pooled (metrics and predictions stay in the unit of the targets)"
-        _warn_of_scale(f"data{whose}: the targets", y[counted], how)
-
-
-def _warn_of_scale(what: str, values: Tensor, remedy: str) -> None:
-    size = values.double().square().mean().sqrt().item()
-    if size > LARGE:
-        warnings.warn(
-            f"{what} have a root mean square of {size:.3g}; training expects about 1, and may diverge: {remedy}",
-            stacklevel=3,
-        )
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:

@@ -11,22 +11,36 @@ Ranks write at their own speed, but none trains while the checkpoint before the 
 train acknowledges the round (engine/transport/gather.py), which rank 0 waits for. So each removes what is too old only
 before it writes the next, and of those left, keep + 1 at most, one is whole. Where a single one is to be kept
 ranks wait for their disks.
+
+A run is resumed on any number of ranks, with any launcher: rank 0 proposes its newest whole checkpoint, each rank looks
+at the client rows that it answers for; the first one that all find whole is taken, and every refused file is named.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.config import Settings
+from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
+from fedmpi.engine.faults.lost_ranks import check
+from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.scheduler import Row, pace_of
+from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors, sync, write
+from fedmpi.runtime.record.run_dir import RunDirectory
 
+IDENTITY = "identity.json"
 Key = tuple[int, int]  # client, the round that made its row
 
 
@@ -161,3 +175,176 @@ class Checkpoints:
                 sync(path)
             write(self.path(t), serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)}))
         self.needed[t] = dict(trained)
+
+
+# ---- resuming: whose directory it is ----
+def open_directory(
+    settings: Settings, identity: Mapping[str, str], until_end: ExitStack
+) -> tuple[RunDirectory, bool, list[str]]:
+    """Open the run directory (rank 0). Returns it, whether it is that of a run to resume, and the changes it accepts.
+
+    identity: what makes this experiment: settings, digests of code and data. until_end: holds the directory's lock.
+    Raises UserError where there must be a run and is none, where another process has it, or where it was another
+    experiment.
+    """
+    path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
+    place = settings.working_dir / path
+    if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
+        until_end.enter_context(lock.hold(place))
+        if (place / IDENTITY).is_file():
+            return RunDirectory(path, settings.working_dir), True, _accepted_changes(path, identity, settings)
+        if how == "auto":  # a job ended before it had said what it is
+            return RunDirectory(path, settings.working_dir), False, []
+    if how == "must":
+        raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
+    directory = RunDirectory.create(settings.output, settings.name, settings.working_dir)
+    until_end.enter_context(lock.hold(directory.path))
+    return directory, False, []
+
+
+def _accepted_changes(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
+    """Say what differs from the start of the run. Raises UserError for changes that are not accepted."""
+    if settings.checkpoint.every == 0:
+        raise UserError(
+            f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; allowed there: 1 "
+            "or more"
+        )
+    recorded = json_of(settings.working_dir / path / IDENTITY)
+    if recorded is None:
+        raise UserError(f"{path / IDENTITY} cannot be read; start a new run under another name")
+    now, before = comparable(identity), comparable(recorded)
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key, settings)]
+    if "data.silos" in changed:
+        _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
+    differences = [_difference(key, before, now, settings) for key in changed]
+    # What clients and server have kept belongs to comm.wire.
+    is_fixed = any(key.startswith("comm.wire.") and key in before for key in changed)
+    if differences and (is_fixed or settings.checkpoint.changes != "accept"):
+        accept = "" if is_fixed else ", or go on all the same with checkpoint.changes=accept"
+        raise UserError(
+            f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, or start a new run "
+            f"(another name){accept}"
+        )
+    return differences
+
+
+def _only_joined(path: Path, before: str, now: str) -> None:
+    """Check that sites were only added at the end of data.silos.
+
+    Clients are numbered by this list: if a site left, another one would get its number, its state and its rounds.
+    """
+    if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as Python writes them
+        raise UserError(
+            f"{path} cannot go on with data.silos {now or 'unset'}, was {before or 'unset'}: its clients are numbered "
+            "by this list, in which a site may be added at the end and none left out or moved. To go on without a site "
+            f"start a new run from the model: name=NEW init.from={path / 'model.safetensors'}"
+        )
+
+
+def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
+    if key.startswith("("):  # a digest says nothing to anybody
+        how = "changed" if key in before and key in now else "is new" if key in now else "is no longer used"
+        copy = f" (as it was: plugins/{key[9:-1]} there)" if key.startswith("(plug-in ") else ""
+        of_data = f" ({settings.data.source}, below {settings.data.root})" if key.endswith(" data)") else ""
+        return f"{key[1:-1]} {how}{copy}{of_data}"
+    why = f" ({depends_on_rounds(settings)}, and those that are done would have been others)" * (key == "rounds")
+    return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}{why}"
+
+
+# ---- resuming: the checkpoint to go on from ----
+def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
+    """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none.
+
+    Of the losses that the run knows those of later rounds than the next are forgotten. Raises UserError where more
+    rounds are done than are asked for, and where no checkpoint is whole of a run that has finished.
+    """
+    comm, proposals = fed.comm, _proposals(checkpoints, say) if fed.comm.rank == 0 else iter(())
+    losses, harm = fed.scheduler.lost_ranks, "not looked at"
+    while harm:
+        t, server, memory = next(proposals, (-1, {}, {}))
+        t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
+        fed.scheduler.lost_ranks = (losses if fed.config.replays_failures else losses.until(t + 1)).known(t + 1)
+        answers = comm.allgather_bytes(_harm(fed, checkpoints, t).encode()[:4000], timeout_s) if t >= 0 else []
+        harm = next((answer.decode() for answer in answers if answer), "")
+        if harm:
+            say(f"checkpoint of round {t}: {harm}; trying the one before")
+    if t >= fed.config.rounds:
+        raise UserError(
+            f"rounds: {fed.config.rounds}, but this run has completed {t + 1} of them, and goes on after those; ask "
+            f"for {t + 1} or more, or start a new run (another name)"
+        )
+    if t >= 0:
+        fed.restore(t, memory, server)
+    rejoin_sites(t + 1, fed.control)
+    checkpoints.begin_after(t, fed)
+    return t
+
+
+def _proposals(
+    checkpoints: Checkpoints, say: Callable[[str], None]
+) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
+    """Yield (round, server's tensors, rank 0's memory) of checkpoints with a readable server part, newest first.
+
+    Raises UserError where none is left of a run that has finished, whose results would be lost.
+    """
+    for path in sorted(checkpoints.folder.glob("[0-9]*.safetensors"), reverse=True):
+        try:
+            tensors, facts = read_tensors(path)
+        except CorruptFileError as error:
+            say(f"{error}; trying the checkpoint before")
+            continue
+        yield facts["round"], tensors, facts["memory"]
+    run_dir = checkpoints.folder.parent
+    if str((json_of(run_dir / "summary.json") or {}).get("exit_reason")).startswith(("finished", "early stopped")):
+        raise UserError(
+            f"{run_dir} is a run that has come to its end, and no checkpoint of it is whole: going on would begin at "
+            "round 0 and write over its results. A new run (another name) can begin with its model, "
+            f"init.from={run_dir}, or from the start"
+        )
+
+
+def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
+    """Say what is wrong with the client rows that this rank checks; "" if nothing is."""
+    if not fed.trainer.messages.client_state.size:
+        return ""
+    gone = fed.scheduler.lost_ranks.gone(t + 1)
+    try:
+        for client, last in sorted(fed.scheduler.last_rounds(t).items()):
+            if fed.states.owner[client] == fed.comm.rank and client not in gone:
+                checkpoints.rows.get(client, last)
+    except CorruptFileError as error:
+        return str(error)
+    return ""
+
+
+# ---- resuming: rows of an earlier run ----
+def earlier_records(settings: Settings, directory: RunDirectory) -> dict[str, list[Row]]:
+    """Return rows of rank failures ("losses") and of the placement of clients ("placement") with which a run begins.
+
+    They are those of the run that is replayed, as far as the config names files of one; else the failures in the run
+    directory.
+    """
+    faults, placement = settings.faults.replay, settings.cohort.replay
+    return {
+        "losses": _rows_of(settings, faults, "faults.replay", check) if faults else directory.rows("faults.jsonl"),
+        "placement": _rows_of(settings, placement, "cohort.replay", _check_placement) if placement else [],
+    }
+
+
+def _rows_of(settings: Settings, path: Path, key: str, check: Callable[[Row], object]) -> list[Row]:
+    """Return the rows of a file that the config names by `key`. check: raises where a row has another form."""
+    try:
+        if not (settings.working_dir / path).exists():
+            raise UserError(f"{path} does not exist")
+        rows = read_jsonl(settings.working_dir / path, strict=True).rows
+        for row in rows:
+            check(row)
+    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"a row of {path} has no {error}" if isinstance(error, KeyError) else str(error)
+        kind = "faults" if key == "faults.replay" else "placement"
+        raise UserError(f"{key}: {why}; the {kind}.jsonl of a run is needed, or null") from error
+    return rows
+
+
+def _check_placement(row: Row) -> None:
+    pace_of(row), int(row["round"])

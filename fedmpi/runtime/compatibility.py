@@ -9,7 +9,7 @@ from math import floor
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better, nearest, shorten
@@ -36,7 +36,6 @@ FAULTS = ("on_bad_update", "on_client_error", "on_lost_rank")
 REMEDIES = {  # what to set where a method needs something else
     "train.optim": "sgd",
     "train.clip_norm": "null",
-    "train.clip_value": "null",
     "train.keep_optim": "false",
     "train.momentum": "0",
     "data.share_label_counts": "true",
@@ -66,30 +65,6 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
             f"{where} has parameters of {', '.join(kinds)}; all that are trained must be of one type of floats, as "
             "they lie in one vector: module.float()",
             made_by,
-        )
-
-
-def warn_of_untracked(name: str, module: nn.Module) -> None:
-    """Warn of layers and tensors that PyTorch does not know of, as they are in lists or no buffers.
-
-    Layers with forward pre-hooks are left out: weight_norm and pruning make tensors in each pass.
-    """
-    registered = {id(x) for x in (*module.parameters(), *module.buffers())}
-    ours, unknown = vars(nn.Module()).keys(), list[str]()
-    for path, part in module.named_modules():
-        for key in sorted(vars(part).keys() - ours):
-            value = vars(part)[key]
-            inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-            parameters = [p for each in inside if isinstance(each, nn.Module) for p in each.parameters()]
-            tensors = [] if part._forward_pre_hooks else [x for x in (value, *inside) if isinstance(x, Tensor)]
-            if any(id(x) not in registered for x in (*(p for p in parameters if p.requires_grad), *tensors)):
-                unknown.append(f"{path}.{key}" if path else key)
-    if unknown:
-        warnings.warn(
-            f"model {name}: PyTorch does not know of {shorten(', '.join(unknown))}: these layers or tensors are "
-            "neither trained nor sent nor saved; use nn.ModuleList or nn.ModuleDict for layers, nn.ParameterList or "
-            "register_buffer (persistent=False for a constant) for tensors",
-            stacklevel=2,
         )
 
 
@@ -218,7 +193,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
     """Check that server rule, format, sums and statistics get the uploads that they are for."""
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
-    model, first = settings.model.name, messages.travel(0)
+    model, wire_name, first = settings.model.name, settings.comm.wire.up.name, messages.travel(0)
     uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
     large = [key for key, slot in sends.items() if messages.large(slot)]
     no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
@@ -226,10 +201,10 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
         settings.server.reduce == "local" and _no_sums_reason(settings, messages),
         settings.server.placement == "sharded"
         and form is not None
-        and f"comm.wire.up: {form.name} is for uploads to one rank, and server.placement: sharded shares them out; use "
+        and f"comm.wire.up: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; use "
         "server.placement: root, or leave comm.wire.up out",
         no_changes
-        and f"comm.wire.up: {form and form.name} is for changes, of which a client may send the rest later; method "
+        and f"comm.wire.up: {wire_name} is for changes, of which a client may send the rest later; method "
         f"{name} sends none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 (Slot(..., change=True) "
         "in a method says that what a slot holds is added to what the server has)",
         rule.name != "auto"

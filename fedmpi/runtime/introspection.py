@@ -11,7 +11,6 @@ import importlib
 import inspect
 import re
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedmpi.common import options
@@ -31,22 +30,7 @@ KINDS = {
 _ROOT = Path(__file__).parents[1]
 
 
-@dataclass(frozen=True)
-class Entry:
-    name: str
-    summary: str  # first line of a docstring: a method's module's (the reference), else the function's or class's
-    facts: dict[str, str] = field(default_factory=dict)  # of a method: paper, what it changes, keeps and sends
-
-    @property
-    def line(self) -> str:
-        """What `fedmpi list` shows."""
-        if not self.facts:
-            return self.summary
-        parts = [self.facts["paper"], *(f"{key} {self.facts[key]}" for key in ("changes", "keeps", "sends"))]
-        return "; ".join(part for part in parts if not part.endswith(" "))
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Option:
     name: str
     type: str  # with its bounds, in words
@@ -54,7 +38,7 @@ class Option:
     meaning: str
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Description:
     kind: str  # of KINDS
     name: str
@@ -62,17 +46,16 @@ class Description:
     options: tuple[Option, ...]
 
 
-def entries(kind: str) -> list[Entry]:
-    """Return the entries of one of `KINDS`, in the order of its registry."""
-    listed = []
+def summaries(kind: str) -> dict[str, str]:
+    """Return {name: first line of its docstring} of one of `KINDS`; of a method the reference, with which its module
+    begins."""
+    listed = {}
     for name, target in registry(kind).items():
         module, _, attribute = target.partition(":")
         source = tree(module)
-        node = next((each for each in source.body if getattr(each, "name", None) == attribute), None)
-        if kind == "methods" and isinstance(node, ast.ClassDef):
-            listed.append(Entry(name, _first_line(source), _facts(node)))
-        else:
-            listed.append(Entry(name, _first_line(node)))
+        node = source if kind == "methods" else next(n for n in source.body if getattr(n, "name", None) == attribute)
+        text = ast.get_docstring(node) or ""  # type: ignore[arg-type]
+        listed[name] = " ".join(text.partition("\n\n" if kind == "methods" else "\n")[0].split())
     return listed
 
 
@@ -126,39 +109,3 @@ def _meaning(text: str, name: str) -> str:
     sentences = re.split(r"(?<=[.;]) ", plain)
     sentence = next((each.rstrip(".;") for each in sentences if re.search(rf"\b{name}\b", each)), "")
     return sentence if sentence.count("(") == sentence.count(")") else sentence.rpartition(" (")[0]
-
-
-def _facts(node: ast.ClassDef) -> dict[str, str]:
-    """Return what a method's class body declares: paper, the hooks it changes, the slots it keeps and sends."""
-    assigned = [(t, s.value) for s in node.body if isinstance(s, ast.Assign) for t in s.targets]
-    values = {target.id: value for target, value in assigned if isinstance(target, ast.Name)}
-    functions = {s.name: s for s in node.body if isinstance(s, ast.FunctionDef)}
-    keeps = [
-        f"{name} ({where})"
-        for where, key in (("client", "client_state"), ("server", "server_state"))
-        for name in _slots(values.get(key) or functions.get(key))
-    ]
-    return {
-        "paper": ast.literal_eval(values["paper"]) if "paper" in values else "",
-        "changes": ", ".join(name for name in functions if name in _hooks()),
-        "keeps": ", ".join(keeps),
-        "sends": ", ".join(_slots(values.get("sends")) or ["dw"]),
-    }
-
-
-def _hooks() -> set[str]:
-    """Return the public functions of Method, in whose class body the hooks are listed."""
-    base = next(n for n in tree("fedmpi.method.base").body if isinstance(n, ast.ClassDef) and n.name == "Method")
-    return {n.name for n in base.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")}
-
-
-def _slots(value: ast.AST | None) -> list[str]:
-    """Return the names in all Slots(name=...) of an expression, or of a function that declares them by options."""
-    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Slots"] if value else []
-    return [k.arg for call in calls for k in call.keywords if k.arg]
-
-
-def _first_line(node: ast.AST | None) -> str:
-    documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-    text = ast.get_docstring(node) if documented else None  # type: ignore[arg-type]
-    return (text or "").split("\n", 1)[0]

@@ -20,33 +20,29 @@ from fedmpi.runtime.build_data import training_ranks
 if TYPE_CHECKING:
     from fedmpi.runtime.build import Experiment
 
-ROOT, TRAINER, STATE, ON_HOST = "rank 0", "a training rank", "of which client state", "of which on the host"
+ROOT, TRAINER, STATE = "rank 0", "a training rank", "of which client state"
 
 
-def memory_needs(
-    experiment: Experiment, size: int, gathers_on_gpu: bool, trains_on_gpu: bool = False
-) -> dict[str, int]:
+def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dict[str, int]:
     """Return the bytes that each of `size` ranks needs: ROOT for uploads, model and server state, TRAINER for uploads,
-    models and client states; of the latter STATE, and ON_HOST where clients train on a GPU and gloo carries uploads.
+    models and client states, and STATE for the latter alone.
 
     gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
     """
-    s, messages, itemsize = experiment.settings, experiment.messages, experiment.itemsize
+    s, messages = experiment.settings, experiment.messages
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
     if messages.wire:  # the bytes of the format lie beside the numbers
         upload += max(messages.upload(t).size for t in range(max(s.rounds, 1)))
     announcement = messages.announcement().packing.size
     states = _client_states(experiment, size) * messages.client_state.size
-    root_rows, rows = upload_rows(experiment, size)
-    through_host = trains_on_gpu and not gathers_on_gpu
-    on_host = rows * upload + announcement if through_host else 0
-    trained_rows, packed = experiment.pack if through_host else rows, experiment.pack if experiment.pack > 1 else 0
+    root_rows, trainer_rows = upload_rows(experiment, size)
     server_models = 3 + (s.evaluate.best.metric is not None)
+    client_models = 6 + 3 * (experiment.pack if experiment.pack > 1 else 0)
     server = root_rows * upload + announcement + server_models * model + messages.server_state.size
-    trainer = trained_rows * upload + announcement + (6 + 3 * packed) * model + states + on_host
+    trainer = trainer_rows * upload + announcement + client_models * model + states
     scratch = linear.scratch_bytes(round(root_rows), messages.largest_upload(), gathers_on_gpu)
-    needs = {TRAINER: trainer, STATE: states, ON_HOST: on_host}
-    return {ROOT: int(itemsize * server) + scratch, **{part: int(itemsize * n) for part, n in needs.items()}}
+    needs = {part: int(experiment.itemsize * n) for part, n in ((ROOT, server), (TRAINER, trainer), (STATE, states))}
+    return needs | {ROOT: needs[ROOT] + scratch}
 
 
 def _client_states(experiment: Experiment, size: int) -> int:
@@ -93,14 +89,13 @@ def check_job(experiment: Experiment, job: Job) -> dict[str, int]:
     gpus = 0 if experiment.settings.compute.device == "cpu" else torch.cuda.device_count()
     nccl = experiment.settings.comm.backend in ("auto", "nccl") and gpus >= job.local_size
     gathers_on_gpu = bool(gpus) if job.size == 1 else nccl
-    ranks, first = dict[int, dict[str, Any]](), max(job.rank - job.local_rank, 0)
+    needs, ranks = memory_needs(experiment, job.size, gathers_on_gpu), dict[int, dict[str, Any]]()
     for local_rank in range(job.local_size):
         device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
-        needs = memory_needs(experiment, job.size, gathers_on_gpu, bool(gpus))
         place = {"host": job.host, "gpu": str(device) if gpus else ""}
-        ranks[first + local_rank] = {**place, "needs": needs, "free": free(device)}
+        ranks[max(job.rank - job.local_rank, 0) + local_rank] = {**place, "needs": needs, "free": free(device)}
     check(ranks, training_ranks(experiment.settings, job.size), gathers_on_gpu)
-    return memory_needs(experiment, job.size, gathers_on_gpu)
+    return needs
 
 
 def free(device: torch.device) -> dict[str, int | None]:
@@ -115,14 +110,11 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
     """
     places: dict[tuple[str, str], list[tuple[str, int, int | None]]] = {}  # (host, its GPU or "") -> who needs what
     for rank, facts in ranks.items():
-        gpu, needs = facts["gpu"], facts["needs"]
-        parts = [(ROOT, gpu if gathers_on_gpu else "", needs[ROOT])] if rank == 0 else []
-        if rank in trains:
-            parts += [(TRAINER, gpu, needs[TRAINER] - needs[ON_HOST]), (TRAINER, "", needs[ON_HOST])]
-        for who, where, nbytes in parts:
-            if nbytes:
-                has = facts["free"]["gpu" if where else "host"]
-                places.setdefault((facts["host"], where), []).append((who, nbytes, has))
+        gpu = facts["gpu"]
+        parts = [(ROOT, gpu if gathers_on_gpu else "")] * (rank == 0) + [(TRAINER, gpu)] * (rank in trains)
+        for who, where in parts:
+            has = facts["free"]["gpu" if where else "host"]
+            places.setdefault((facts["host"], where), []).append((who, facts["needs"][who], has))
     for (host, gpu), those in places.items():
         needed, has = sum(n for _, n, _ in those), min((n for *_, n in those if n is not None), default=None)
         if has is not None and needed > has:

@@ -32,13 +32,13 @@ from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, memory, rank_agreement, resume, trust
+from fedmpi.runtime import build, build_data, checkpoints, memory, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import Checkpoints, Rows
 from fedmpi.runtime.device import pick_device, set_numerics
-from fedmpi.runtime.record import durable, plugins, report_text
+from fedmpi.runtime.record import durable, report_text
 from fedmpi.runtime.record.data_files import write_own_preprocessing
-from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, resolve
+from fedmpi.runtime.record.metadata import describe_environment, resolve
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.run_dir import TimelineFile
 from fedmpi.runtime.record.tracking import make_loggers
@@ -141,16 +141,15 @@ def _run(
     if experiment is None:
         experiment = build.experiment(settings, build_data.siloed(settings, comm), device)
     ranks = exchange_facts(experiment, job, comm, device)
-    names = trust.foreign(settings.model_dump(mode="json")).values()
-    own_code = plugins.find_plugins(names, experiment.method, experiment.task, experiment.net.module)
-    digests |= plugins.digests(own_code) | rank_agreement.model_digests(experiment.model, experiment.initial)
+    own_code = trust.find_plugins(trust.foreign(settings.model_dump(mode="json")).values())
+    digests |= trust.digests(own_code) | rank_agreement.model_digests(experiment.model, experiment.initial)
     rank_agreement.agree(comm, digests, settings.comm.start_timeout_s)
 
     no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
     is_resumed, changes, identity, environment = False, list[str](), written.identity() | digests, Summary()
     if isinstance(recorder, Recorder):  # rank 0
         loggers = make_loggers(settings) if settings.track or settings.callbacks else None
-        directory, is_resumed, changes = resume.open_directory(settings, identity, until_end)
+        directory, is_resumed, changes = checkpoints.open_directory(settings, identity, until_end)
         backend = type(comm).__name__.lower()
         environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
         recorder.open(directory, experiment, stop, loggers, report_text.headlines(experiment, job, backend, ranks))
@@ -187,9 +186,9 @@ def exchange_facts(experiment: Experiment, job: Job, comm: Communicator, device:
     facts = {"host": job.host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
     if device.type != "cpu":
         name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
-        facts |= {"device": name, "gpu": gpu, **describe_gpu(device)}
+        facts |= {"device": name, "gpu": gpu}
     gathers_on_gpu = comm.device.type == "cuda"
-    needs = memory.memory_needs(experiment, comm.size, gathers_on_gpu, experiment.model.w.is_cuda)
+    needs = memory.memory_needs(experiment, comm.size, gathers_on_gpu)
     payload = json.dumps({**facts, "needs": needs, "free": memory.free(device)}).encode()
     answers = [json.loads(text) for text in comm.allgather_bytes(payload, settings.comm.start_timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in answers))
@@ -207,7 +206,7 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
     directory, own_facts = recorder.directory if isinstance(recorder, Recorder) else None, dict[str, Any]()
     if directory is not None:
         own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": is_resumed}
-        own_facts |= resume.earlier_records(settings, directory)
+        own_facts |= checkpoints.earlier_records(settings, directory)
     start = comm.broadcast_json(own_facts)
     fed.scheduler.lost_ranks = LostRanks(start["losses"])
     if all(set(map(int, row["pace"])) == set(fed.scheduler.ranks) for row in start["placement"]):
@@ -225,7 +224,7 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
     if checkpoint.every == 0:
         return -1
     stateful = bool(experiment.messages.client_state.size)
-    answers = comm.allgather_bytes(b"seen" if (path / resume.IDENTITY).is_file() else b"", timeout_s)
+    answers = comm.allgather_bytes(b"seen" if (path / checkpoints.IDENTITY).is_file() else b"", timeout_s)
     blind = [rank for rank, answer in enumerate(answers) if answer != b"seen"]
     if stateful and blind and not silos:
         where = f"rank {blind[0]} does not see {path}, where the clients' state would be kept"
@@ -242,7 +241,7 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
         fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
     if not start["going_on"]:
         return -1
-    return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
+    return checkpoints.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
 
 
 def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from fedmpi.config import Settings
 from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import is_labels
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, memory
-from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record import report_text
 from fedmpi.runtime.record.tracking import make_loggers
@@ -36,35 +34,30 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     from fedmpi.comm.base import Solo
 
     set_numerics(settings)
-    comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
+    comm = Solo(torch.device("cpu"))
     data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
-    experiment = build.experiment(settings, data, cpu)
-    fed = build.federation(experiment, comm, lambda: False)
+    experiment = build.experiment(settings, data, comm.device)
+    build.federation(experiment, comm, lambda: False)
     make_loggers(settings)
-    job = job or detect({})
-    return _check_list(experiment, fed, memory.check_job(experiment, job))
+    needs, entry = memory.check_job(experiment, job or detect({})), experiment.itemsize
 
-
-def _check_list(experiment: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the rows that `fedmpi validate` shows."""
-    s, data, messages, entry = experiment.settings, experiment.data, experiment.messages, experiment.itemsize
-    sizes, tests = data.train_sizes, data.test_sizes
-    held_out = data.validation_sizes
-    per_round = report_text.describe_training(s, data.clients, messages.method.own_length)
-    shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
-    state = size_text(messages.client_state.size * entry)
-    root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
+    data, messages = experiment.data, experiment.messages
+    sizes, tests, held_out = data.train_sizes, data.test_sizes, data.validation_sizes
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
     validation = f", {held_out.min()} to {held_out.max()} more for validation" if len(held_out) else ""
+    shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
+    states = [size_text(part.size * entry) for part in (messages.client_state, messages.server_state)]
+    root, trainer = size_text(needs[memory.ROOT]), size_text(needs[memory.TRAINER])
+    per_round = report_text.describe_training(settings, data.clients, messages.method.own_length)
     return [
-        (s.name, report_text.describe_experiment(experiment)),
+        (settings.name, report_text.describe_experiment(experiment)),
         ("clients", f"{data.clients}, {training}{validation}"),
-        ("rounds", f"{s.rounds}, with {per_round}"),
+        ("rounds", f"{settings.rounds}, with {per_round}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
-        ("message", report_text.describe_traffic(messages, s.rounds, entry)),
-        ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
+        ("message", report_text.describe_traffic(messages, settings.rounds, entry)),
+        ("state", f"{states[0]} a client, {states[1]} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (
             "memory",
@@ -83,10 +76,7 @@ def _sample(shape: Shape) -> str:
 
 
 def _site_rows(data: Federated, task: Task) -> list[tuple[str, str]]:
-    """Rows (label, text): how many samples each site has for training and tests, and of which classes or events.
-
-    A data set without sites has no rows, and of many sites the first ones are shown.
-    """
+    """Return rows (label, text): how many samples each site has for training and tests, of which classes or events."""
     rows = []
     for client, name in list(enumerate(data.site_names))[:SHOWN]:
         preparation = data.own_preparation.get(client, data.preparation)

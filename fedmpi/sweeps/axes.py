@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import allowed, nearest, show
+from fedmpi.common.text import nearest, show
 from fedmpi.config import loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import Document
 
 SEED = "seed"
 OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
-AnySection = TypeVar("AnySection", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,8 @@ def _layer(document: Document, dotted: str, tree: Any) -> Document:
     return Document(tree, origins)
 
 
-def read_labels(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[str, list[str]]:
+def read_labels(path: Path, axes: Sequence[Axis], key: str, given: dict[str, Any]) -> dict[str, list[str]]:
     """Read a key that chooses labels of axes, {axis: label or labels}, as lists. Raises UserError."""
-    if not isinstance(given, dict):
-        raise UserError(f"{path}: {key}: {show(given)}; axis: labels is needed")
     known = {axis.name: axis for axis in axes}
     chosen = {}
     for name, labels in given.items():
@@ -109,23 +103,6 @@ def read_labels(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[
             if label not in known[name].choices:
                 raise UserError(f"{path}: {key}.{name}: unknown label '{label}'; {nearest(label, known[name].choices)}")
     return chosen
-
-
-def read_section(kind: type[AnySection], given: Any, where: str) -> AnySection:
-    """Read a section of a sweep file. Raises UserError with the first key that is wrong."""
-    try:
-        return kind.model_validate(given, strict=True)
-    except ValidationError as error:
-        _, group = next(itertools.groupby(error.errors(), key=lambda each: each["loc"][:1]))
-        errors = list(group)
-    if not isinstance(given, dict):
-        raise UserError(f"{where}: {show(given)} is not allowed; must be {allowed(errors)}")
-    key = str(errors[0]["loc"][0])
-    if errors[0]["type"] == "extra_forbidden":
-        raise UserError(f"{where}: unknown key '{key}'; {nearest(key, kind.model_fields)}")
-    if errors[0]["type"] == "missing":
-        raise UserError(f"{where}.{key}: missing; it must be given")
-    raise UserError(f"{where}.{key}: {show(given[key])} is not allowed; must be {allowed(errors)}")
 
 
 class PublishedSection(Section):
@@ -157,11 +134,8 @@ class Published:
         return self.values.get(tuple(labels.get(name, "") for name in self.axes))
 
 
-def read_published(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
-    """Read the section `published`: one `Published` for each metric. Raises UserError."""
-    if given is None:
-        return ()
-    section = read_section(PublishedSection, given, f"{path}: published")
+def read_published(path: Path, axes: Sequence[Axis], section: PublishedSection) -> tuple[Published, ...]:
+    """Return a `Published` for each metric. Raises UserError."""
     known = {axis.name: axis for axis in axes}
     names = [name for name in known if name != SEED] if section.axes is None else section.axes
     if not {*names} <= {*known}:

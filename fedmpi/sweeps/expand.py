@@ -24,23 +24,36 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import show, suggest_key
+from fedmpi.common.text import suggest_key
 from fedmpi.config import loading
+from fedmpi.config.field_types import Section
 from fedmpi.config.loading import SWEEP
 from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import Document
 from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.sweeps import progress, tuning
-from fedmpi.sweeps.axes import Axis, Published, read_axis, read_labels, read_published
-from fedmpi.sweeps.tuning import Best, Choice
+from fedmpi.sweeps.axes import Axis, Published, PublishedSection, read_axis, read_labels, read_published
+from fedmpi.sweeps.tuning import Best, BestSection, Choice
 
 Labels = dict[str, str]  # axis -> label
+
+
+class SweepKeys(Section):
+    """The keys of a sweep file that a run does not have."""
+
+    over: dict[str, Any] = {}
+    only: dict[str, Any] | None = None
+    leave_out: list[dict[str, Any]] | None = None
+    published: PublishedSection | None = None
+    best: BestSection | None = None
 
 
 @dataclass(frozen=True)
@@ -171,23 +184,27 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
     rest = [text for text in overrides if text not in asked]
     document = loading.merge(loading.files(path), loading.command_line(asked))
-    over, only, without, published, best = (document.data.pop(key, None) for key in SWEEP)
+    given = {key: document.data.pop(key) for key in SWEEP if key in document.data}
     if document.problems:
         loading.settings([document], path)  # which raises with all of them
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
-    if over is None and unknown is not None:
+    if "over" not in given and unknown is not None:
         where = document.origins.get(unknown, path)
-        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, '', SWEEP)}; axes stand under `over`")
-    if not isinstance(over, dict) or not over:
-        problem = "missing" if over is None else show(over)
-        raise UserError(f"{path}: over: {problem}; a sweep needs axes: over: {{seed: [0, 1, 2]}}")
-    axes = tuple(read_axis(path, document, name, given) for name, given in over.items())
+        raise UserError(f"{where}: {unknown}: unknown key; {suggest_key(unknown, SWEEP)}; axes stand under `over`")
+    try:
+        keys = SweepKeys.model_validate(given, strict=True)
+    except ValidationError as error:
+        raise UserError(loading.complaints(error, replace(document, data=given), str(path), SweepKeys)[0]) from error
+    if not keys.over:
+        raise UserError(f"{path}: over: there are no axes; a sweep needs some: over: {{seed: [0, 1, 2]}}")
+    axes = tuple(read_axis(path, document, name, values) for name, values in keys.over.items())
     for text, axis in product(rest, axes):
         if axis.is_set_by(text.partition("=")[0]):
             remedy = f"choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
             raise UserError(f"command line: {loading.shown(text)}: the sweep's axis {axis.name} sets that; {remedy}")
-    labels = tuple(_labels(path, axes, only, without))
-    chosen, reported = tuning.read(path, document, axes, labels, best), read_published(path, axes, published)
+    labels = tuple(_labels(path, axes, keys.only or {}, keys.leave_out or []))
+    chosen = tuning.read(path, document, axes, labels, keys.best) if keys.best else None
+    reported = read_published(path, axes, keys.published) if keys.published else ()
     sweep = Sweep(path, axes, labels, reported, document, tuple(rest), chosen, tuple(overrides))
     names: dict[str, Labels] = {}
     for each in sweep.first():
@@ -196,12 +213,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     return sweep
 
 
-def _labels(path: Path, axes: Sequence[Axis], only: Any, leave_out: Any) -> list[Labels]:
+def _labels(path: Path, axes: Sequence[Axis], only: dict[str, Any], leave_out: list[dict[str, Any]]) -> list[Labels]:
     """Return the labels of each run: all combinations of those in `only`, without those in `leave_out`."""
-    if not isinstance(leave_out or [], list):
-        raise UserError(f"{path}: leave_out: {show(leave_out)}; a list is needed: [{{method: fedavg, seed: 1}}]")
-    chosen = read_labels(path, axes, "only", only or {})
-    excluded = [read_labels(path, axes, f"leave_out[{i}]", entry) for i, entry in enumerate(leave_out or [])]
+    chosen = read_labels(path, axes, "only", only)
+    excluded = [read_labels(path, axes, f"leave_out[{i}]", entry) for i, entry in enumerate(leave_out)]
     included = [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
     names = [axis.name for axis in axes]
     every = [dict(zip(names, labels, strict=True)) for labels in product(*included)]

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, nearest
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.data.fetching import getting
 from fedmpi.runtime.record.metadata import installed_version
-from fedmpi.sweeps import expand, table, table_formats
-from fedmpi.sweeps import progress as run_state
+from fedmpi.sweeps import expand, progress, table, table_formats
 from fedmpi.sweeps.expand import Sweep
 from fedmpi.sweeps.table import Cells
 
@@ -35,18 +34,16 @@ WORDS = {"=": "within the published spread", "~": "within two", "!": "outside", 
 def places() -> list[Path]:
     """Return the possible folders of configs: beside the sources, where a wheel puts them, in the working directory."""
     package = Path(__file__).parents[2]
-    shared = [package, Path(sys.prefix), Path(site.getuserbase())]
-    folders = [package / "configs", *(place / "share" / "fedmpi" / "configs" for place in shared), Path("configs")]
-    return list(dict.fromkeys(path.absolute() for path in folders))
+    shared = (place / "share" / "fedmpi" / "configs" for place in (Path(sys.prefix), Path(site.getuserbase())))
+    return [package / "configs", *shared, Path("configs").absolute()]
 
 
 def files() -> dict[str, Path]:
     """Return {name: file} of the tables in the first folder that has any. Raises UserError where none has."""
     for place in places():
         tables = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
-        named = {name: path for name, path in tables.items() if not name.removesuffix("_small").endswith("_common")}
-        if named:
-            return named
+        if tables:
+            return {name: path for name, path in tables.items() if "_common" not in name}
     looked = ", ".join(map(str, places()))
     raise UserError(f"reproduce: there are no configs/papers and configs/benchmarks in {looked}; get fedmpi's sources")
 
@@ -69,47 +66,26 @@ def data_sets(sweep: Sweep) -> dict[str, Settings]:
     return examples
 
 
-def is_present(name: str, settings: Settings) -> bool:
-    """Return whether the files of a data set exist; their content is checked when it is read."""
-    if name in getting.SETS:
-        root = settings.data.root
-        return all(any((root / path).exists() for path in part.paths) for part in getting.SETS[name].parts)
-    from fedmpi.runtime import build_data
-
-    try:
-        build_data.open_source(settings)(settings.data.root)
-    except MissingDataError:
-        return False
-    return True
-
-
 def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, number of runs and data sets with their state) for each table."""
+    """Yield (name, number of runs, data sets, and who has published it) for each table."""
     for name, path in files().items():
         sweep = expand.load(path, overrides)
-        parts = []
-        for data, settings in data_sets(sweep).items():
-            downloads = data in getting.SETS and bool(getting.SETS[data].downloads)
-            state = "" if is_present(data, settings) else " (to be fetched)" if downloads else " (missing, by hand)"
-            parts.append(data + state)
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
-        yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(parts)}{published}"
+        yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(data_sets(sweep))}{published}"
 
 
 def fetch_data(sweep: Sweep, say: Say) -> None:
     """Fetch missing data sets. Raises UserError, with instructions, where a data set must be fetched by hand."""
+    from fedmpi.runtime import build_data
+
     for name, settings in data_sets(sweep).items():
-        if is_present(name, settings):
-            continue
         root = settings.data.root
         if name not in getting.SETS:
-            raise UserError(
-                f"reproduce: {sweep.path.stem} needs {name}, which is not below {root}; docs/data.md says how to "
-                "come by it, data.root=DIR where it is"
-            )
-        say(f"fetching {name} to {root}")
+            build_data.open_source(settings)(root)
+            continue
         with getting.one_at_a_time(root):
-            getting.fetch(name, root)
+            if getting.fetch(name, root):
+                say(f"{name} was fetched to {root}")
 
 
 def write(sweep: Sweep, to: Path, say: Say) -> int:
@@ -134,14 +110,8 @@ def write(sweep: Sweep, to: Path, say: Say) -> int:
 def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
     """Return the content of verdict.json: each cell with our and the published values, and the numbers of verdicts."""
     sweep = tables[0].sweep
-    cells = [row for each in tables for row in table_formats.records(each)]
-    for cell in cells:
-        cell["verdict"] = WORDS.get(cell["verdict"])
-    models = {
-        settings.name: run_state.last_row(settings)["sha256"]
-        for _, settings in sweep.final_runs()
-        if settings is not None and run_state.read_state(settings).what == run_state.DONE
-    }
+    cells = [row | {"verdict": WORDS.get(row["verdict"])} for each in tables for row in table_formats.records(each)]
+    done = [run for _, run in sweep.final_runs() if run and progress.read_state(run).what == progress.DONE]
     return {
         "table": sweep.path.stem,
         "sha256": hashlib.sha256(sweep.path.read_bytes()).hexdigest(),
@@ -150,6 +120,6 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "fedmpi": __version__,
         "torch": installed_version("torch"),
         "verdict": dict(Counter(cell["verdict"] for cell in cells if cell["verdict"] is not None)),
-        "sha256_of_models": models,
+        "sha256_of_models": {run.name: progress.last_row(run)["sha256"] for run in done},
         "cells": cells,
     }

@@ -24,7 +24,9 @@ FOLDER, SUBMITTED = "slurm", "submitted.jsonl"
 WARN_S = 120  # before the time limit
 ASK_S = 30.0
 
-TASK = r"""set -uo pipefail
+SCRIPT = r"""#!/usr/bin/env bash
+{options}
+set -uo pipefail
 cd {here}
 names=(
 {names}
@@ -58,31 +60,15 @@ class ArrayOptions:
     """The options of a job array. ranks: of a run; gpus: of a rank; options: further ones of sbatch."""
 
     max_running: int | None = None
-    partition: str | None = None
-    time: str | None = None
     gpus: int | None = None
-    account: str | None = None
     ranks: int = 1
     options: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        for name in ("max_running", "gpus", "ranks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')}: {value}; at least 1 is needed")
-        for option in self.options:
-            if not option.startswith("-"):
-                raise UserError(f"--option: {option!r}; an option of sbatch is needed: --option=--mem=8G")
-
-    def shared(self) -> list[str]:
-        """Return the options of all jobs."""
-        given = {"partition": self.partition, "account": self.account}
-        return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
 def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
     """Submit the runs that are missing and not queued. dry: only show them. Raises UserError where Slurm refuses."""
-    asked.check()
+    if wrong := [option for option in asked.options if not option.startswith("-")]:
+        raise UserError(f"--option: {wrong[0]!r}; an option of sbatch is needed: --option=--mem=8G")
     every = [settings for _, settings in sweep.runs()]
     place = every[0].output.absolute()
     folder, waiting = place / FOLDER, queued(place)
@@ -97,15 +83,15 @@ def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], No
     threads, jobs = max(settings.compute.threads for settings in every), list[str]()
     for names in filter(None, arrays):  # those that wait for the choice of `best` begin when the others have ended
         after = [f"--dependency=afterany:{jobs[0]}"] if jobs else []
-        jobs.append(_sbatch(["--parsable", *after], script(sweep, asked, names, place, threads), dry, say))
+        jobs.append(_sbatch(after, script(sweep, asked, names, place, threads), dry, say))
         if not dry:
             with (folder / SUBMITTED).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"job": jobs[-1], "names": names}) + "\n")
     others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)}
-    check = [*_fedmpi(sweep), "--check"]
-    words = ["--parsable", f"--job-name={place.name}-end", "--ntasks=1", *asked.shared()]
-    words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}", f"--output={folder}/end-%j.log"]
-    words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(check)}"]
+    words = [each for each in asked.options if each.startswith(("--partition", "--account"))]
+    words += [f"--job-name={place.name}-end", "--ntasks=1", f"--output={folder}/end-%j.log"]
+    words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}"]
+    words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*_fedmpi(sweep), '--check'])}"]
     end = _sbatch(words, None, dry, say)
     if not dry:
         runs = count(sum(map(len, arrays)), "run")
@@ -115,41 +101,36 @@ def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], No
 
 def _later(sweep: Sweep) -> list[str]:
     """Return the names of runs that wait for a choice of `best`, without the part for the candidate."""
-    if sweep.best is None:
-        return []
-    known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
-    rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
-    return [name for name in rest if (later := known[name]) is None or not sweep.is_over(later)]
+    best, runs = sweep.best, sweep.final_runs() if sweep.best else []
+    waiting = [(labels, run) for labels, run in runs if best and not best.tunes(labels)]
+    return [sweep.name(labels) for labels, run in waiting if run is None or not sweep.is_over(run)]
 
 
 def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:
     """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task."""
-    folder, command = place / FOLDER, shlex.join(_fedmpi(sweep))
+    folder = place / FOLDER
     limit = f"%{asked.max_running}" if asked.max_running else ""
     options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]
     options += ["--open-mode=append", "--requeue", f"--signal=USR1@{WARN_S}"]
     options += [f"--ntasks={asked.ranks}", f"--cpus-per-task={threads}"]
-    options += [f"--time={asked.time}"] if asked.time else []
     # Not --gpus-per-task, which hides the GPU of each task from the others.
     options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
-    options += [*asked.shared(), *asked.options]
-    body = TASK.format(
+    return SCRIPT.format(
+        options="\n".join(f"#SBATCH {each}" for each in [*options, *asked.options]),
         here=shlex.quote(str(Path.cwd())),
         names="\n".join(map(shlex.quote, names)),
         folder=shlex.quote(str(folder)),
         threads=threads,
-        command=command,
+        command=shlex.join(_fedmpi(sweep)),
     )
-    return "\n".join(["#!/usr/bin/env bash", *(f"#SBATCH {each}" for each in options), body])
 
 
 def find_run(sweep: Sweep, name: str) -> Settings:
     """Return the run of a name; with `best`, also by the name without the part for the candidate. Raises UserError."""
     for labels, settings in sweep.final_runs():
-        if sweep.name(labels) == name and settings is None:
-            assert sweep.best is not None
+        if settings is None and sweep.best is not None and sweep.name(labels) == name:
             raise UserError(f"--run: {name} waits: best: {sweep.choices()[sweep.best.cell(labels)]}")
-        if settings is not None and name in (sweep.name(labels), settings.name):
+        if settings is not None and sweep.name(labels) == name:
             return settings
     for settings in sweep.known_runs():
         if settings.name == name:
@@ -160,10 +141,8 @@ def find_run(sweep: Sweep, name: str) -> Settings:
 def queued(place: Path) -> dict[str, str]:
     """Return the runs that wait or run in Slurm: {name: `12_3 RUNNING`}."""
     names = {(entry["job"], str(at)): name for entry in _submitted(place) for at, name in enumerate(entry["names"])}
-    if not names:
-        return {}
     try:
-        output = _run_slurm("squeue", "--noheader", "--array", "--me", "--format=%F %K %T")
+        output = _run_slurm("squeue", "--noheader", "--array", "--me", "--format=%F %K %T") if names else ""
     except UserError:
         return {}
     cells = [line.split() for line in output.splitlines()]
@@ -184,7 +163,7 @@ def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[st
     if dry:
         say(f"sbatch {shlex.join(words)}" + (f" <<'END'\n{text}END" if text else ""))
         return "JOB"
-    return _run_slurm("sbatch", *words, given=text).strip().partition(";")[0]
+    return _run_slurm("sbatch", "--parsable", *words, given=text).strip().partition(";")[0]
 
 
 def _run_slurm(*words: str, given: str | None = None) -> str:

@@ -29,7 +29,7 @@ from fedmpi.config import Settings, loading
 from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import Document
 from fedmpi.sweeps import progress
-from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_labels, read_section
+from fedmpi.sweeps.axes import SEED, Axis, read_axis, read_labels
 
 FILE = "best.json"
 
@@ -78,12 +78,9 @@ class Best:
 
 
 def read(
-    path: Path, document: Document, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], given: Any
-) -> Best | None:
-    """Read the section `best`. labels: of the sweep's runs. Raises UserError."""
-    if given is None:
-        return None
-    section = read_section(BestSection, given, f"{path}: best")
+    path: Path, document: Document, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: BestSection
+) -> Best:
+    """Return what the section `best` asks for. labels: of the sweep's runs. Raises UserError."""
     if section.by.startswith(("validation_", "personal_", "test_")):
         raise UserError(f"{path}: best.by: {show(section.by)}; loss or a metric of the task is needed: by: accuracy")
     names = [each.name for each in axes if each.name != SEED]

@@ -4,7 +4,7 @@ from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
     "classification": "fedmpi.tasks.classification:Classification",
-    "multi_label": "fedmpi.tasks.multi_label:MultiLabel",
+    "multi_label": "fedmpi.tasks.classification:MultiLabel",
     "regression": "fedmpi.tasks.regression:Regression",
     "survival": "fedmpi.tasks.survival:Survival",
     "next_symbol": "fedmpi.tasks.places:NextSymbol",

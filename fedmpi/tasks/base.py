@@ -107,16 +107,12 @@ def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: 
     return tuple(given or usual)
 
 
-def ignored_value(given: float | str | None) -> float | None:
-    """The option `ignore` as a number: "nan" is NaN."""
-    return None if given is None else float(given)
-
-
-def is_counted(y: Tensor, ignore: float | None) -> Tensor:
+def is_counted(y: Tensor, ignore: float | str | None) -> Tensor:
     """Which targets y (B, ...) count: a mask of bool of the same shape, False where a target is `ignore`."""
     if ignore is None:
         return torch.ones_like(y, dtype=torch.bool)
-    return ~y.isnan() if math.isnan(ignore) else y != ignore
+    value = float(ignore)
+    return ~y.isnan() if math.isnan(value) else y != value
 
 
 def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
@@ -124,9 +120,10 @@ def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
-def but_ignored(ignore: float | None) -> str:
-    """For messages about allowed targets."""
-    return "" if ignore is None else f" (and {ignore:g}, which does not count)"
+def allowed(values: str, ignore: float | None) -> str:
+    """`0 and 1 are allowed`, for messages, with what task.ignore adds."""
+    more = "; task.ignore names a number that does not count"
+    return f"{values} are allowed{more if ignore is None else f' (and {ignore:g}, which does not count)'}"
 
 
 def look(y: Tensor) -> str:

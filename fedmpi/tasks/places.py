@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Task, but_ignored, is_counted, look, mean_counted
+from fedmpi.tasks.base import Task, allowed, is_counted, look, mean_counted
 
 SKIP = -100  # torch's
 
@@ -32,8 +32,7 @@ def outside(y: Tensor, classes: int, ignore: int | None) -> str:
     if not bool(odd.any()):
         return ""
     place = odd.nonzero()[0].tolist()
-    allowed = f"0..{classes - 1} are allowed{but_ignored(ignore)}"
-    return f"row {place[0]} holds the class {int(y[tuple(place)])}; {allowed}"
+    return f"row {place[0]} holds the class {int(y[tuple(place)])}; {allowed(f'0..{classes - 1}', ignore)}"
 
 
 class NextSymbol(Task):
@@ -129,9 +128,7 @@ class Segmentation(Task):
             return "the data set has 1 class; 2 or more are needed, of which class 0 is the background"
         if outputs != wanted:
             return f"the model gives {outputs} for a sample; {wanted} is needed"
-        wrong = outside(y, self.classes, self.ignore)
-        advice = "; task.ignore names a number that does not count"
-        return f"{wrong}{advice}" if wrong and self.ignore is None else wrong
+        return outside(y, self.classes, self.ignore)
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """`mask`, (n, H, W) or (n, D, H, W): the class of each pixel."""

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import BIN, ROOT, clean_env
+from helpers import ROOT, clean_env
 
 from fedmpi.runtime import introspection
 
@@ -104,15 +104,6 @@ def test_python_m_fedmpi_is_the_command(path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("fedmpi: error: command line: seed=x: ")
-
-
-@pytest.mark.parametrize(
-    ("command", "to"), [("--help", "| true"), ("list methods", "> /dev/full"), ("show train", ">&-")]
-)
-def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(command, to):
-    line = f"set -o pipefail; {BIN}/fedmpi {command} {to}"
-    done = subprocess.run(["bash", "-c", line], env=clean_env(), capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_global_state_is_left():

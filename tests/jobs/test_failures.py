@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import yaml
-from helpers import BIN, ROOT, clean_env, fedmpi, launcher
+from helpers import BIN, ROOT, clean_env, launcher
 from real_job import CONFIG, wait_until
 
 PLUGIN = """
@@ -80,9 +80,7 @@ def reason(job):
 def test_a_rank_that_a_signal_ends_shows_where_it_was(start_job):
     job = start_job(GLOO, "crash")
     assert job.wait()
-    said = job.said()
-    assert "Fatal Python error: Segmentation fault" in said
-    assert re.search(r'plugin\.py", line \d+ in forward', said)
+    assert re.search(r'(?s)Fatal Python error: Segmentation fault.*plugin\.py", line \d+ in forward', job.said())
 
 
 CAUSES = {
@@ -219,21 +217,10 @@ def test_streams_that_take_nothing_do_not_end_a_run(tmp_path, to):
     assert (tmp_path / "run" / "log.txt").read_text().startswith("run: scaffold on digits")
 
 
-def test_a_port_held_by_a_silent_service(tmp_path):
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "comm": {"start_timeout_s": 2}}))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        names = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
-        env = clean_env(**names, MASTER_ADDR="127.0.0.1")
-        done = fedmpi("run", tmp_path / "run.yaml", env=env, limit_s=120, cold=True)
-    assert done.returncode == 1
-    assert re.fullmatch(rf"fedmpi \[rank 1 on .*: error: rank 0 is silent: .*127\.0\.0\.1:{port}.*\n", done.stderr)
-
-
 INIT = """
 import os, sys, time
 from fedmpi.comm.backends import mpi
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     time.sleep(1000)
 mpi.world(Job("mpi", 0, 2, 0, 2, "here"), 2)

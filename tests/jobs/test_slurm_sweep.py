@@ -112,7 +112,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     succeed("sweep", sweep.file, "name=whole")
     expected = hashes(cluster.folder / "whole")
 
-    job, end, runs = sweep.submit("--max-running", "4", "--time", "10")
+    job, end, runs = sweep.submit("--max-running", "4", "--option=--time=10")
     assert runs == 4
     task = sweep.tasks(job)
     sweep.after_rounds(2, NAMES, job)
@@ -176,6 +176,6 @@ def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
 
 def test_what_slurm_refuses_is_one_message(sweep):
     cluster = sweep.cluster
-    done = fedmpi("sweep", sweep.file, "--sbatch", "--partition", "none", env=cluster.env)
+    done = fedmpi("sweep", sweep.file, "--sbatch", "--option=--partition=none", env=cluster.env)
     assert (done.returncode, done.stderr.count("\n")) == (2, done.stderr.count("sbatch: error"))
     assert "--sbatch: sbatch refuses: sbatch: error: invalid partition specified: none" in done.stderr

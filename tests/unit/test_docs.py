@@ -10,7 +10,7 @@ from doc_commands import PAGES, RUN, blocks, file_name
 from helpers import ROOT
 
 from fedmpi import config, method
-from fedmpi.cli.runs import load_app
+from fedmpi.cli import load_app
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
 from fedmpi.config.field_types import flat
 from fedmpi.data.fetching.catalogue import MEDMNIST, SETS

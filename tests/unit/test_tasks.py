@@ -10,9 +10,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better
 from fedmpi.tasks import measures
 from fedmpi.tasks.base import Task
-from fedmpi.tasks.classification import Classification
+from fedmpi.tasks.classification import Classification, MultiLabel
 from fedmpi.tasks.contract import check_targets
-from fedmpi.tasks.multi_label import MultiLabel
 from fedmpi.tasks.places import NextSymbol, Segmentation, cross_entropy
 from fedmpi.tasks.regression import Regression
 from fedmpi.tasks.survival import Survival, negative_log_likelihood

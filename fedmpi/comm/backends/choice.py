@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,6 @@ import torch.distributed as dist
 
 from fedmpi.common.errors import UserError
 
-SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL's own variable: 1 lets several ranks share a GPU, from 2.30 on
 Card = Mapping[str, Any]  # of a rank, as `describe` makes it
 
 # Sources: NVIDIA/nccl, src/os/linux.cc, src/bootstrap.cc and src/transport/p2p.cc; its user guide, "Runtime and MPI
@@ -32,17 +30,9 @@ def describe(backend: str, host: str, device: torch.device) -> dict[str, Any]:
     """Describe a rank to the others, which choose a back end together.
 
     Returns:
-        comm.backend of its config; its host; the UUID of its GPU and the PCI address of the GPU's card, "" without a
-        GPU; whether this PyTorch has NCCL; whether the user lets ranks share a GPU under NCCL.
+        comm.backend of its config; its host; the PCI address of its GPU, "" without one; whether it has NCCL.
     """
-    return {
-        "backend": backend,
-        "host": host,
-        "gpu": gpu_uuid(device),
-        "card": pci_address(device),
-        "nccl": dist.is_nccl_available(),
-        "shares": os.environ.get(SHARING) == "1",
-    }
+    return {"backend": backend, "host": host, "card": pci_address(device), "nccl": dist.is_nccl_available()}
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -77,15 +67,14 @@ def _why_not_nccl(cards: Sequence[Card]) -> str:
     """Why NCCL cannot connect these ranks, and the remedy; "" if it can."""
     first_on_card: dict[tuple[str, str], int] = {}
     for rank, card in enumerate(cards):
-        if not card["gpu"] or not card["nccl"]:
-            lacks = "computes without a GPU" if not card["gpu"] else "has a PyTorch that was built without NCCL"
+        if not card["card"] or not card["nccl"]:
+            lacks = "computes without a GPU" if not card["card"] else "has a PyTorch that was built without NCCL"
             return f"rank {rank} on {card['host']} {lacks}.\nUse comm.backend=gloo (or auto), or give it one."
         first = first_on_card.setdefault((card["host"], card["card"]), rank)
-        if first != rank and not all(each["shares"] for each in cards):
+        if first != rank:
             return (
                 f"ranks {first} and {rank} share GPU {card['card']} of {card['host']} (or slices, MIG), which NCCL "
-                "refuses.\nStart one rank fewer and let rank 0 train (server.trains=true), or use "
-                f"comm.backend=gloo; from NCCL 2.30 on {SHARING}=1 in the environment of all ranks allows it."
+                "refuses.\nStart one rank fewer and let rank 0 train (server.trains=true), or use comm.backend=gloo."
             )
     return ""
 

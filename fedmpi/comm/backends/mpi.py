@@ -23,9 +23,8 @@ from fedmpi.comm.base import (
     ConnectionLostError,
     Message,
     absent_error,
-    tree_broadcast,
 )
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
@@ -41,15 +40,12 @@ LOOK_S = 0.5  # between two looks which messages are not there yet
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
 
 GUARD = """
-left=$3
+left=$2
 while sleep 1 && kill -0 $1 2>/dev/null; do
-    left=$((left - 1)) said= parent=$2
-    [ $left -gt 0 ] || said=$4
-    { read -r line < /proc/$1/stat && line=${line##*) } && line=${line#* } && parent=${line%% *}; } 2>/dev/null
-    [ $parent = $2 ] || said=$5
-    [ -z "$said" ] || { echo "$said" >&2; kill -9 $1; exit; }
+    left=$((left - 1))
+    [ $left -gt 0 ] || { echo "$3" >&2; kill -9 $1; exit; }
 done
-"""  # of process $1, whose parent is $2, for $3 seconds
+"""  # ends process $1 after $2 seconds
 
 NEEDS_MPIRUN = (
     "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun and the variables RANK, WORLD_SIZE, MASTER_ADDR and "
@@ -114,15 +110,14 @@ def finalize(job: Job, timeout_s: float) -> None:
 
 @contextmanager
 def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
-    """End the process, with an error, if the block takes longer, or if the launcher dies meanwhile.
+    """End the process, with an error, if the block takes longer.
 
     Such a call holds the interpreter: no thread of Python runs beside it, and a shell has to look after it.
     """
-    who = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}"
-    words = (f"{who}, after {timeout_s:.0f} s; a rank is dead, hung or was never started", f"{who}; the launcher died")
-    pids = (str(os.getpid()), str(job.parent_pid))
+    text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}, after {timeout_s:.0f} s"
     limit_s = max(1, int(timeout_s)) + (RANK_0_FIRST_S if job.rank else 0)
-    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(limit_s), *words])
+    words = [str(os.getpid()), str(limit_s), f"{text}; a rank is dead, hung or was never started"]
+    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *words])
     try:
         yield
     finally:
@@ -148,14 +143,8 @@ class Mpi(Communicator):
         self.job, self.comm, self.timeouts = job, comm, timeouts
         self.unfinished: list[Request] = []  # MPI may still write into their memory
 
-    def _barrier(self) -> None:
-        self.allgather_bytes(b"", self.round_timeout_s)
-
     def _shutdown(self) -> None:
         finalize(self.job, self.round_timeout_s)
-
-    def _broadcast(self, x: Tensor) -> None:
-        tree_broadcast(x, self.rank, self.alive, self._exchange)
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[Request]:
         requests = [self._receive(peer, x, DATA) for peer, x in incoming]
@@ -188,7 +177,7 @@ class Mpi(Communicator):
         if silent.any():
             absent, remedy = silent.nonzero().flatten().tolist(), "" if self.hosts else START_REMEDY
             raise absent_error(absent, self.size, deadline_s, self.hosts, remedy)
-        tree_broadcast(frames.flatten(), self.rank, self.alive, self._exchange)
+        self._broadcast(frames.flatten())
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
 
     def _wait(self, requests: list[Request], timeout_s: float) -> set[int]:

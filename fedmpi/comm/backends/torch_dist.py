@@ -23,13 +23,12 @@ from fedmpi.comm.base import (
     Message,
     Posted,
     ranks,
-    tree_broadcast,
 )
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.group_membership import GroupMembership
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import lookup
-from fedmpi.comm.rendezvous.store import StoreAllgather
+from fedmpi.comm.rendezvous.store import CANCELLED, REGROUPING, RankStore, allgather, leave
 from fedmpi.comm.timeouts import Timeouts
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
@@ -56,11 +55,11 @@ def connect(
     deadline = timeouts.clock.now() + timeouts.start
     store = lookup.find_store(job, timeouts.start, timeouts=timeouts, interface=address)
     error_reporter.listen(store.new_connection)
-    allgather = StoreAllgather(store, job.rank, range(job.size))
     mine, rank_0 = store.connection_addresses()
     card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
     left_s = max(1.0, deadline - timeouts.clock.now())
-    cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s, START_REMEDY)]
+    payload, every = json.dumps(card).encode(), range(job.size)
+    cards = [json.loads(text) for text in allgather(store, "cards", 0, job.rank, every, payload, left_s, START_REMEDY)]
     chosen = choose(backend, cards)
     network.choose_for_gloo(job.rank, cards, rank_0)
     remedy = NCCL_REMEDY if chosen == "nccl" else GLOO_REMEDY
@@ -80,8 +79,8 @@ def connect(
         raise Lost(f"all ranks came, but {chosen} does not connect them ({in_brief(error)}).\n{remedy}") from error
     if chosen == "nccl":
         store.set_at_end(ENDED, str(job.rank))
-        return Nccl(job, device, allgather, timeouts)
-    return Gloo(job, group, allgather, GroupMembership(store, job.rank, job.size, error_reporter), timeouts)
+        return Nccl(job, device, store, timeouts)
+    return Gloo(job, group, store, GroupMembership(store, job.rank, job.size, error_reporter), timeouts)
 
 
 def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float) -> Group | None:
@@ -107,19 +106,25 @@ def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout
 class _StoreCommunicator(Communicator):
     """The ranks of a process group of torch, which meet in a store."""
 
-    def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, timeouts: Timeouts) -> None:
+    def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
-        self.job, self.allgather, self.timeouts = job, allgather, timeouts
-
-    def _barrier(self) -> None:
-        self.allgather(b"", self.round_timeout_s)
+        self.job, self.store, self.timeouts = job, store, timeouts
+        self.gathers = 0  # calls of allgather so far: each has keys of its own
+        self.group_name = "allgather"
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        return self.allgather(payload, deadline_s)
+        self.gathers += 1  # from here on a regroup ends this call
+        self._check_group()
+        values = allgather(self.store, self.group_name, self.gathers, self.rank, self.alive, payload, deadline_s)
+        self._check_group()
+        return values
+
+    def _check_group(self) -> None:
+        """Raise Lost if the ranks are to regroup."""
 
     def _shutdown(self) -> None:
         """Leave after all ranks have met: closing a socket while its other end still reads could lose a message."""
-        self.allgather.leave(self.timeouts.round)
+        leave(self.store, self.rank, self.alive, self.timeouts.round)
         if self.job.launcher == "mpi" and len(self.alive) == self.size:  # MPI_Finalize would wait for a lost rank
             from fedmpi.comm.backends import mpi
 
@@ -132,26 +137,22 @@ class Gloo(_StoreCommunicator):
         self,
         job: Job,
         group: Group | None,
-        allgather: StoreAllgather,
+        store: RankStore,
         membership: GroupMembership,
         timeouts: Timeouts,
         make_group: Callable[[dist.Store, str, int, int, float], Group] = make_gloo_group,
     ) -> None:
-        _StoreCommunicator.__init__(self, job, torch.device("cpu"), allgather, timeouts)
+        _StoreCommunicator.__init__(self, job, torch.device("cpu"), store, timeouts)
         self.make_group = make_group
         self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed, and why
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
         self.membership = membership
-        allgather.regroup_requested = membership.regroup_requested
-        membership.release = lambda store: self.allgather.cancel(store)
+        membership.release = self._cancel_allgather
         self.can_regroup = launchers.survivors(job, os.environ)
 
     def _shutdown(self) -> None:
         self.group = self.broken = None
         _StoreCommunicator._shutdown(self)
-
-    def _broadcast(self, x: Tensor) -> None:
-        tree_broadcast(x, self.place[self.rank], self.alive, self._exchange)
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         if not outgoing and not incoming:
@@ -200,11 +201,16 @@ class Gloo(_StoreCommunicator):
         self.group, payloads = self.membership.regroup(payload, deadline_s, self._connect)
         self.alive = list(payloads)
         self.place = {rank: place for place, rank in enumerate(self.alive)}
-        name = f"allgather {self.membership.generation}"
-        self.allgather = StoreAllgather(
-            self.allgather.store, self.rank, self.alive, name, self.membership.regroup_requested
-        )
+        self.group_name, self.gathers = f"allgather {self.membership.generation}", 0
         return payloads
+
+    def _check_group(self) -> None:
+        if self.membership.regroup_requested():
+            raise Lost(REGROUPING)
+
+    def _cancel_allgather(self, store: dist.Store) -> None:
+        """End a call on all ranks, to regroup, from another thread, with a connection of its own."""
+        store.compare_set(f"{self.group_name}/{self.gathers}/silent", "", CANCELLED)
 
     def _connect(self, store: dist.Store, generation: int, members: list[int]) -> Group | None:
         if len(members) == 1:
@@ -218,8 +224,8 @@ class Nccl(_StoreCommunicator):
     begins = False
     can_regroup = "NCCL cannot (use comm.backend=gloo)"
 
-    def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, timeouts: Timeouts) -> None:
-        _StoreCommunicator.__init__(self, job, device, allgather, timeouts)
+    def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
+        _StoreCommunicator.__init__(self, job, device, store, timeouts)
         self.waiting: list[Posted] = []  # posted, not begun
 
     def _shutdown(self) -> None:
@@ -253,8 +259,8 @@ class Nccl(_StoreCommunicator):
                 if clock.now() > deadline:
                     raise self.silent(peers)
                 if clock.now() > look:
-                    if self.allgather.store.check([ENDED]):
-                        rank = int(self.allgather.store.get(ENDED))
+                    if self.store.check([ENDED]):
+                        rank = int(self.store.get(ENDED))
                         raise ConnectionLostError(f"{ranks([rank], self.hosts)} is dead: its process has ended")
                     look = clock.now() + LOOK_S
                 clock.sleep(1e-4)
@@ -265,7 +271,7 @@ class Nccl(_StoreCommunicator):
             raise
         except RuntimeError as error:
             try:
-                self.allgather(b"", self.timeouts.reply)
+                self.allgather_bytes(b"", self.timeouts.reply)
             except Lost as lost:
                 raise Lost(f"NCCL failed ({in_brief(error)}); {lost}") from error
             remedy = f".\n{NCCL_REMEDY}" if isinstance(error, dist.DistError) else ""

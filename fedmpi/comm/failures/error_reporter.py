@@ -19,6 +19,7 @@ is chance. At fault is who does not answer; if all do, who waits for nobody (`ro
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn, final
 
 from fedmpi.comm.failures.process_exit import Process
-from fedmpi.comm.job import Job, is_alive
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.signals import StopRequest
 
@@ -85,7 +86,7 @@ class ErrorReporter:
         job: which rank this process is.
         timeouts: limits of the single steps, and the clock.
         process: ends this process, and prints its last message.
-        launcher_is_alive: called with the pids of the launcher and of this process's parent.
+        launcher_is_alive: whether the launcher, the parent of this process, lives.
         stop: the requests that this process has had to stop.
         close_run: called with the reason first of all where the job fails: rank 0 closes its run directory. Returns
             how to go on.
@@ -101,13 +102,14 @@ class ErrorReporter:
         job: Job,
         timeouts: Timeouts | None = None,
         process: Process | None = None,
-        launcher_is_alive: Callable[[int, int], bool] = is_alive,
+        launcher_is_alive: Callable[[], bool] | None = None,
         stop: StopRequest | None = None,
         close_run: Callable[[str], str] = lambda reason: "",
     ) -> None:
         self.job, self.timeouts, self.process = job, timeouts or Timeouts(), process or Process(job)
         self.clock = self.timeouts.clock
-        self.launcher_is_alive, self.stop, self.close_run = launcher_is_alive, stop or StopRequest(), close_run
+        self.launcher_is_alive = launcher_is_alive or (lambda: os.getppid() == job.parent_pid)
+        self.stop, self.close_run = stop or StopRequest(), close_run
         self.waiting_for: Callable[[], Iterable[int]] = lambda: ()
         self.on_event: Callable[[str | None, Store], None] = lambda line, store: None
         self.members = set(range(job.size))  # whose causes count
@@ -120,8 +122,7 @@ class ErrorReporter:
         self._has_printed = False
         self._ending, self._printing = threading.Lock(), threading.Lock()
         if job.size > 1 and job.launcher != "env://":  # there may be none: a shell that has ended, or ssh
-            launcher = job.launcher_pid()
-            self.clock.start_thread(lambda: self._watch_launcher(launcher))
+            self.clock.start_thread(self._watch_launcher)
 
     # ---- a failure of this rank ----
     def fail(self, text: str, code: int, reacts: bool = False) -> NoReturn:
@@ -291,13 +292,13 @@ class ErrorReporter:
         self.process.end_job(int(code))
 
     # ---- the launcher ----
-    def _watch_launcher(self, launcher: int) -> None:
-        while self.launcher_is_alive(launcher, self.job.parent_pid):
+    def _watch_launcher(self) -> None:
+        while self.launcher_is_alive():
             self.clock.sleep(self.timeouts.launcher)
         if self.job.local_rank and self.job.rank:  # one of this host prints it
             self._wait_for_launcher()
             self.process.exit(1)
-        self.fail(f"error: the launcher ({self.job.launcher}, process {launcher}) has died", 1)
+        self.fail(f"error: the launcher ({self.job.launcher}, process {self.job.parent_pid}) has died", 1)
 
 
 def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]]) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
 from fedmpi.comm import launchers, network
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 
 ABORT_S = 3.0  # allowed for MPI_Abort
 
@@ -67,7 +67,7 @@ class Process:
         """Return whether no other living rank of this host has asked before."""
         self._lock_socket = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
-            self._lock_socket.bind(f"\0fedmpi of {self.job.launcher_pid()}")
+            self._lock_socket.bind(f"\0fedmpi of {self.job.parent_pid}")
             return True
         return False
 

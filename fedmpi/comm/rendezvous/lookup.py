@@ -19,7 +19,7 @@ import torch
 
 from fedmpi.comm import launchers, network
 from fedmpi.comm.base import Lost
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import auth, store_server
 from fedmpi.comm.rendezvous.store import RankStore
 from fedmpi.comm.timeouts import Timeouts

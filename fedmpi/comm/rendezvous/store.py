@@ -10,7 +10,7 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -24,6 +24,7 @@ from fedmpi.comm.timeouts import Timeouts
 WAIT = timedelta(seconds=300)
 STORE_IS_GONE = "rank 0 is dead: its store no longer answers"
 CANCELLED = "cancelled"  # verdict of an allgather that ranks have left, to regroup
+REGROUPING = "another rank has lost one"
 
 
 @final
@@ -127,62 +128,40 @@ class RankStore(Store):
                 raise DistNetworkError(f"rank 0's store at {self.address[0]}:{self.address[1]}: {error}") from error
 
 
-@final
-class StoreAllgather:
-    """A few bytes of every rank on every rank, through a store; past a deadline the silent ranks are named.
+def allgather(
+    store: RankStore,
+    name: str,
+    call: int,
+    rank: int,
+    ranks: Sequence[int],
+    payload: bytes,
+    deadline_s: float,
+    remedy: str = "",
+) -> list[bytes]:
+    """Return a few bytes of every rank, in the order of `ranks`. The calls of one name are counted.
 
     The store alone decides which ranks are silent, so that all ranks act alike: otherwise a rank that has seen all
     others would go on while one that has not gives up.
 
-    Args:
-        store: holds the payloads.
-        rank: this rank.
-        ranks: those that take part, ascending.
-        name: prefix of the keys.
-        regroup_requested: whether to give up, as a rank is lost.
+    Raises Lost naming the ranks that are not there by the deadline, followed by the remedy.
     """
+    try:
+        verdict, values = store.gather(name, call, rank, ranks, payload, max(0.01, deadline_s))
+    except DistError as error:
+        raise ConnectionLostError(STORE_IS_GONE) from error
+    if verdict == CANCELLED:
+        raise Lost(REGROUPING)
+    if verdict != ALL:
+        raise absent_error(map(int, verdict.split()), len(ranks), deadline_s, remedy=remedy)
+    return values
 
-    def __init__(
-        self,
-        store: RankStore,
-        rank: int,
-        ranks: Sequence[int],
-        name: str = "allgather",
-        regroup_requested: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.store, self.rank, self.ranks, self.name = store, rank, ranks, name
-        self.regroup_requested = regroup_requested
-        self.calls = 0  # number of calls so far: each call has keys of its own
 
-    def __call__(self, payload: bytes, deadline_s: float, remedy: str = "") -> list[bytes]:
-        """Return all payloads, in the order of the ranks.
-
-        Raises Lost naming the ranks that are not there by the deadline; remedy is added to its message.
-        """
-        self.calls += 1  # from here on `cancel` ends this call
-        if self.regroup_requested():
-            raise Lost("another rank has lost one")
-        patience_s = max(0.01, deadline_s)
-        try:
-            verdict, values = self.store.gather(self.name, self.calls, self.rank, self.ranks, payload, patience_s)
-        except DistError as error:
-            raise ConnectionLostError(STORE_IS_GONE) from error
-        if verdict == CANCELLED or self.regroup_requested():
-            raise Lost("another rank has lost one")
-        if verdict != ALL:
-            raise absent_error(map(int, verdict.split()), len(self.ranks), deadline_s, remedy=remedy)
-        return values
-
-    def cancel(self, store: Store) -> None:
-        """End a call on all ranks from another thread, with a connection of its own, to regroup."""
-        store.compare_set(f"{self.name}/{self.calls}/silent", "", CANCELLED)
-
-    def leave(self, timeout_s: float) -> None:
-        """Wait until all ranks have called this, so that rank 0 can end its store; raise Lost if one does not."""
-        try:
-            verdict, _ = self.store.gather("left", 0, self.rank, self.ranks, b"", timeout_s)
-        except DistError:  # rank 0 has left
-            return
-        if verdict != ALL:
-            late = verdict.split()[0]
-            raise Lost(f"rank {late} is silent: it has not left for {timeout_s:g} s after the last message")
+def leave(store: RankStore, rank: int, ranks: Sequence[int], timeout_s: float) -> None:
+    """Wait until all ranks have called this, so that rank 0 can end its store; raise Lost if one does not."""
+    try:
+        verdict, _ = store.gather("left", 0, rank, ranks, b"", timeout_s)
+    except DistError:  # rank 0 has left
+        return
+    if verdict != ALL:
+        late = verdict.split()[0]
+        raise Lost(f"rank {late} is silent: it has not left for {timeout_s:g} s after the last message")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import describe_axes
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.sources.common import finite, gaps_allowed
 from fedmpi.data.sources.pictures.decode import PixelRange, check_range, scale
@@ -28,7 +26,7 @@ class ArrayOptions:
 
     Attributes:
         axes: of images and volumes: N, the rows, C, D, H and W in the order of the array (N may be left out); None:
-            what its shape says, see `with_axes`.
+            what its shape says, see `_axes_of`.
         pixel_range: (low, high), which become 0 and 1, or "file", the range of each row; None: uint8 is divided by 255,
             other numbers are what they are.
         mean, std: one number a channel (or a feature), by which the numbers are normalised then.
@@ -94,47 +92,25 @@ def _normalised(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) 
     return x if options.std is None else x / torch.tensor(options.std).view(each)
 
 
-def with_axes(options: ArrayOptions, shape: Sequence[int], name: str, at: Path) -> ArrayOptions:
-    """The options with the axes of an array of this shape, where they have to be guessed, and a warning then.
-
-    The axes are certain where one of the first and the last axis of a row has 1 or 3 entries, which are its channels,
-    and the other has not. Else three equal axes are guessed to be a volume of one channel; if they are not equal, the
-    last one is the channels where it is the shortest, and the first one otherwise.
-    """
-    if options.axes is not None or not 3 <= len(shape) <= 5:
-        return options
-    axes, certain = _guess(tuple(shape[1:]))
-    if certain:
-        return options
-    guess = f"{at}: {name} has the shape {tuple(shape)}, which is read as {axes}, {describe_axes(shape, axes)}"
-    warnings.warn(f"{guess}; data.axes: {axes} confirms it, another order corrects it", stacklevel=2)
-    return replace(options, axes=axes)
-
-
 def _axes_of(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str:
-    """The axes of an array of this shape: `axes`, or what `with_axes` says. Raises UserError if they do not fit it."""
+    """The axes of an array of this shape: those that the config names, or what the shape says.
+
+    It does where either the first or the last axis of a row has 1 or 3 entries, which are its channels.
+    """
+    has = f"{at}: {name} has the shape {tuple(shape)}"
     if axes is None:
-        return _guess(tuple(shape[1:]))[0]
+        space = "HW" if len(shape) < 5 else "DHW"
+        is_first, is_last = shape[1] in (1, 3), shape[-1] in (1, 3)
+        if len(shape) > 3 and is_first == is_last:
+            raise UserError(f"{has}: say data.axes, such as NCHW, NHWC, or NDHW for volumes of one channel")
+        return "NHW" if len(shape) == 3 else f"NC{space}" if is_first else f"N{space}C"
     order = f"N{axes.removeprefix('N')}"
     if not {*"NHW"} <= {*order} <= {*"NCDHW"} or len({*order}) < len(order):
         allowed = "the letters N, C, D, H and W in the order of the array's axes, such as NHWC or NDHW, are needed"
         raise UserError(f"data.axes: {axes!r}; {allowed}")
     if len(order) != len(shape):
-        raise UserError(f"{at}: {name} has the shape {tuple(shape)}, which does not have the axes {axes} (data.axes)")
+        raise UserError(f"{has}, which does not have the axes {axes} (data.axes)")
     return order
-
-
-def _guess(row: tuple[int, ...]) -> tuple[str, bool]:
-    """The axes, and whether the shape leaves no other choice."""
-    if len(row) == 2:
-        return "NHW", True
-    space = "HW" if len(row) == 3 else "DHW"
-    first, last = row[0] in (1, 3), row[-1] in (1, 3)
-    if first != last:
-        return f"NC{space}" if first else f"N{space}C", True
-    if len(row) == 3 and len({*row}) == 1 and not first:
-        return "NDHW", False
-    return f"N{space}C" if row[-1] < min(row[:-1]) else f"NC{space}", False
 
 
 def channels_first(x: Array, axes: str) -> Array:

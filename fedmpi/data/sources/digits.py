@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.common import holdout
@@ -25,15 +23,9 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
     """
     # scikit-learn's file is read without importing scikit-learn, which takes every rank a second.
     package = find_spec("sklearn")
-    if package is None or not package.submodule_search_locations:
-        raise UserError(
-            "data.source: digits is a file of scikit-learn, which is not installed; pip install scikit-learn"
-        )
-    file = Path(package.submodule_search_locations[0]) / "datasets/data/digits.csv.gz"
-    try:
-        table = np.loadtxt(file, delimiter=",")
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(f"{file} cannot be read: {error}; pip install --force-reinstall scikit-learn") from error
+    assert package is not None, "fedmpi needs scikit-learn"
+    assert package.submodule_search_locations
+    table = np.loadtxt(Path(package.submodule_search_locations[0]) / "datasets/data/digits.csv.gz", delimiter=",")
     x = torch.from_numpy(table[:, :-1] / 16).float().view(-1, 1, 8, 8)  # (1797, 1, 8, 8)
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions
-from fedmpi.data.sources.by_client import as_floats, image_bytes, with_sites
-from fedmpi.data.sources.common import file_name, find
+from fedmpi.data.sources.common import as_floats, file_name, find, image_bytes, with_sites
 from fedmpi.data.sources.named_arrays import ArrayPreparation, from_arrays
 from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import StoredArrays, wanted
@@ -34,6 +33,7 @@ USUAL = {  # what is looked for where the config names nothing
     "site": ("site", "sites"),
 }
 OPTION = {"x": "inputs", "y": "labels", "site": "sites"}
+Arrays = dict[str, dict[str, Any]]  # "x", "y", "site", "val_x", ..., "test_site" -> data sets by client
 CLIENTS = "examples"  # the group of TensorFlow Federated's files, with a group for each client
 TEXTS = "snippets"  # TFF's Shakespeare
 SHARED_TEST = "coarse_label"  # TFF's CIFAR-100 has it, whose test clients are others with the names of training clients
@@ -81,46 +81,33 @@ def hdf5(
     """
     names = {"x": inputs, "y": labels, "site": sites}
     at = find(root, (file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
-    data_sets = find_arrays(open_file(at), at, names)
+    arrays, unread = _arrays_in(at, names)
     if test_path is not None:
         test_at = find(root, (file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path")
-        data_sets = data_sets.joined(find_arrays(open_file(test_at), test_at, names, "test_"))
-    if TEXTS in data_sets.unread:
+        tests, others = _arrays_in(test_at, names, "test_")
+        twice = {*arrays} & {*tests}
+        if twice:
+            both = f"{at} and {test_at} both hold {min(twice)}"
+            raise UserError(f"{both}; leave data.test_path out, or correct the files")
+        arrays, unread = arrays | tests, [*unread, *others]
+    if TEXTS in unread:
         raise UserError(f"{at} holds texts by author, which data.source: text reads")
     for key, name in names.items():
-        if not any(each.endswith(key) for each in data_sets.arrays) and (name or key != "site"):
+        if not any(each.endswith(key) for each in arrays) and (name or key != "site"):
             known = f"{name!r} (data.{OPTION[key]})" if name else f"for {key}: {', '.join(USUAL[key])}"
-            raise UserError(
-                f"{at} has no data set {known}; others are {shorten(', '.join(data_sets.unread)) or 'none'}"
-            )
+            raise UserError(f"{at} has no data set {known}; others are {shorten(', '.join(unread)) or 'none'}")
+    clients = natural_order({client for own in arrays.values() for client in own} - {""})
+    ready, uint8 = _joined(arrays, clients, at, on_disk=pixel_range is None)
+    site_names = clients or _number_words(ready)
     options = ArrayOptions(axes, pixel_range, mean, std)
-    return _dataset(data_sets, options, classes, test_fraction, val, silo=site is not None)
-
-
-@dataclass
-class DataSets:
-    """The data sets of one file.
-
-    Attributes:
-        at: the file.
-        clients: the names of the groups that are clients, in ascending order, numbers by size; none: ().
-        arrays: for "x", "y", "site", "val_x", ..., "test_site" the data sets by client, "" without clients.
-        unread: the paths of all other data sets.
-    """
-
-    at: Path
-    clients: list[str] = field(default_factory=list)
-    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
-    unread: list[str] = field(default_factory=list)
-
-    def joined(self, test: DataSets) -> DataSets:
-        """The data sets of both files."""
-        twice = {*self.arrays} & {*test.arrays}
-        if twice or bool(self.clients) != bool(test.clients):
-            problem = f"both hold {min(twice)}" if twice else "do not both have a group for each client"
-            raise UserError(f"{self.at} and {test.at} {problem}; leave data.test_path out, or correct the files")
-        clients = natural_order([*self.clients, *test.clients])
-        return DataSets(self.at, clients, self.arrays | test.arrays, [*self.unread, *test.unread])
+    data = from_arrays(ready, at, options, classes, test_fraction, val, by_site=True)
+    if isinstance(data.preparation, ArrayPreparation):  # of floats in the file that are kept as bytes
+        data = replace(data, preparation=replace(data.preparation, uint8=uint8))
+    if site is not None or data.site is None or not site_names:
+        return data
+    shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in unread)
+    test_owner = np.zeros(len(data.test_y), np.int64) if data.test_site is None else data.test_site.numpy()
+    return with_sites(data, site_names, data.site.numpy(), test_owner, shared)
 
 
 def open_file(path: Path) -> Any:
@@ -135,42 +122,38 @@ def open_file(path: Path) -> Any:
         raise UserError(f"{path} cannot be opened as HDF5: {error}; write it anew with h5py") from error
 
 
-def find_arrays(file: Any, at: Path, names: Mapping[str, str | None], part: str | None = None) -> DataSets:
-    """Return the data sets of samples, labels and sites, for each part and each client.
+def _arrays_in(at: Path, names: Mapping[str, str | None], part: str = "") -> tuple[Arrays, list[str]]:
+    """Return the data sets of a file by client, under "" where it has no clients, and the paths of all others.
 
     Args:
         names: for "x", "y" and "site" the name in the config; None: one of the usual names.
         part: "test_" if all data sets of the file are of that part, whatever they are called.
-
-    Raises:
-        UserError: two data sets could be the same array.
     """
     import h5py
 
+    file = open_file(at)
     top = file.get(CLIENTS, file)
     entries = {name: top.get(name) for name in top}  # None: a link that leads nowhere
-    named_as_parts = any(word in PARTS for name in entries for word in _words(name))
-    by_client = all(isinstance(entry, h5py.Group) for entry in entries.values())
-    data_sets = DataSets(at)
-    if entries and by_client and (top is not file or not named_as_parts):
-        data_sets.clients = natural_order(entries)
+    by_client = bool(entries) and all(isinstance(entry, h5py.Group) for entry in entries.values())
+    if top is file and any(word in PARTS for name in entries for word in _words(name)):
+        by_client = False
+    arrays: Arrays = {}
     unread: dict[str, None] = {}
-    for client in data_sets.clients or [""]:
+    for client in natural_order(entries) if by_client else [""]:
         for name, array in _data_sets(top[client] if client else top):
             key = _key(name, names, part)
             if key is None:
                 unread[name] = None
                 continue
-            other = data_sets.arrays.setdefault(key, {}).setdefault(client, array)
+            other = arrays.setdefault(key, {}).setdefault(client, array)
             if other is not array:
                 both = f"{other.name} and {array.name} could both be {key}"
                 raise UserError(f"{at}: {both}; say which in data.{OPTION[key.rpartition('_')[2]]}")
-    data_sets.unread = list(unread)
     to_report = [name for name in unread if name not in (SHARED_TEST, TEXTS)]
     if to_report:
         remedy = "data.inputs, data.labels and data.sites name what is read"
         warnings.warn(f"data: {at}: not read: {shorten(', '.join(to_report))}; {remedy}", stacklevel=3)
-    return data_sets
+    return arrays, list(unread)
 
 
 def _data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -197,76 +180,49 @@ def _without_part(name: str) -> tuple[str | None, str]:
     return part, "_".join(word for word in words if word not in dropped)
 
 
-def _key(name: str, names: Mapping[str, str | None], part: str | None) -> str | None:
+def _key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
     """Which of our arrays a data set is: "test_x"; None if none."""
     own_part, rest = _without_part(name)
-    if part is not None and own_part not in (None, part):
+    if part and own_part not in (None, part):
         return None
     for key, option in names.items():
         if rest in (USUAL[key] if option is None else (_without_part(option)[1],)):
-            return f"{own_part or part or ''}{key}"
+            return f"{own_part or part}{key}"
     return None
 
 
-def _dataset(
-    data_sets: DataSets,
-    options: ArrayOptions,
-    classes: int | None,
-    test_fraction: float | None,
-    val: Literal["join", "leave"],
-    silo: bool,
-) -> Dataset:
-    clients, stored = data_sets.clients, {key: list(parts.values()) for key, parts in data_sets.arrays.items()}
+def _joined(arrays: Arrays, clients: Sequence[str], at: Path, on_disk: bool) -> tuple[dict[str, Any], bool]:
+    """Return the arrays of all clients, one after the other, with the number of each row's client; and whether the
+    samples are bytes in the file.
+
+    Floats v / 255 of clients' images are kept as bytes. on_disk: images of uint8 may be read when a batch needs them.
+    """
+    stored = {key: [own[client] for client in clients or [""] if client in own] for key, own in arrays.items()}
     for parts in stored.values():
         other = next((part for part in parts if part.ndim == 0 or part.shape[1:] != parts[0].shape[1:]), None)
         if other is not None:
             shapes = f"{other.name} has the shape {other.shape} and {parts[0].name} {parts[0].shape}"
-            raise UserError(f"{data_sets.at}: {shapes}; rows of one shape are needed")
+            raise UserError(f"{at}: {shapes}; rows of one shape are needed")
     inputs = {key: parts for key, parts in stored.items() if key.endswith("x")}
-    arrays = _samples(inputs, bool(clients), may_stay_on_disk=options.pixel_range is None)
-    arrays |= {key: _rows(parts) for key, parts in stored.items() if key not in inputs}
-    site_names = clients or _number_words(arrays)
+    samples = [part for parts in inputs.values() for part in parts]
+    is_images = all(part.ndim in (3, 4, 5) for part in samples)
+    is_bytes = is_images and all(part.dtype == np.uint8 for part in samples)
+    if is_bytes and on_disk and wanted(sum(part.size for part in samples)):
+        joined: dict[str, Any] = {key: StoredArrays(parts) for key, parts in inputs.items()}
+    else:
+        may_shrink = clients and is_images
+        read = {key: [image_bytes(x) if may_shrink else x for x in map(_read, inputs[key])] for key in inputs}
+        if may_shrink and any(x.dtype != np.uint8 for parts in read.values() for x in parts):
+            read = {key: [as_floats(x) for x in parts] for key, parts in read.items()}
+        joined = {key: np.concatenate(parts) for key, parts in read.items()}
+    for key, parts in stored.items():
+        if key not in inputs:
+            array = np.concatenate([_read(part) for part in parts])
+            joined[key] = array.reshape(len(array)) if 0 < array.size == len(array) else array
     for key in inputs if clients else ():
-        rows = [len(data_sets.arrays[key].get(name, ())) for name in clients]
-        arrays[f"{key[:-1]}site"] = np.repeat(np.arange(len(clients)), rows)
-    data = from_arrays(arrays, data_sets.at, options, classes, test_fraction, val, by_site=True)
-    if isinstance(data.preparation, ArrayPreparation):  # of floats in the file that are kept as bytes
-        is_uint8 = all(part.dtype == np.uint8 for part in inputs["x"])
-        data = replace(data, preparation=replace(data.preparation, uint8=is_uint8))
-    if silo or data.site is None or not site_names:
-        return data
-    shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in data_sets.unread)
-    test_owner = np.zeros(len(data.test_y), np.int64) if data.test_site is None else data.test_site.numpy()
-    return with_sites(data, site_names, data.site.numpy(), test_owner, shared)
-
-
-def _samples(inputs: Mapping[str, list[Any]], by_client: bool, may_stay_on_disk: bool) -> dict[str, Any]:
-    """Return the samples of each part, one client after the other. Images of clients are kept as bytes if they can be.
-
-    may_stay_on_disk: images of uint8 are read from the file when a batch needs them, if they are many.
-    """
-    parts = [part for each in inputs.values() for part in each]
-    is_images = all(part.ndim in (3, 4, 5) for part in parts)
-    is_bytes = is_images and all(part.dtype == np.uint8 for part in parts)
-    if is_bytes and may_stay_on_disk and wanted(sum(part.size for part in parts)):
-        return {key: StoredArrays(each) for key, each in inputs.items()}
-    if not (by_client and is_images):
-        return {key: np.concatenate([_read(part) for part in each]) for key, each in inputs.items()}
-    arrays = {key: [_as_bytes(_read(part)) for part in each] for key, each in inputs.items()}
-    if any(x.dtype != np.uint8 for each in arrays.values() for x in each):
-        arrays = {key: [as_floats(x) for x in each] for key, each in arrays.items()}
-    return {key: np.concatenate(each) for key, each in arrays.items()}
-
-
-def _as_bytes(x: np.ndarray) -> np.ndarray:
-    stored = image_bytes(x)
-    return x if stored is None else stored
-
-
-def _rows(parts: Sequence[Any]) -> np.ndarray:
-    """The rows of all clients, one after the other; (n,) of one number a row, whatever the shape."""
-    array = np.concatenate([_read(part) for part in parts])
-    return array.reshape(len(array)) if 0 < array.size == len(array) else array
+        rows = [len(arrays[key].get(name, ())) for name in clients]
+        joined[f"{key[:-1]}site"] = np.repeat(np.arange(len(clients)), rows)
+    return joined, all(part.dtype == np.uint8 for part in inputs["x"])
 
 
 def _read(part: Any) -> np.ndarray:

@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, stacked
 from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
-from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of, with_axes
+from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of
 from fedmpi.data.sources.common import checked_fraction, file_name, find, holdout
 from fedmpi.data.sources.pictures.decode import PixelRange
 
@@ -146,7 +146,6 @@ def from_arrays(
         if missing:
             raise UserError(f"{at} has no array '{prefix}{missing}'; it holds {', '.join(arrays) or 'none'}")
         if own:
-            options = options if prefix else with_axes(options, own["x"].shape, "x", at)
             parts[prefix] = _part(own, prefix, at, options)
     if val == "leave":
         parts.pop("val_", None)

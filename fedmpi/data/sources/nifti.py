@@ -41,10 +41,8 @@ def nifti(
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     classes: Annotated[int, Field(ge=2, le=65536)] | None = None,
     mask_values: Annotated[tuple[int, ...], Field(min_length=2)] | None = None,
-    orientation: Literal["canonical", "stored"] = "canonical",
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None,
     size: tuple[Voxels, Voxels, Voxels] | None = None,
-    fit: Literal["crop_or_pad", "resample"] = "crop_or_pad",
     intensity: Intensity = "standardise",
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
@@ -61,10 +59,10 @@ def nifti(
     left out. Without a test part, test_fraction (0.2) of each site's pairs is it, the same for every seed.
     classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
     masks. A number that is neither a class nor task.ignore is refused.
-    orientation: canonical turns and mirrors axes so that X, Y and Z go to the patient's right, front and head (RAS+),
-    by the file's affine; stored leaves them. spacing: millimetres of a voxel along X, Y and Z, to which volumes are
-    resampled. size: voxels of all volumes, which must be of one size without it; fit: crop_or_pad, at the centre, with
-    the least intensity and class 0, or resample. Images are resampled linearly, masks to the nearest voxel.
+    Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head (RAS+), by the file's
+    affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled, images linearly, masks to
+    the nearest voxel. size: voxels of all volumes, which must be of one size without it: they are cropped and padded at
+    the centre, with the least intensity and class 0.
     intensity: standardise (each channel of each volume to mean 0 and deviation 1); [low, high], which become 0 and 1,
     with what lies beyond cut off; or stored.
     """
@@ -76,16 +74,16 @@ def nifti(
     columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
     samples = pairs("nifti", root, path, naming, columns, delimiter, sites, site)
-    preparation = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
+    preparation = VolumePreparation(spacing, size, intensity, image_pattern)
 
     def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in own:
-            volume, mask = _load(pair, preparation.canonical)
+            volume, mask = _load(pair)
             volumes.append(preparation.prepared(volume))
             masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), volume.spacing))
-            _check_size(volumes, own, len(volumes) - 1)
+            _check_size(volumes, own)
         x, y = torch.stack(volumes), torch.stack(masks)
         return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
 
@@ -99,14 +97,20 @@ def _check_nibabel() -> None:
         raise UserError("data set nifti is read by nibabel, which is not installed; pip install nibabel")
 
 
+class Volume(NamedTuple):
+    """image: (C, X, Y, Z) float32; spacing: millimetres of a voxel along X, Y and Z; stored: the file of nibabel."""
+
+    image: Tensor
+    spacing: tuple[float, ...]
+    stored: Any
+
+
 @dataclass(frozen=True)
 class VolumePreparation(Preparation):
     """How volumes become samples; the fields are options of `nifti`."""
 
-    canonical: bool
     spacing: tuple[float, float, float] | None
     size: tuple[int, int, int] | None
-    fit: Literal["crop_or_pad", "resample"]
     intensity: Intensity
     image_pattern: str
 
@@ -126,10 +130,10 @@ class VolumePreparation(Preparation):
         if request.ids:
             raise UserError("NIfTI files have no columns to copy")
         files, names = self._files(request)
-        pairs = [Sample(file) for file in files]
-        volumes = [self.prepared(_load_image(pair, self.canonical)) for pair in pairs]
-        for k in range(len(volumes)):
-            _check_size(volumes, pairs, k)
+        volumes: list[Tensor] = []
+        for file in files:
+            volumes.append(self.prepared(_load_image(Sample(file))))
+            _check_size(volumes, list(map(Sample, files)))
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
     def _files(self, request: Request) -> tuple[list[Path], list[str]]:
@@ -146,15 +150,11 @@ class VolumePreparation(Preparation):
         return files, [file.relative_to(path).as_posix() for file in files]
 
     def _resampled(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
-        """(C, X, Y, Z) of the same type, resampled as `spacing` and, with fit: resample, `size` say."""
-        shape = tuple(x.shape[1:])
-        if self.spacing is not None:
-            shape = tuple(max(round(n * a / b), 1) for n, a, b in zip(shape, spacing, self.spacing, strict=True))
-        if self.size is not None and self.fit == "resample":
-            shape = self.size
-        if shape == tuple(x.shape[1:]):
+        """(C, X, Y, Z) of the same type, on voxels of `self.spacing`."""
+        if self.spacing is None:
             return x
-        return interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
+        shape = [max(round(n * a / b), 1) for n, a, b in zip(x.shape[1:], spacing, self.spacing, strict=True)]
+        return x if shape == list(x.shape[1:]) else interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
 
     def _cropped(self, x: Tensor, fill: Tensor) -> Tensor:
         """(C, X, Y, Z) with borders cut off or added alike on both sides, one more at the end. fill: (C,)"""
@@ -165,18 +165,10 @@ class VolumePreparation(Preparation):
         return torch.stack([pad(each, borders, value=value) for each, value in zip(x, fill.tolist(), strict=True)])
 
 
-class Volume(NamedTuple):
-    """image: (C, X, Y, Z) float32; spacing: millimetres of a voxel along X, Y and Z; stored: the file of nibabel."""
-
-    image: Tensor
-    spacing: tuple[float, ...]
-    stored: Any
-
-
-def _load(pair: Sample, canonical: bool) -> tuple[Volume, np.ndarray]:
+def _load(pair: Sample) -> tuple[Volume, np.ndarray]:
     """Load an image and its mask (X, Y, Z). Raises UserError where one cannot be read, or they lie on two grids."""
-    volume = _load_image(pair, canonical)
-    mask, _, numbers = _opened(pair, pair.mask, canonical)
+    volume = _load_image(pair)
+    mask, _, numbers = _opened(pair, pair.mask)
     image = volume.stored
     if len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
         raise pair.error(f"{pair.mask} has the shape {tuple(mask.shape)}; (X, Y, Z) is needed")
@@ -191,8 +183,8 @@ def _load(pair: Sample, canonical: bool) -> tuple[Volume, np.ndarray]:
     return volume, numbers.reshape(volume.image.shape[1:])
 
 
-def _load_image(pair: Sample, canonical: bool) -> Volume:
-    stored, turned, numbers = _opened(pair, pair.file, canonical)
+def _load_image(pair: Sample) -> Volume:
+    stored, turned, numbers = _opened(pair, pair.file)
     x = numbers.astype(np.float32)
     if x.ndim not in (3, 4) or not np.isfinite(x).all():
         problem = f"has the shape {numbers.shape}, or holds a value that is not finite"
@@ -202,25 +194,26 @@ def _load_image(pair: Sample, canonical: bool) -> Volume:
     return Volume(torch.from_numpy(np.ascontiguousarray(x)), spacing, stored)
 
 
-def _opened(pair: Sample, file: Path, canonical: bool) -> tuple[Any, Any, np.ndarray]:
+def _opened(pair: Sample, file: Path) -> tuple[Any, Any, np.ndarray]:
     """A NIfTI file as it is stored, then with its axes turned, and the numbers of the latter."""
     import nibabel  # takes a third of a second
 
     try:
         stored: Any = nibabel.load(file)
-        turned = nibabel.as_closest_canonical(stored) if canonical else stored
+        turned = nibabel.as_closest_canonical(stored)
         return stored, turned, np.asarray(turned.dataobj)
     except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
         raise pair.error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
 
 
-def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Sample], k: int) -> None:
-    """Raise UserError if volume k has another shape than the first one."""
-    if volumes[k].shape != volumes[0].shape:
-        shapes = " and ".join(" x ".join(map(str, volumes[at].shape)) for at in (0, k))
-        raise pairs[k].error(
-            f"{pairs[0].file} and {pairs[k].file} have the shapes {shapes} (channels, X, Y, Z); give data.size, to "
-            "which volumes are cropped and padded, or with data.fit: resample scaled"
+def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Sample]) -> None:
+    """Raise UserError if the last volume has another shape than the first one."""
+    if volumes[-1].shape != volumes[0].shape:
+        pair = pairs[len(volumes) - 1]
+        shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (volumes[0], volumes[-1]))
+        raise pair.error(
+            f"{pairs[0].file} and {pair.file} have the shapes {shapes} (channels, X, Y, Z); give data.size, to which "
+            "volumes are cropped and padded"
         )
 
 

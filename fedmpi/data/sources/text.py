@@ -5,11 +5,12 @@ Texts become windows of symbols: x (n, L), and y (n, L), the symbol after each o
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, natural_order, show
+from fedmpi.data.csv_file import text_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
-from fedmpi.data.sources.by_client import with_sites
-from fedmpi.data.sources.common import checked_fraction, file_name, find
-from fedmpi.data.sources.text_files import Text, read_text, texts_of
+from fedmpi.data.sources.common import checked_fraction, file_name, find, with_sites
+from fedmpi.data.sources.hdf5 import open_file
+from fedmpi.data.sources.tables.files import Table, in_memory, read
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
 SKIP = -100  # a target that does not count: the one of the task next_symbol
@@ -67,18 +69,16 @@ def text(
             raise UserError("text: data.alphabet is missing; silos need it, for none knows the others' characters")
         at = find(root, (name,), "text", "correct data.root or data.path")
         return windows({site: Text(read_text(at), str(at))}, context, share, alphabet=alphabet)
+    columns = author_column, text_column, delimiter
 
-    def read(name: str, key: str) -> dict[str, Text]:
+    def read_all(name: str, key: str) -> dict[str, Text]:
         at = root / name
         at = at if os.path.isdir(at) else find(root, (name,), "text", f"correct data.root or data.{key}")
-        texts = texts_of(at, author_column, text_column, delimiter)
+        texts = texts_of(at, *columns)
         return {author: texts[author] for author in natural_order(texts)}
 
-    tests = read(test_path, "test_path") if test_path else None
-    data = windows(read(name, "path"), context, share, min_chars, alphabet, tests)
-    columns = {"author_column": author_column, "text_column": text_column, "delimiter": delimiter}
-    preparation: Any = data.preparation
-    return replace(data, preparation=replace(preparation, **columns))
+    tests = read_all(test_path, "test_path") if test_path else None
+    return windows(read_all(name, "path"), context, share, min_chars, alphabet, tests, columns)
 
 
 def shakespeare(
@@ -106,6 +106,74 @@ def shakespeare(
     return windows(texts, context, test_fraction, min_chars)
 
 
+# ---- files ----
+class Text(NamedTuple):
+    """What one author wrote, in order of time, and where it stands, for messages."""
+
+    text: str
+    place: str
+
+
+def texts_of(at: Path, author_column: str, text_column: str, delimiter: str) -> dict[str, Text]:
+    """Read the text of each author in a file, or in a folder of .txt files."""
+    ending = at.suffix.lower()
+    if at.is_dir() or ending == ".txt":
+        files = sorted(at.iterdir()) if at.is_dir() else [at]
+        texts = {
+            file.stem: Text(read_text(file), str(file))
+            for file in files
+            if file.suffix.lower() == ".txt" and file.name[0] != "."
+        }
+        if not texts:
+            raise UserError(f"{at} holds no file *.txt; all that an author wrote is expected in one AUTHOR.txt")
+        return texts
+    if ending in (".h5", ".hdf5"):
+        return _hdf5_texts(at)
+    table = _json_lines(at) if ending in (".jsonl", ".ndjson") else read(at, delimiter)
+    authors, cells = table.words(author_column, "author_column"), table.column(text_column, "text_column")
+    if cells.dtype == np.float64:
+        raise UserError(f"{table.path}: column {text_column!r} (data.text_column) holds numbers, not texts")
+    pieces: dict[str, list[str]] = {}
+    places: dict[str, str] = {}
+    for row, (author, piece) in enumerate(zip(authors, text_of(cells), strict=True)):
+        if not author:
+            raise UserError(f"{table.at(row)}: column {author_column!r} is empty; every text needs an author")
+        pieces.setdefault(author, []).append(piece)
+        places.setdefault(author, table.at(row))
+    joined = {author: "\n".join(own).replace("\r\n", "\n").replace("\r", "\n") for author, own in pieces.items()}
+    return {author: Text(text, places[author]) for author, text in joined.items()}
+
+
+def read_text(file: Path) -> str:
+    """Read a text in UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8-sig")  # -sig: the mark with which some editors begin a file
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as text in UTF-8: {error}; save it as UTF-8") from error
+
+
+def _hdf5_texts(at: Path) -> dict[str, Text]:
+    """Read the snippets of each client of TensorFlow Federated's Shakespeare, joined by a line feed."""
+    clients = open_file(at).get("examples", {})
+    texts = {name: clients[name].get("snippets") for name in clients}
+    if not texts or any(snippets is None or snippets.dtype.kind != "O" for snippets in texts.values()):
+        raise UserError(f"{at} has no texts examples/CLIENT/snippets; arrays are read by data.source: hdf5")
+    return {name: Text("\n".join(texts[name].asstr()[()]), f"{at}, client {name}") for name in texts}
+
+
+def _json_lines(at: Path) -> Table:
+    rows, places = [], []
+    for number, line in enumerate(read_text(at).split("\n"), 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise UserError(f"{at}, line {number} is no JSON: {error}; one object a line is needed") from error
+            places.append(number)
+    return replace(in_memory(rows), path=at, places=np.array(places), unit="line")
+
+
+# ---- windows ----
 @dataclass(frozen=True)
 class TextPreparation(Preparation):
     """The characters in the order of their numbers, and the length of a window.
@@ -197,6 +265,7 @@ def windows(
     min_chars: int | None = None,
     alphabet: str | None = None,
     tests: Mapping[str, Text] | None = None,
+    columns: tuple[str, str, str] = ("author", "text", ","),
 ) -> Dataset:
     """The data set of several authors, who are its sites; only the first 1 - test_fraction of a text is trained on.
 
@@ -226,7 +295,7 @@ def windows(
         *(x[:, :-1].contiguous(), x[:, 1:].contiguous(), test_x[:, :-1].contiguous(), test_x[:, 1:].contiguous()),
         classes=len(symbols),
         meaning=symbols,
-        preparation=TextPreparation(symbols, context, closed=alphabet is not None),
+        preparation=TextPreparation(symbols, context, alphabet is not None, *columns),
     )
     owner, test_owner = (np.repeat(np.arange(len(texts)), list(map(len, each))) for each in (rows, test_rows))
     return with_sites(data, list(texts), owner, test_owner)

@@ -143,7 +143,7 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
         sent, more = check_pair(method, "upload", method.upload(client), client.where)
     inputs.check_hooks(method, client.where, "upload")
     upload = messages.upload(client.round)
-    check_hook_returns(client, {"receive": client.new, "train": trained, "upload": more}, sent)
+    check_hook_returns(client, {"train": trained, "upload": more}, sent)
     if "dw" in upload.packing.shapes and "dw" not in sent:
         torch.sub(upload.w.take(model.w), upload.w.take(client.w0), out=upload.packing.view(row, "dw"))
     values = {name: sent[name] for name in sent if name in upload.packing.shapes}
@@ -151,7 +151,7 @@ def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trai
         values["_b"] = upload.b.take(model.b)
     if values:
         upload.packing.write(row, values)
-    new = [state for state in (client.new, trained, more) if state is not client.state]
+    new = [state for state in (trained, more) if state is not client.state]
     state = {name: value for each in new for name, value in each.items()}
     if not len(client.state_row):
         return state

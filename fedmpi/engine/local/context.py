@@ -26,8 +26,7 @@ from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views, share_memory
 from fedmpi.method.base import overrides
-from fedmpi.method.context import Batch, Client, Loss, Part, Regularizer
-from fedmpi.method.values import State
+from fedmpi.method.context import Batch, Client, Loss, Part, Regularizer, State
 from fedmpi.models.net import Net
 from fedmpi.models.recurrent import differentiable
 from fedmpi.tasks import contract
@@ -67,7 +66,6 @@ class ClientContext(Client):
 
         broadcast, kept = trainer.unpack_broadcast(announcement), messages.client_state.views(state_row)
         self.state = State({name: getattr(kept, name) for name in trainer.method.client_state})
-        self.new = State()  # client state that `receive` has returned
         self.down = broadcast.beside(messages.per_client.views(download)) if messages.per_client.shapes else broadcast
         size = messages.scratch.size
         self.scratch_row = state_row.new_zeros(size) if size else trainer.nothing
@@ -98,10 +96,6 @@ class ClientContext(Client):
     def label_counts(self) -> Tensor:  # type: ignore[override]
         return self.trainer.label_counts[self.id]
 
-    @property
-    def epochs(self) -> int:  # type: ignore[override]
-        return self.trainer.local_training.passes_and_steps(self.n, self.trainer.method.batches_a_step)[0]
-
     run_round = client_round.run_round
     fit = training_loop.fit
 
@@ -124,9 +118,7 @@ class ClientContext(Client):
         """
         model = self.trainer.model
         if overrides(self.trainer.method, "receive"):
-            given = self.trainer.method.receive(self)
-            w0, self.new = given if isinstance(given, tuple) and len(given) == 2 else (given, self.new)
-            w0 = self.check("receive", w0)
+            w0 = self.check("receive", self.trainer.method.receive(self))
             self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # client.w is about to move
             self._frozen.clear()  # of the w0 from before
             if self.w0 is not self.received:
@@ -199,22 +191,16 @@ class ClientContext(Client):
         *,
         at: Tensor | None = None,
         loss: Loss | None = None,
-        regularizer: Regularizer | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
-        model = self.trainer.model
         with self._one_pass(at, buffers):
             value = run_pass(self, loss or self.trainer.direct or self.trainer.method.loss, True, x, y)
         if loss is None:
             self.note(value)
-        g = model.attach_gradient()
-        if regularizer:
-            add_regularizer(self, regularizer, self.w if at is None else at, g)
-        return g.clone()
+        return self.trainer.model.attach_gradient().clone()
 
-    def regularizer_grad(self, regularizer: Regularizer, *, at: Tensor | None = None) -> Tensor:
-        w = self.w if at is None else at
-        return add_regularizer(self, regularizer, w, torch.zeros_like(w))
+    def regularizer_grad(self, regularizer: Regularizer) -> Tensor:
+        return add_regularizer(self, regularizer, self.w, torch.zeros_like(self.w))
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         model = self.trainer.model
@@ -314,20 +300,19 @@ class ClientContext(Client):
             self.version_at_w0 = at_w0
 
     @contextmanager
-    def elsewhere(self, w: Tensor | None, b: Tensor | None = None) -> Iterator[None]:
-        """At other weights; afterwards weights and buffers are again exactly what they were. None: stay."""
-        if w is None:
-            yield
-            return
+    def elsewhere(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
+        """Within, the model is another one, which no record is kept of; afterwards all is exactly what it was."""
         model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
-        at_w0, self.version_at_w0 = self.version_at_w0, None
+        names = ("version_at_w0", "steps", "a", "losses", "watch", "optim")
+        own = {name: getattr(self, name) for name in names}
+        self.version_at_w0, self.losses, self.watch, self.optim = None, [], None, None
         model.load(w, b)
         try:
             yield
         finally:
             model.load(*before)
-            self.version_at_w0 = at_w0
+            vars(self).update(own)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

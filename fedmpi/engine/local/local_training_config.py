@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, cos, floor, pi
+from math import ceil, cos, pi
 
 
 @dataclass(frozen=True)
 class LocalTrainingConfig:
     """The section `train` of a config (config/sections.py), without the learning rate, which depends on the round."""
 
-    epochs: float | None = 1  # None: steps counts
+    epochs: int | None = 1  # None: steps counts
     steps: int | None = None
     batch_size: int | None = None  # None: full batch
     drop_last: bool = False
@@ -19,10 +19,8 @@ class LocalTrainingConfig:
     nesterov: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    alpha: float = 0.99
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    clip_value: float | None = None
     keep: bool = False  # the optimiser's state, from round to round
 
     def plain_sgd(self) -> LocalTrainingConfig:
@@ -34,14 +32,12 @@ class LocalTrainingConfig:
         reasons = {
             f"train.optim is {self.optim}": self.optim != "sgd",
             f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
-            f"train.clip_value is {self.clip_value}": self.clip_value is not None,
             "train.keep_optim is true": self.keep,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
-    def passes_and_steps(self, n: int, many: int = 1, epochs: float | None = None) -> tuple[int, int]:
-        """Passes that a client with n samples begins, and its steps in all of them; of a pass begun in part the first
-        batches.
+    def passes_and_steps(self, n: int, many: int = 1, epochs: int | None = None) -> tuple[int, int]:
+        """Passes that a client with n samples begins, and its steps in all of them; train.steps may cut the last short.
 
         many: batches that a step takes; epochs: in place of its own epochs or steps.
         """
@@ -53,9 +49,7 @@ class LocalTrainingConfig:
         if epochs is None and self.steps is not None:
             return ceil(self.steps / a_pass), self.steps
         passes = (self.epochs or 0) if epochs is None else epochs
-        part = passes - floor(passes)
-        begun = max(ceil(part * a_pass - 1e-9), 1) if part else 0
-        return ceil(passes), floor(passes) * a_pass + begun
+        return passes, passes * a_pass
 
 
 def learning_rate(

@@ -12,8 +12,7 @@ from torch.autograd.variable import Variable
 
 from fedmpi.engine.checks import wrong
 from fedmpi.method.base import Method
-from fedmpi.method.context import Loss, Regularizer
-from fedmpi.method.values import Quadratic
+from fedmpi.method.context import Loss, Quadratic, Regularizer
 
 ClientContext = Any  # that of context.py, which imports this
 # The way to the engine through Python takes as long as a small model's backward pass.

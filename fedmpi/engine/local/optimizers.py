@@ -6,9 +6,6 @@ torch's compiler, which takes more than a second on every rank. t counts the ste
     adam      g += weight_decay w;  m = b1 m + (1-b1) g,  v = b2 v + (1-b2) g^2
               w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)                  Kingma, Ba 2015
     adamw     w -= lr weight_decay w;  then adam without weight decay              Loshchilov, Hutter 2019
-    rmsprop   g += weight_decay w;  v = alpha v + (1-alpha) g^2;  u = g / (sqrt v + eps)
-              w -= lr u, or with momentum  m = momentum m + u,  w -= lr m          Tieleman, Hinton 2012
-    adagrad   g += weight_decay w;  v += g^2;  w -= lr g / (sqrt v + eps)          Duchi, Hazan, Singer 2011
 
 With train.keep_optim a client keeps the state of its optimiser from round to round, in its state row:
     _optim (slots, d)      velocities or moments, entry for entry those of w
@@ -22,10 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
-from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
@@ -37,81 +32,57 @@ ROWS, STEPS = "_optim", "_optim_steps"
 Moments = tuple[Sequence[list[Tensor]], Sequence[Tensor]]
 
 
-# What the functions of torch.optim take beside lr and weight_decay: options of the config, and what is always the same.
-TAKES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
-    "sgd": (("momentum", "nesterov"), {"dampening": 0.0, "maximize": False}),
-    "adam": (("eps",), {"amsgrad": False, "maximize": False}),
-    "adamw": (("eps",), {"amsgrad": False, "maximize": False}),
-    "rmsprop": (("eps", "alpha", "momentum"), {"centered": False}),
-    "adagrad": (("eps",), {"lr_decay": 0.0, "maximize": False}),
-}
-
-
 def slots_of(config: LocalTrainingConfig) -> int:
     """Return how many tensors of a parameter's shape an optimiser keeps for it: velocities or moments."""
-    if config.optim in ("sgd", "rmsprop"):
-        return int(config.optim == "rmsprop") + bool(config.momentum)
-    return 1 if config.optim == "adagrad" else 2
+    return int(bool(config.momentum)) if config.optim == "sgd" else 2
 
 
 class LocalOptimizer:
-    """Steps of train.optim. A parameter without a gradient stays as it is, and so does what is known of it."""
+    """Steps of train.optim. A parameter without a gradient stays as it is, and so do its moments."""
 
     def __init__(
         self, config: LocalTrainingConfig, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None
     ) -> None:
         """parameters: of one device and type; kept: moments and steps of earlier rounds, which go on in place."""
-        self.config, self.parameters = config, parameters
+        self.optim, self.parameters = config.optim, parameters
         self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
-        options, fixed = TAKES[config.optim]
-        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, **fixed}
-        self.rates |= {name: getattr(config, name) for name in options}
-        self.steps: Sequence[Tensor] = ()
-        if kept is not None:
-            self.moments, self.steps = kept
+        self.options: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay, "maximize": False}
+        if self.optim == "sgd":
+            self.options |= {"momentum": config.momentum, "nesterov": config.nesterov, "dampening": 0.0}
         else:
-            self.moments = [[torch.zeros_like(w) for w in self.w] for _ in range(slots_of(config))]
-            if config.optim != "sgd":
-                self.steps = torch.zeros(len(self.w), device=self.w[0].device).unbind()
+            beta1, beta2 = config.betas
+            self.options |= {"beta1": beta1, "beta2": beta2, "eps": config.eps, "amsgrad": False}
+        if kept is None:
+            zeros = [[torch.zeros_like(w) for w in self.w] for _ in range(slots_of(config))]
+            kept = zeros, [] if self.optim == "sgd" else torch.zeros(len(self.w), device=self.w[0].device).unbind()
+        self.moments, self.steps = kept
         # torch 2.13's fused kernel of SGD leaves most weights in half precision as they are on a CPU.
         self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
 
     def step(self) -> None:
         """Move the parameters that have a gradient."""
         gradients: list[Any] = [p.grad for p in self.parameters]
-        at, config = [i for i, g in enumerate(gradients) if g is not None], self.config
+        at = [i for i, g in enumerate(gradients) if g is not None]
         if not at:
             return
         w, g, *moments = ([each[i] for i in at] for each in (self.w, gradients, *self.moments))
-        if config.optim == "sgd":
-            v = moments[0] if moments else []
-            if self.fused:
-                torch._fused_sgd_(w, g, v, **self.rates, is_first_step=False)
-            else:
-                velocities: list[Any] = v or [None] * len(at)
-                sgd(w, g, velocities, foreach=True, **self.rates)
-            return
-        steps = [self.steps[i] for i in at]
-        if config.optim in ("adam", "adamw"):
-            adam_ = adamw if config.optim == "adamw" else adam
-            beta1, beta2 = config.betas
-            adam_(w, g, moments[0], moments[1], [], steps, fused=True, beta1=beta1, beta2=beta2, **self.rates)
-        elif config.optim == "rmsprop":
-            velocities = moments[1] if config.momentum else []
-            rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **self.rates)
+        if self.optim != "sgd":
+            function: Any = adamw if self.optim == "adamw" else adam
+            function(w, g, *moments, [], [self.steps[i] for i in at], fused=True, **self.options)
+        elif self.fused:
+            torch._fused_sgd_(w, g, moments[0] if moments else [], **self.options, is_first_step=False)
         else:
-            adagrad(w, g, moments[0], steps, foreach=True, **self.rates)
+            velocities: list[Any] = moments[0] if moments else [None] * len(at)
+            sgd(w, g, velocities, foreach=True, **self.options)
 
 
 def state_shapes(config: LocalTrainingConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Of the slots in a client's row; none where nothing is kept."""
-    if not config.keep:
-        return {}
-    return {ROWS: (slots_of(config), layout.size), STEPS: (len(layout.segments),)}
+    """Return the shapes of the slots in a client's row; none where nothing is kept."""
+    return {ROWS: (slots_of(config), layout.size), STEPS: (len(layout.segments),)} if config.keep else {}
 
 
 class OptimizerState:
-    """A copy of it for one round; `steps` in float32, as torch's kernels want them."""
+    """A copy of the state in a client's row for one round; `steps` in float32, as torch's kernels want them."""
 
     def __init__(self, state: Views, layout: Layout) -> None:
         self.rows = getattr(state, ROWS).clone()
@@ -119,10 +90,10 @@ class OptimizerState:
         self.places = {s.name: i for i, s in enumerate(layout.segments)}
 
     def state(self) -> dict[str, Tensor]:
-        """What the row is to hold from now on."""
+        """Return what the row is to hold from now on."""
         return {ROWS: self.rows, STEPS: self.steps.to(self.rows.dtype)}
 
-    def of(self, segments: Sequence[Segment]) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """Views: slot by slot the tensors of these segments, and their steps ()."""
+    def of(self, segments: Sequence[Segment]) -> Moments:
+        """Return views: slot by slot the tensors of these segments, and their steps ()."""
         rows = [[s.view(row) for s in segments] for row in self.rows]
         return rows, [self.steps[self.places[s.name]] for s in segments]

@@ -36,7 +36,7 @@ class PackedFit:
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         """clients: those with the most batches first."""
         self.trainer, self.clients = trainer, clients
-        self.epochs, self.cuts = int(trainer.local_training.epochs or 0), [cut(trainer, k) for k in clients]
+        self.epochs, self.cuts = trainer.local_training.epochs or 0, [cut(trainer, k) for k in clients]
         self.steps = self._chain() or VmapSteps(trainer, clients)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=trainer.model.w.device)
         self.carry = [0.0] * len(clients)

@@ -24,7 +24,7 @@ from fedmpi.engine.packed.vmap_steps import VmapSteps
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.values import State
+from fedmpi.method.context import State
 
 # Of pack: auto. Numbers (weights or factors) of all clients that are trained at once, by chain.py and under vmap: more
 # do not fit into the processor's cache. Clients: fewer than FEWEST do not make up for the calls of vmap.
@@ -48,7 +48,6 @@ def unsupported_reason(
         config.not_plain_sgd_reason(): bool(config.not_plain_sgd_reason()),
         "train.nesterov is true": config.nesterov,
         f"train.steps is {config.steps}": config.steps is not None,  # a round may end within a pass over the data
-        f"train.epochs is {config.epochs}": config.steps is None and config.epochs != int(config.epochs or 0),
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
     }

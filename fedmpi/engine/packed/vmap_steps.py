@@ -16,7 +16,7 @@ from fedmpi.engine.packed.chain import Members
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import overrides
-from fedmpi.method.values import Quadratic, State
+from fedmpi.method.context import Quadratic, State
 from fedmpi.models.net import Net
 
 # What all clients of a pack have in common; numbers that each has for itself; tensors that `values` holds.

@@ -33,7 +33,7 @@ from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import build, build_data, rank_agreement, resume, trust
+from fedmpi.runtime import build, build_data, checkpoints, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import Rows
 from fedmpi.runtime.device import set_numerics
@@ -240,7 +240,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
     if messages.client_state.size:
         fed.states.store = Rows(run_dir / "state", experiment.settings.data.silos)
         fed.states.max_in_memory = experiment.data.clients
-    lost = resume.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
+    lost = checkpoints.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.restore(t, {**facts["memory"], "pace": None}, tensors)
     fed.transport.broadcast(0.0, fed.server)

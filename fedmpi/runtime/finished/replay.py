@@ -17,7 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
-from fedmpi.runtime import resume, trust
+from fedmpi.runtime import trust
+from fedmpi.runtime.checkpoints import IDENTITY
 from fedmpi.runtime.reading.compare import HASH, RunRecord
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.run import execute
@@ -123,7 +124,7 @@ def replay_rounds(
 def _link_checkpoint(run: Path, place: Path, start: int) -> None:
     """Make a run directory of links in which a job resumes after this checkpoint."""
     files = [
-        run / resume.IDENTITY,
+        run / IDENTITY,
         run / "checkpoints" / f"{start:06}.safetensors",
         *run.glob("state/**/*.safetensors"),
     ]

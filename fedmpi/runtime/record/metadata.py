@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -26,9 +26,6 @@ from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.data import augment, partitions, sources
-
-if TYPE_CHECKING:
-    import torch
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
 
@@ -42,11 +39,12 @@ def describe_environment(
     Args:
         launcher: torchrun | mpi | slurm | single.
         backend: the communication back end in use.
-        ranks: facts about each rank, in order, such as {"host": ..., "device": ...}, with those of `describe_gpu`.
+        ranks: facts about each rank, in order, such as {"host": ..., "device": ...}.
         threads: per rank.
     """
     import torch
 
+    has_gpu, nccl = torch.cuda.is_available(), torch.distributed.is_nccl_available()
     mpi = sys.modules.get("mpi4py.MPI")  # only if it is in use: to import it would start MPI
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -63,21 +61,10 @@ def describe_environment(
         "packages": {"fedmpi": __version__, **{name: installed_version(name) for name in PACKAGES}},
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if has_gpu else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_gpu and nccl else None,
         "mpi": None if mpi is None else mpi.Get_library_version().split("\n", 1)[0].rstrip("\0").strip(),
     }
-
-
-def describe_gpu(device: torch.device) -> dict[str, Any]:
-    """Return what decides the numbers of a rank on a GPU, as far as it is known: its UUID and versions."""
-    import torch
-
-    cudnn, has_nccl = torch.backends.cudnn.version(), torch.distributed.is_nccl_available()
-    facts = {
-        "gpu": str(torch.cuda.get_device_properties(device).uuid),
-        "cudnn": None if cudnn is None else str(cudnn),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
-    }
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 def git_commit(directory: Path) -> dict[str, Any] | None:

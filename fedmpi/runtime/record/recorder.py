@@ -19,9 +19,10 @@ from fedmpi.config.yaml_source import text_for
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
+from fedmpi.runtime import trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import Checkpoints
-from fedmpi.runtime.record import plugins, report_text
+from fedmpi.runtime.record import report_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, INITIAL, SEAL, RunDirectory, seal
@@ -109,7 +110,7 @@ class Recorder(RankRecorder):
         self,
         identity: Mapping[str, str],
         environment: Mapping[str, Any],
-        own_code: Sequence[plugins.PluginFile],
+        own_code: Sequence[trust.PluginFile],
     ) -> None:
         """Write which run the directory holds: settings, environment, the user's own code, who holds which samples.
 
@@ -122,7 +123,7 @@ class Recorder(RankRecorder):
         if experiment.initial is not None:
             directory.write(INITIAL, experiment.initial.content)
         write_preprocessing(directory, settings, experiment.data)
-        copies = plugins.write_copies(directory, own_code)
+        copies = trust.write_copies(directory, own_code)
         directory.write_json("environment.json", {**environment, "plugins": copies})
         cut = settings.data.partition
         write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)

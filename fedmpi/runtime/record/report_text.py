@@ -61,7 +61,7 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
     if own_length:
         amount = ""
     elif train.epochs is not None:
-        amount = f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'} "
+        amount = f"{count(train.epochs, 'epoch')} "
     else:
         amount = f"{count(train.steps or 0, 'step')} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"

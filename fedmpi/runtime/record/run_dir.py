@@ -225,7 +225,7 @@ class TimelineFile:
         try:
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("a") as file:
-                file.writelines(f"{line}\n" for line in lines)
+                file.write("".join(f"{line}\n" for line in lines))
         except OSError as error:
             self.is_writable = False
             message = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none"

@@ -37,18 +37,17 @@ def personal_notice(facts: Mapping[str, Any]) -> str:
     name, groups, hooks = (str(facts.get(key, "")) for key in ("method", "kept", "hooks"))
     if not groups and not hooks:
         return ""
-    if not groups and hooks == "tune":
-        return (
-            f"method {name} tunes the global model with each client's data before the client uses it "
-            "(evaluate.protocol: ft(e)); this is the global model"
-        )
-    what = "gives each client a model of its own, and this is the global one"
+    own = "A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR --client k"
     if groups:
-        what = f"keeps parts of the model with each client ({groups}), and the global model has their initial values "
-        what += "there"
+        return (
+            f"method {name} keeps parts of the model with each client ({groups}), and the global model has their "
+            f"initial values there. {own}"
+        )
+    if hooks != "tune":
+        return f"method {name} gives each client a model of its own, and this is the global one. {own}"
     return (
-        f"method {name} {what}. A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR "
-        "--client k"
+        f"method {name} tunes the global model with each client's data before the client uses it "
+        "(evaluate.protocol: ft(e)); this is the global model"
     )
 
 

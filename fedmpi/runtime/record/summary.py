@@ -18,7 +18,7 @@ def summary(
     best_model: Mapping[str, Any] | None = None,
     falling: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The figures to report.
+    """Return the content of summary.json.
 
     Args:
         rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics; None: no number.

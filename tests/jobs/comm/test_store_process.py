@@ -25,7 +25,7 @@ def test_the_process_is_no_burden_and_ends_with_rank_0(tmp_path):
     program = """
 import os, signal, sys, time
 from fedmpi.comm.rendezvous import lookup
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 store = lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 30)
 child = store.server
 assert "torch" not in open(f"/proc/{child.pid}/maps").read()

@@ -25,7 +25,6 @@ from fedmpi.comm.backends import torch_dist  # noqa: E402
 from fedmpi.comm.base import RankTimeoutError  # noqa: E402
 from fedmpi.comm.failures.error_reporter import ErrorReporter  # noqa: E402
 from fedmpi.comm.rendezvous import lookup  # noqa: E402
-from fedmpi.comm.rendezvous.store import StoreAllgather  # noqa: E402
 
 
 def connect(kind):
@@ -42,8 +41,7 @@ def connect(kind):
         dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
         post = dist.batch_isend_irecv
         dist.batch_isend_irecv = lambda operations: [PolledWork(work) for work in post(operations)]
-    allgather = StoreAllgather(store, job.rank, range(job.size))
-    comm, error_reporter = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), ErrorReporter(job)
+    comm, error_reporter = torch_dist.Nccl(job, device, store, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:
         error_reporter.listen(store.new_connection)
         error_reporter.waiting_for = lambda: comm.waiting_for

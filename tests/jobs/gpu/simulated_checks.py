@@ -1,9 +1,8 @@
-"""What fedmpi does around training, on the simulated GPU.  simulated_cuda.py simulated_checks.py FILE
+"""What fedmpi does around training, on the simulated GPU.  simulated_cuda.py --gpus 2 simulated_checks.py FILE
 
 Writes {check: what it found} into FILE.
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import simulated_cuda
 import torch
+import torch.distributed as dist
 from helpers import federated, images, prepare, settings, small_settings
 from torch import nn
 
@@ -26,7 +26,22 @@ from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.flat import linear
 from fedmpi.flat.model import FlatModel
 
-GPU = torch.device("cuda", 0)
+GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
+MIXED = "Expected all tensors to be on the same device"
+MISTAKES = {  # what a GPU refuses: what its error says
+    "torch.zeros(3, device=GPU) + torch.ones(3)": MIXED,
+    "torch.zeros(()).add_(torch.tensor(2.0, device=GPU))": MIXED,
+    "torch.add(torch.zeros(3, device=GPU), 1, out=torch.zeros(3))": MIXED,
+    "torch.zeros(3, device=GPU).add_(torch.zeros(3, device=OTHER))": MIXED,
+    "torch.func.vmap(lambda x: x + torch.ones(3))(torch.zeros(2, 3, device=GPU))": MIXED,
+    "nn.Linear(3, 2)(torch.zeros(1, 3, device=GPU))": MIXED,
+    "torch.zeros(3)[torch.tensor([0], device=GPU)]": "indices should be either on cpu",
+    "torch.rand(3, device=GPU, generator=torch.Generator())": "Expected a 'cuda' device type for generator",
+    "torch.zeros(3, device=GPU).numpy()": "can't convert cuda:0 device type tensor to numpy",
+    "dist.ProcessGroupGloo(dist.HashStore(), 0, 1).send([torch.zeros(3, device=GPU)], 0, 0)": "unsupported device cuda",
+    "cpu_over_nccl()": "No backend type associated with device type cpu",
+    "not_deterministic()": "does not have a deterministic implementation",
+}
 WIDE = {"name": "mlp", "hidden": [4096]}  # 284,676 weights, more than a block of columns
 
 
@@ -34,6 +49,52 @@ def count(function, *arguments):
     simulated_cuda.COUNTS.clear()
     function(*arguments)
     return dict(simulated_cuda.COUNTS)
+
+
+def not_deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.rand(3, device=GPU).cumsum(0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def cpu_over_nccl():
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=GPU)
+    try:
+        dist.broadcast(torch.zeros(3, device=GPU), 0)
+        dist.broadcast(torch.zeros(3), 0)
+    finally:
+        dist.destroy_process_group()
+
+
+def mistakes():
+    """The mistakes that are not refused as they should be."""
+    found = {}
+    for code, message in MISTAKES.items():
+        try:
+            eval(code)
+            found[code] = "no error"
+        except Exception as error:
+            found |= {} if message in str(error) else {code: f"{type(error).__name__}: {error}"}
+    return found
+
+
+def synchronisations():
+    """How often the host waits for kernels and copies that need no wait, and for each that needs one."""
+
+    def without_a_wait():
+        x, place = torch.ones(3, device=GPU), torch.zeros(3, pin_memory=True)
+        x.add_(1).mul_(x)
+        torch.ones(3).to(GPU, non_blocking=True)
+        x.new_full((), 2.0)
+        place.copy_(x, non_blocking=True)
+        assert place.isnan().all()  # it is there once the host has waited
+
+    x = torch.ones(3, device=GPU)
+    waits = [lambda: x.sum().item(), lambda: bool(x[0]), x.cpu, x.tolist, lambda: x[x > 0], torch.cuda.synchronize]
+    waits += [lambda: torch.ones(3).to(GPU), lambda: x.new_tensor(2.0)]
+    return [count(call).get("sync", 0) for call in (without_a_wait, *waits)]
 
 
 def ways_of_gathering():
@@ -59,23 +120,6 @@ def scratch_memory():
     linear.products(rows, rows[0])
     linear.trimmed_mean(rows, 0.1)
     return linear._buffers.wide.numel()
-
-
-def products_at_once():
-    """The most products of a chunk's columns that lay in memory while a Gram matrix was formed of ten chunks."""
-    counts, wide, scratch, linear.SCRATCH_GPU = [], linear._wide, linear.SCRATCH_GPU, 50 * 64
-
-    def counting(x):
-        counts.append(sum(type(each) is torch.Tensor and each.shape == (50, 50) for each in gc.get_objects()))
-        return wide(x)
-
-    linear._wide = counting
-    try:
-        linear.gram(torch.randn(50, 640).to(GPU))
-    finally:
-        linear._wide, linear.SCRATCH_GPU = wide, scratch
-    assert len(counts) == 10
-    return max(counts)
 
 
 def hash_of_a_model():
@@ -207,7 +251,7 @@ def waits_for_uploads_of_a_pack():
 
 def main():
     checks = (
-        *(ways_of_gathering, scratch_memory, products_at_once, hash_of_a_model, downloads_of_fedfomo, graphs),
+        *(mistakes, synchronisations, ways_of_gathering, scratch_memory, hash_of_a_model, downloads_of_fedfomo, graphs),
         *(batch_norm_without_cudnn, a_model_that_cannot_be_captured, waits_of_a_pack),
         *(launches_of_an_epoch, uploads_of_an_epoch, pinned_memory, waits_for_uploads_of_a_pack),
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import ROOT, clean_env, gone
 
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, report
 from fedmpi.doctor.report import format_row
 from fedmpi.runtime import memory

@@ -1,6 +1,5 @@
 """The standard streams of a process, and where they are seen."""
 
-import io
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import sys
 import pytest
 
 from fedmpi.comm.failures import process_exit
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 
 PROGRAM = "import sys; from fedmpi.comm.failures import process_exit; process_exit.setup_stdio(); "
 
@@ -36,12 +35,6 @@ def test_streams_keep_their_options_and_escape_characters_that_they_do_not_have(
         timeout=120,
     )
     assert done.stdout == b"\\u03a9 \xe9\niso8859-1 True False\n", done.stderr
-
-
-def test_a_message_escapes_characters_that_a_stream_does_not_have():
-    out = io.TextIOWrapper(io.BytesIO(), encoding="iso-8859-1")
-    process_exit.say("Ω é", out)
-    assert out.buffer.getvalue() == b"\\u03a9 \xe9\n"
 
 
 @pytest.mark.parametrize(

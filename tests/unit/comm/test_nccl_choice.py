@@ -14,22 +14,14 @@ from fedmpi.comm.backends.choice import NCCL_REMEDY, choose, describe
 from fedmpi.comm.timeouts import Clock
 from fedmpi.common.errors import UserError
 
-GPU = torch.device("cuda", 1)
-CPU = torch.device("cpu")
+GPU, CPU = torch.device("cuda", 1), torch.device("cpu")
+NO_GPU, FIRST = {"card": ""}, {"card": "0000:0:00"}  # the latter also where both are slices of it
 
 
 def cards(*changes, backend="auto"):
     """A card for each rank, on one host, with a GPU of its own; and what is different."""
-    own = [
-        {"backend": backend, "host": "a", "gpu": f"uuid{n}", "card": f"0000:{n}:00", "nccl": True, "shares": False}
-        for n in range(9)
-    ]
+    own = [{"backend": backend, "host": "a", "card": f"0000:{n}:00", "nccl": True} for n in range(9)]
     return [card | change for card, change in zip(own, changes, strict=False)]
-
-
-NO_GPU = {"gpu": "", "card": ""}
-FIRST = {"gpu": "uuid0", "card": "0000:0:00"}
-SLICE = {"card": "0000:0:00"}
 
 
 @pytest.mark.parametrize(
@@ -37,11 +29,8 @@ SLICE = {"card": "0000:0:00"}
     [
         (({}, {}, {}), ""),
         (({}, NO_GPU, {}), r"rank 1 on a computes without a GPU"),
-        (({}, {}, FIRST), r"ranks 0 and 2 share GPU 0000:0:00 of a.*server.trains=true.*comm.backend=gloo"),
-        (({}, {}, SLICE), r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices, MIG\), which NCCL refuses"),
-        (({}, {}, SLICE | {"host": "b"}), ""),
-        (({"shares": True}, FIRST | {"shares": True}), ""),
-        (({"shares": True}, FIRST), "NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"),
+        (({}, {}, FIRST), r"ranks 0 and 2 share GPU 0000:0:00 of a \(or slices, MIG\).*server.trains=true.*=gloo"),
+        (({}, {}, FIRST | {"host": "b"}), ""),
         (({}, {"nccl": False}), r"rank 1 on a has a PyTorch that was built without NCCL"),
     ],
 )
@@ -69,10 +58,9 @@ def test_ranks_with_different_back_ends_are_told():
 def test_a_card_is_known_by_its_address(monkeypatch, address, card):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u", **address))
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    facts = {"backend": "auto", "host": "a", "nccl": True, "shares": True}
-    assert describe("auto", "a", GPU) == facts | {"gpu": "u", "card": card}
-    assert describe("auto", "a", CPU) == facts | {"gpu": "", "card": ""}
+    facts = {"backend": "auto", "host": "a", "nccl": True}
+    assert describe("auto", "a", GPU) == facts | {"card": card}
+    assert describe("auto", "a", CPU) == facts | {"card": ""}
 
 
 # ---- its group ----
@@ -114,72 +102,72 @@ class Store(dist.HashStore):
         self.set(f"{key} at end", value)
 
 
+class PatientClock(Clock):
+    def call(self, seconds, function):
+        assert seconds == 305  # the time to start, and to reply
+        return function()
+
+
 @pytest.fixture
 def connecting(monkeypatch):
-    """connect(build) as a single rank that NCCL suits; returns the seconds that the building may take."""
-    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda *_, **__: Store())
+    """connect(error) as a single rank that NCCL suits: its store. error: of the building of the group."""
+    store = Store()
+    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda *_, **__: store)
     monkeypatch.setattr(torch_dist, "choose", lambda backend, cards: "nccl")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    bounds = []
 
-    class PatientClock(Clock):
-        def call(self, seconds, function):
-            bounds.append(seconds)
-            return function()
+    def connect(error=None):
+        def build(*words):
+            assert words[-1] == 1860  # its watchdog has longer than a round
+            if error:
+                raise error
 
-    def connect(build):
         monkeypatch.setattr(torch_dist, "build", build)
         job, error_reporter = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
         torch_dist.connect(job, "nccl", CPU, Timeouts(300, 1800, reply=5, clock=PatientClock()), error_reporter)
-        return bounds
+        return store
 
     return connect
 
 
-def test_nccl_has_the_time_to_start_and_its_watchdog_longer_than_a_round(connecting):
-    told = []
-    assert connecting(lambda *words: told.append(words[-1])) == [305]
-    assert told == [1860]
-
-    def late(*_):
-        raise TimeoutError
-
-    with pytest.raises(Lost, match="nccl has not connected them after 300 s") as lost:
-        connecting(late)
-    for cause in ("NCCL_SOCKET_IFNAME", "/dev/shm", "--gpu-bind=none"):
-        assert cause in str(lost.value)
+def test_every_rank_leaves_word_of_its_end(connecting):
+    assert connecting().get(f"{torch_dist.ENDED} at end") == b"0"
 
 
-# ---- its failures ----
 SAID = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error, NCCL 2.27.5
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
 """
+LAST = "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)"
 
 
-def test_nccls_last_error_and_all_causes_are_named(connecting):
-    last = "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)"
-    error = dist.DistBackendError(f"{SAID}Last error:\n{last}\nException raised from create at ...")
-
-    def build(*_):
-        raise error
-
+@pytest.mark.parametrize(
+    ("error", "begins", "ends"),
+    [
+        (TimeoutError(), "all ranks came, but nccl has not connected them after 300 s", "."),
+        (
+            dist.DistBackendError(f"{SAID}{LAST}\nException raised from create at ..."),
+            "all ranks came, but nccl does not connect them (NCCL error in: ",
+            f"; {LAST}).",
+        ),
+    ],
+)
+def test_a_group_that_cannot_be_built_names_nccls_last_error_and_all_causes(connecting, error, begins, ends):
     with pytest.raises(Lost) as ended:
-        connecting(build)
+        connecting(error)
     first, *rest = str(ended.value).splitlines()
-    assert first.startswith("all ranks came, but nccl does not connect them (NCCL error in: ")
-    assert first.endswith(f"; {last}).")
+    assert first.startswith(begins)
+    assert first.endswith(ends)
     assert rest == NCCL_REMEDY.splitlines()
     assert all(word in NCCL_REMEDY for word in ("rank has died", "NCCL_SOCKET_IFNAME", "shm-size", "--gpu-bind=none"))
 
 
 def test_what_is_no_failure_of_the_group_keeps_its_own_remedy(connecting):
-    def build(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     with pytest.raises(torch.OutOfMemoryError):
-        connecting(build)
+        connecting(torch.OutOfMemoryError("CUDA out of memory"))
 
 
+# ---- its failures ----
 @pytest.mark.parametrize(
     ("gone", "said"),
     [
@@ -188,14 +176,16 @@ def test_what_is_no_failure_of_the_group_keeps_its_own_remedy(connecting):
     ],
 )
 def test_a_message_that_fails(gone, said):
-    def allgather(payload, deadline_s):
-        if gone:
-            raise Lost(gone)
+    class Gone:
+        def gather(self, *_):
+            if gone:
+                raise Lost(gone)
+            return "all", []
 
     def post():
-        raise dist.DistBackendError(f"{SAID}Last error:\nCuda failure 'invalid argument'")
+        raise dist.DistBackendError(f"{SAID}Cuda failure 'invalid argument'")
 
-    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, allgather, Timeouts())
+    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, Gone(), Timeouts())
     with pytest.raises(Lost, match=said):
         comm._wait([0], post)
 
@@ -208,17 +198,8 @@ def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
     clock, store = SkippingClock(), dist.HashStore()
     if ended:
         store.set(torch_dist.ENDED, "2")
-    comm = torch_dist.Nccl(
-        Job("slurm", 1, 3, 1, 3, "a"), CPU, SimpleNamespace(store=store), Timeouts(round=9, clock=clock)
-    )
+    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, store, Timeouts(round=9, clock=clock))
     comm.hosts = {2: "b"}
     with pytest.raises(Lost, match=said):
         comm._wait([0], lambda: [SimpleNamespace(is_completed=lambda: False)])
     assert clock.now() == pytest.approx(after, abs=0.01)
-
-
-def test_every_rank_leaves_word_of_its_end(connecting, monkeypatch):
-    stores = [Store()]
-    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda *_, **__: stores[0])
-    connecting(lambda *_: None)
-    assert stores[0].get(f"{torch_dist.ENDED} at end") == b"0"

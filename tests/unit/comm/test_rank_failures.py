@@ -9,8 +9,8 @@ from simulated_job import SimulatedJob, SimulatedStore
 from fedmpi.comm.backends import mpi, torch_dist
 from fedmpi.comm.backends.torch_dist import Nccl
 from fedmpi.comm.base import START_REMEDY, Lost, RankTimeoutError, Solo
-from fedmpi.comm.job import Job
-from fedmpi.comm.rendezvous.store import StoreAllgather
+from fedmpi.comm.launchers import Job
+from fedmpi.comm.rendezvous.store import allgather
 from fedmpi.comm.timeouts import Timeouts
 
 DEADLINE_S = 20
@@ -117,77 +117,68 @@ def test_others_go_on_without_a_killed_rank(size, where):
     assert took < (DEADLINE_S + 6 if where == "gather" else 7)
 
 
-def test_two_at_once_and_another_one_later_while_a_rank_is_busy():
-    """The busy one is waited for; rank 3 dies while all that are left wait for rank 0's numbers."""
-    plan = [step(2, "middle", "kill", 1), step(4, "middle", "kill", 1), step(1, "middle", "sleep", 1, s=15)]
-    job, program, results = play(6, 4, *plan, step(3, "begin", "kill", 3))
-    assert results == {rank: [0, 1, 5] for rank in (0, 1, 5)}
-    assert program.members([0, 1, 5]) == [[0, 1, 3, 5], [0, 1, 5]]
-    assert job.codes == [0, 0, -9, -9, -9, 0]
+WAKES = [step(2, "middle", "freeze", 1), step(0, "begin", "thaw", 3, of=2), step(0, "begin", "sleep", 4, s=2)]
+BUSY = [step(2, "middle", "kill", 1), step(4, "middle", "kill", 1), step(1, "middle", "sleep", 1, s=15)]
+DURING = [step(2, "middle", "kill", 1), step(3, "vote", "kill"), step(4, "build", "kill")]
 
 
-def test_ranks_that_die_while_the_others_regroup():
-    """Rank 3 after its vote, rank 4 when it is to connect."""
-    plan = [step(2, "middle", "kill", 1), step(3, "vote", "kill"), step(4, "build", "kill")]
-    job, program, _ = play(5, 3, *plan)
-    assert program.members([0, 1]) == [[0, 1]]
-    assert job.codes == [0, 0, -9, -9, -9]
+@pytest.mark.parametrize(
+    ("size", "patience", "plan", "members", "codes"),
+    [
+        # Two at once while rank 1 is busy; rank 3 dies while all that are left wait for rank 0's numbers.
+        (6, 30, [*BUSY, step(3, "begin", "kill", 3)], [[0, 1, 3, 5], [0, 1, 5]], [0, 0, -9, -9, -9, 0]),
+        # While the others regroup: rank 3 after its vote, rank 4 when it is to connect.
+        (5, 30, DURING, [[0, 1]], [0, 0, -9, -9, -9]),
+        (4, 4, WAKES, [[0, 1, 3]], [0, 0, 1, 0]),  # a frozen rank is left out, and ends by itself when it wakes
+        (4, 2, [step(2, "middle", "sleep", 1, s=12)], [[0, 1, 2, 3]], [0, 0, 0, 0]),  # a late rank stays
+        (3, 2, [step(2, "middle", "sleep", 1, s=100)], [[0, 1]], [0, 0, 1]),  # past the deadline of the regroup
+    ],
+    ids=["two, then another one", "during a regroup", "frozen", "late", "too late"],
+)
+def test_the_living_go_on(size, patience, plan, members, codes):
+    job, program, results = play(size, 5, *plan, patience=patience)
+    survivors = members[-1]
+    assert results == dict.fromkeys(survivors, survivors)
+    assert program.members(survivors) == members
+    assert job.codes == codes
+    lost = [(2, "fedmpi [rank 2 on node]: error: this rank was taken for lost at ")] if 1 in codes else []
+    assert [(rank, text.partition("at ")[0] + "at ") for rank, text in job.messages] == lost
+    if plan is WAKES:
+        assert "rank 2 is silent: no message from or to it for 4 s" in program.regroups[0][0][3]
 
 
-def test_a_frozen_rank_is_left_out_and_ends_by_itself_when_it_wakes():
-    plan = [step(2, "middle", "freeze", 1), step(0, "begin", "thaw", 3, of=2), step(0, "begin", "sleep", 4, s=2)]
-    job, program, results = play(4, 5, *plan, patience=4)
-    assert results == {rank: [0, 1, 3] for rank in (0, 1, 3)}
-    assert program.members([0, 1, 3]) == [[0, 1, 3]]
-    assert job.codes == [0, 0, 1, 0]
-    ((rank, text),) = job.messages
-    assert rank == 2
-    assert "fedmpi [rank 2 on node]: error: this rank was taken for lost at" in text
-    assert "rank 2 is silent: no message from or to it for 4 s" in program.regroups[0][0][3]
+NINTH = "fedmpi [rank 3 on node]: error: the ninth wave"
 
 
-def test_a_late_rank_stays():
-    job, program, _ = play(4, 3, step(2, "middle", "sleep", 1, s=12), patience=2)
-    assert program.members(range(4)) == [[0, 1, 2, 3]]
-    assert job.codes == [0, 0, 0, 0]
-
-
-def test_a_rank_that_comes_after_the_deadline_of_a_regroup_is_left_out():
-    job, program, _ = play(3, 3, step(2, "middle", "sleep", 1, s=100), patience=2)
-    assert program.members([0, 1]) == [[0, 1]]
-    assert job.codes == [0, 0, 1]
-    assert "rank 2 on node]: error: this rank was taken for lost" in job.messages[0][1]
-
-
-@pytest.mark.parametrize("where", ["middle", "gather", "vote"])
-def test_all_end_with_one_message_if_rank_0_is_killed(where):
-    plan = [step(0, where, "kill", None if where == "vote" else 2)]
-    plan += [step(2, "middle", "kill", 2)] * (where == "vote")
-    job, _, results = play(4, 4, *plan)
+@pytest.mark.parametrize(
+    ("plan", "codes", "said"),
+    [
+        ([step(0, "middle", "kill", 2)], [-9, 1, 1, 1], "error: rank 0 is dead"),
+        ([step(0, "gather", "kill", 2)], [-9, 1, 1, 1], "error: rank 0 is dead"),
+        ([step(0, "vote", "kill"), step(2, "middle", "kill", 2)], [-9, 1, -9, 1], "error: rank 0 is dead"),
+        ([step(0, "middle", "freeze", 2)], [-9, 1, 1, 1], "error: rank 0 is silent"),  # its store still answers
+        ([step(3, "middle", "fail", 2)], [2, 2, 2, 2], NINTH),
+        ([step(2, "middle", "kill", 1), step(3, "middle", "fail", 2)], [2, 2, -9, 2], NINTH),
+        # The first of several errors counts.
+        (
+            [step(3, "middle", "fail", 1), step(2, "middle", "sleep", 1, s=0.2), step(2, "gather", "fail", 1)],
+            [2, 2, 2, 2],
+            NINTH,
+        ),
+    ],
+)
+def test_all_end_with_one_message(plan, codes, said):
+    """The exit code is that of the error."""
+    job, _, results = play(4, 4, *plan, patience=4)
     assert results == {}
-    assert job.codes == [-9, 1, -9 if where == "vote" else 1, 1]
+    assert job.codes[0] == codes[0]
+    if said == NINTH:  # rank 0, which has the message, may end the others
+        assert set(job.codes[1:]) <= {2, -9}
+    else:
+        assert job.codes == codes
     ((_, text),) = job.messages
-    assert "error: rank 0 is dead" in text
-    assert job.time.now - job.ranks[0].died_at < 30
-
-
-def test_all_end_with_one_message_if_rank_0_is_frozen():
-    """Its store, a process of its own, still answers."""
-    job, _, results = play(4, 4, step(0, "middle", "freeze", 2), patience=4)
-    assert results == {}
-    assert job.codes == [-9, 1, 1, 1]
-    ((_, text),) = job.messages
-    assert "error: rank 0 is silent" in text
-
-
-@pytest.mark.parametrize("before", [[], [step(2, "middle", "kill", 1)]])
-def test_an_error_of_one_rank_ends_the_job_with_its_message(before):
-    """Also after another rank was lost. The exit code is that of the error."""
-    job, _, _ = play(4, 4, *before, step(3, "middle", "fail", 2))
-    assert job.codes[0] == 2
-    assert set(job.codes[1:]) <= {2, -9}
-    ((rank, text),) = job.messages
-    assert (rank, text) == (0, "fedmpi [rank 3 on node]: error: the ninth wave")
+    assert said in text
+    assert job.time.now - min(rank.died_at for rank in job.ranks if rank.died_at) < 30
 
 
 @pytest.mark.parametrize("failing", [1, 2, 5])
@@ -206,12 +197,6 @@ def test_each_host_with_a_console_of_its_own_shows_the_error_once(failing):
     assert {text for _, text in job.messages} == {f"fedmpi [rank {failing} on node]: error: the ninth wave"}
     assert sorted(job.host_of(rank) for rank, _ in job.messages) == [0, 1, 2]
     assert set(job.codes) == {2}
-
-
-def test_the_first_of_several_errors_counts():
-    plan = [step(1, "middle", "fail", 1), step(2, "middle", "sleep", 1, s=0.2), step(2, "gather", "fail", 1)]
-    job, _, _ = play(3, 2, *plan)
-    assert job.messages == [(0, "fedmpi [rank 1 on node]: error: the ninth wave")]
 
 
 def test_a_dead_launcher_ends_all_ranks_with_one_message():
@@ -239,7 +224,7 @@ def test_ranks_that_never_arrive_are_named(absent):
 
     def program(rank):
         with pytest.raises(Lost) as lost:
-            StoreAllgather(SimulatedStore(rank), rank.number, range(4))(b"", 30)
+            allgather(SimulatedStore(rank), "g", 0, rank.number, range(4), b"", 30)
         said[rank.number] = str(lost.value)
 
     job.run(program, absent)

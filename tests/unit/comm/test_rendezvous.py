@@ -9,7 +9,7 @@ from simulated_job import SkippingClock
 
 from fedmpi.comm import launchers
 from fedmpi.comm.base import Lost
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous import auth, lookup
 from fedmpi.comm.rendezvous.store_server import StoreServer
 from fedmpi.comm.timeouts import Timeouts
@@ -169,11 +169,6 @@ def test_a_first_host_that_does_not_resolve_is_said_at_once():
     env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "no-such-host-[1-2].invalid"}
     with pytest.raises(UserError, match="'no-such-host-1"):
         lookup.find_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
-
-
-def test_torchrun_without_an_address_is_said():
-    with pytest.raises(UserError, match="MASTER_ADDR or MASTER_PORT is not set"):
-        lookup.find_store(Job("torchrun", 1, 2, 0, 1, "here"), 30, {})
 
 
 # ---- the user's secret ----

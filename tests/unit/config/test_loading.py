@@ -217,11 +217,6 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
     assert options["parts"] == [f"{tmp_path}/here/mine.py:f", {"head": f"{tmp_path}/here/only.py:g"}]
 
 
-def test_at_most_twenty_mistakes_are_shown(tmp_path):
-    lines = message(write(tmp_path, GOOD + "".join(f"k{i}: 1\n" for i in range(500)))).splitlines()
-    assert (len(lines), lines[-1]) == (22, "  ... and 480 more")
-
-
 # ---- references to environment variables ----
 
 

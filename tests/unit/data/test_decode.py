@@ -112,12 +112,11 @@ def test_a_range_without_an_extent_is_refused(given):
 
 # ---- several pages ----
 @pytest.mark.parametrize("ending", ["tif", "gif"])
-def test_files_of_several_pages_are_refused_unless_the_first_is_asked_for(tmp_path, ending):
+def test_files_of_several_pages_are_refused(tmp_path, ending):
     file, pages = tmp_path / f"a.{ending}", RNG.integers(0, 256, (3, 4, 5), np.uint8)
     first, *others = [Image.fromarray(page) for page in pages]
     first.save(file, save_all=True, append_images=others, duration=40)
-    refused([file], options(), r"it has 3 pages or frames; data\.pages: first reads the first alone")
-    assert np.array_equal(both([file], options(pages="first"))[0], pages[:1])
+    refused([file], options(), r"it has 3 pages or frames; save each that is wanted as a file of its own")
 
 
 def test_the_previews_of_a_camera_are_no_pages(tmp_path):

@@ -55,7 +55,6 @@ def test_numbers_of_any_size(tmp_path):
     assert data.train_y.tolist() == [0, 1, 1]
     assert data.classes == 2
     assert leaf(tmp_path, path=".", classes=1).train_y.dtype == torch.float32
-    assert leaf(tmp_path, path=".", shape=(1, 1, 2)).input_shape == (1, 1, 2)
     save(tmp_path, "test", {"9": ([[1.0, 0.0]], [0.5])})
     assert leaf(tmp_path, path=".").classes == 1  # a target that is not whole makes all of them those of a regression
 
@@ -97,11 +96,7 @@ def test_texts(tmp_path):
     assert counted.train_x.tolist() == [[2, 0, 2], [1, 1, 0], [0, 1, 0]]
     assert counted.test_x.tolist() == [[0, 1, 1]]
     assert leaf(tmp_path, path=".").input_shape == (1000,)
-    ordered = leaf(tmp_path, path=".", vocabulary=3, words="sequence", length=4)
-    assert ordered.train_x.tolist() == [[4, 2, 1, 4], [2, 3, 0, 0], [3, 0, 0, 0]]
-    assert ordered.train_x.dtype == torch.int64
-    assert ordered.test_x.tolist() == [[4, 1, 3, 1]]
-    assert ordered.train_y.tolist() == [0, 1, 1]
+    assert counted.train_y.tolist() == [0, 1, 1]
 
 
 def test_image_files(tmp_path):
@@ -155,18 +150,16 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
         ({"a": ([[1.0, float("nan")]], [1])}, {}, r"x of train/ holds nan in row 0"),
         ({"a": (["abc", "ab"], ["d", "c"])}, {}, r"user 'a': the strings in x have different lengths"),
         ({"a": ([], [])}, {}, r"no user has a sample"),
-        (GOOD, {"shape": (3,)}, r"data\.shape: \[3\] has 3, but a sample in .* has 2 numbers"),
         (GOOD, {"classes": 1_000_000, "alphabet": "ab"}, r"data\.alphabet changes nothing, for x in .* is numbers"),
         ({"a": ([[1.0, 2.0]], [7])}, {"classes": 3}, r"y holds the labels 1 to 7; whole numbers from 0 to 2"),
         ({"a": ([[1.0, 2.0]], [-1])}, {}, r"y holds the labels -1 to 1; number them 0, 1, 2"),
         ({"a": ([[1.0, 2.0]], [0.5])}, {"classes": 3}, r"y holds the labels 0.5 to 1; whole numbers from 0 to 2"),
-        ({"a": ([tweet("x")], [0])}, {"length": 3}, r"data\.length changes nothing"),
     ],
 )
 def test_mistakes(tmp_path, train, options, said):
     save(tmp_path, "train", train)
-    same = {"a": ([tweet("x")], [0])} if "length" in options else {"b": ([[3.0, 4.0]], [1])}
-    save(tmp_path, "test", {"b": (["abc"], ["d"])} if "abc" in str(train) and "numbers" not in said else same)
+    characters = "abc" in str(train) and "numbers" not in said
+    save(tmp_path, "test", {"b": (["abc"], ["d"]) if characters else ([[3.0, 4.0]], [1])})
     with pytest.raises(UserError, match=said):
         leaf(tmp_path, path=".", **options)
 

@@ -70,8 +70,6 @@ def test_axes_are_turned_to_the_patients(tmp_path):
     turned = [array[::-1].transpose(0, 2, 1) for array in (volume(0), mask(0))]
     assert np.array_equal(data.train_x[0, 0].numpy(), turned[0])
     assert np.array_equal(data.train_y[0].numpy(), turned[1])
-    stored = nifti(tmp_path, classes=3, intensity="stored", orientation="stored")
-    assert np.array_equal(stored.train_x[0, 0].numpy(), volume(0))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -98,7 +96,7 @@ def test_volumes_are_cropped_and_padded_at_the_centre(tmp_path, axis):
     ("options", "shape"),
     [
         ({"spacing": (1.0, 1.0, 1.0)}, (12, 15, 4)),  # voxels of 2 x 3 x 1 mm
-        ({"size": (3, 5, 8), "fit": "resample"}, (3, 5, 8)),
+        ({"spacing": (4.0, 3.0, 0.5)}, (3, 5, 8)),
         ({"spacing": (4.0, 3.0, 1.0), "size": (3, 5, 5)}, (3, 5, 5)),
     ],
 )
@@ -107,7 +105,7 @@ def test_volumes_are_resampled(tmp_path, options, shape):
     data = nifti(tmp_path, classes=3, intensity="stored", **options)
     assert tuple(data.train_x.shape[2:]) == tuple(data.train_y.shape[1:]) == shape
     assert set(data.train_y.unique().tolist()) <= {0, 1, 2}
-    if "fit" in options:
+    if shape == (3, 5, 8):
         x = torch.from_numpy(volume(0)).double()[None, None]
         torch.testing.assert_close(data.train_x.double(), interpolate(x, shape, mode="trilinear"), rtol=1e-6, atol=1e-3)
     if shape == (12, 15, 4):

@@ -151,7 +151,6 @@ KINDS = {
     "deep": ([[each] for each in DEEP], {"pixel_range": (0, 4095)}),
     "own range": ([[each] for each in DEEP], {"pixel_range": "file", "size": 3}),
     "layers": ([[each] for each in RNG.integers(0, 256, (8, 5, 6, 4), np.uint8)], {}),
-    "pages": (list(RNG.integers(0, 256, (8, 2, 5, 6), np.uint8)), {"pages": "channels"}),
 }
 
 

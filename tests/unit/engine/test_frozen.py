@@ -1,4 +1,4 @@
-"""Frozen parameters: on every rank once, in no message; a head on a backbone, and LoRA, are models like any."""
+"""Frozen parameters: on every rank once, in no message; a head on a backbone is a model like any."""
 
 import pytest
 import torch
@@ -44,33 +44,8 @@ def test_every_method_leaves_it_alone(method):
     assert not torch.equal(it.w, it.w0) or method in ("local", "fedproto", "fedfomo")
 
 
-class Lora(nn.Module):
-    """W x + B A x: W is frozen, A and B of rank r are trained."""
-
-    def __init__(self, layer, rank):
-        super().__init__()
-        self.layer = layer.requires_grad_(False)
-        self.down = nn.Linear(layer.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, layer.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x):
-        return self.layer(x) + self.up(self.down(x))
-
-
-def lora(input_shape, classes, rank: int = 2):
-    inputs = torch.Size(input_shape).numel()
-    return nn.Sequential(nn.Flatten(), Lora(nn.Linear(inputs, 32), rank), nn.ReLU(), Lora(nn.Linear(32, classes), rank))
-
-
-def test_lora_trains():
-    it = play(settings(rounds=6, model={"name": f"{HERE}:lora"}, cohort={"fraction": 1.0}, train={"lr": 0.2}))
-    assert it.made.model.layout.size == 2 * (64 + 32) + 2 * (32 + 4)
-    assert it.rows[-1]["accuracy"] > it.rows[0]["accuracy"] + 10
-
-
 def test_clients_are_trained_together_above_a_backbone():
-    tree = {"rounds": 2, "model": {"name": f"{HERE}:lora"}}
+    tree = {"rounds": 2, "model": {"name": f"{HERE}:on_backbone", "width": 64}}
     together, alone = (play(settings(compute={"pack": pack}, **tree)) for pack in (3, 1))
     torch.testing.assert_close(together.w, alone.w, rtol=1e-4, atol=1e-6)
 

@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.transport import gather_sums
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method.base import means_of
-from fedmpi.method.values import State
+from fedmpi.method.context import State
 
 
 def local(config, **server):

@@ -13,8 +13,8 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, silo_federation
 from fedmpi.engine.evaluate import evaluate
+from fedmpi.tasks.classification import MultiLabel
 from fedmpi.tasks.contract import check_targets
-from fedmpi.tasks.multi_label import MultiLabel
 from fedmpi.tasks.places import NextSymbol, Segmentation
 from fedmpi.tasks.regression import Regression
 

@@ -1,7 +1,6 @@
 """What clients do in a round (train.*) against a loop over torch's own optimisers and torch.nn.utils."""
 
 from itertools import count
-from math import ceil
 
 import pytest
 import torch
@@ -17,21 +16,15 @@ ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003}
 TRAIN = {
     "steps": {"steps": 7},
     "more steps than a pass": {"steps": 13, "drop_last": True},
-    "half a pass": {"epochs": 0.5},
-    "a pass and a half": {"epochs": 1.5, "batch_size": 7},
-    "a thousandth of a pass": {"epochs": 0.001},
+    "two passes": {"epochs": 2, "batch_size": 7},
     "full batch": {"steps": 3, "batch_size": "full"},
     "nesterov": {"nesterov": True, "weight_decay": 1e-3},
     "adam": {"optim": "adam", "momentum": None, "lr": 0.003, "weight_decay": 1e-2, "betas": [0.8, 0.99]},
     "adamw": ADAMW,
-    "rmsprop": {"optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
-    "adagrad": {"optim": "adagrad", "momentum": None, "lr": 0.02},
     "clip_norm": {"clip_norm": 0.5},
-    "clip_value": {"clip_value": 0.02},
-    "both": {"clip_norm": 0.1, "clip_value": 0.01, **ADAMW},
+    "clip_norm, adamw": {"clip_norm": 0.1, **ADAMW},
     "adamw, kept": {"keep_optim": True, "steps": 4, **ADAMW},
     "sgd, kept": {"keep_optim": True},
-    "rmsprop, kept": {"keep_optim": True, "optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
 }
 
 
@@ -39,10 +32,6 @@ def optimiser(module, train):
     common = {"params": module.parameters(), "lr": train.lr, "weight_decay": train.weight_decay}
     if train.optim == "sgd":
         return torch.optim.SGD(**common, momentum=train.momentum, nesterov=train.nesterov)
-    if train.optim == "rmsprop":
-        return torch.optim.RMSprop(**common, alpha=train.alpha, eps=train.eps, momentum=train.momentum)
-    if train.optim == "adagrad":
-        return torch.optim.Adagrad(**common, eps=train.eps)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optim]
     return kind(**common, betas=tuple(train.betas), eps=train.eps)
 
@@ -60,8 +49,7 @@ def batches(n, train, g):
             if left <= 0 or not cut:
                 return
         else:
-            part = min(train.epochs - number, 1)
-            yield from cut[: max(ceil(part * len(cut) - 1e-9), 1)]
+            yield from cut
             if number + 1 >= train.epochs:
                 return
 
@@ -84,8 +72,6 @@ def naive(config, data):
             for rows in batches(len(x), train, seeds.generator(config.seed, "batches", t, k, 0)):
                 step.zero_grad()
                 cross_entropy(module(x[rows]), y[rows]).backward()
-                if train.clip_value:
-                    torch.nn.utils.clip_grad_value_(module.parameters(), train.clip_value)
                 if train.clip_norm:
                     torch.nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
                 step.step()
@@ -97,7 +83,7 @@ def naive(config, data):
     return state
 
 
-WHERE = [(name, "mlp") for name in TRAIN] + [(name, "cnn") for name in ("adamw, kept", "rmsprop, kept", "clip_norm")]
+WHERE = [(name, "mlp") for name in TRAIN] + [(name, "cnn") for name in ("adamw, kept", "clip_norm")]
 
 
 @pytest.mark.parametrize(("name", "net"), WHERE)
@@ -117,11 +103,6 @@ def test_steps_and_passes():
     for options, asked, expected in [
         ({"epochs": 2}, {}, (2, 6)),
         ({"epochs": 0}, {}, (0, 0)),
-        ({"epochs": 0.5}, {}, (1, 2)),
-        ({"epochs": 1 / 3}, {}, (1, 1)),
-        ({"epochs": 2 / 3}, {}, (1, 2)),
-        ({"epochs": 2.34}, {}, (3, 8)),
-        ({"epochs": 1e-9}, {}, (1, 1)),
         ({"steps": 1}, {}, (1, 1)),
         ({"steps": 3}, {}, (1, 3)),
         ({"steps": 7}, {}, (3, 7)),

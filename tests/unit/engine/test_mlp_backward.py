@@ -53,7 +53,7 @@ def test_loss_and_gradients_are_those_of_autograd(name, batch):
     [
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
         {"optim": "adam", "momentum": None},
-        {"epochs": 1.5, "drop_last": True},
+        {"steps": 7, "drop_last": True},
     ],
     ids=str,
 )

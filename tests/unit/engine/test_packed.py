@@ -5,15 +5,14 @@ Other batches, another order of them, a step too many or too few move uploads by
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import federated, images, play, prepare, small_settings
+from helpers import federated, play, prepare, small_settings
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.federated import split
 from fedmpi.engine.packed.chain import Factored
 from fedmpi.engine.packed.packed_fit import PackedFit
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
@@ -120,15 +119,6 @@ def test_each_client_makes_its_own_steps_on_its_own_batches(method, net, packed)
         assert apart(one, several) < 2 * TOLERANCE, name
         assert (one.w != one.w0).any() == (train.get("epochs") != 0)
     assert packed == [7] * 2 * len(TRAIN)
-
-
-def test_regression():
-    data = images()
-    y = data.train_x.flatten(1).mean(1)
-    wanted = replace(data, train_y=y, test_y=data.test_x.flatten(1).mean(1), classes=1)
-    parts = split(wanted, "iid", 5, 0, "global")
-    one, several = both(data=parts, pack=5, task={"name": "regression"}, cohort={"fraction": 1.0})
-    assert apart(one, several) < 2 * TOLERANCE
 
 
 # ---- hooks ----

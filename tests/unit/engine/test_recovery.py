@@ -14,7 +14,7 @@ from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.scheduler import pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime import resume
+from fedmpi.runtime import checkpoints
 from fedmpi.runtime.checkpoints import Checkpoints, Rows
 
 ROUNDS, SIZE = 5, 4
@@ -112,7 +112,7 @@ def go_on(config, folder, rows, policy="drop"):
     )
     attach(it, folder, 10**6)
     it.fed.scheduler.lost_ranks = LostRanks(rows)
-    t = resume.go_on(it.fed, it.kept, 10, lambda text: None)
+    t = checkpoints.go_on(it.fed, it.kept, 10, lambda text: None)
     run(it)
     again = replayed(config, it.fed.scheduler.lost_ranks.rows)
     assert it.hashes == again.hashes[t:]

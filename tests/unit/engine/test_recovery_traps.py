@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
 from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.runtime import resume
+from fedmpi.runtime import checkpoints
 
 
 def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
         if folder is None:
             return run(it)
         attach(it, folder, 10**6)
-        resume.go_on(it.fed, it.kept, 10, print)
+        checkpoints.go_on(it.fed, it.kept, 10, print)
         run(it)
         it.kept.wait()
         return it

@@ -1,9 +1,7 @@
 """Learning rates over rounds."""
 
 import pytest
-from helpers import prepare, settings
 
-from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.local_training_config import learning_rate
 
 
@@ -33,21 +31,3 @@ def test_warm_up_multiplies():
     """min(1, t / R), on top of the schedule."""
     rates = [learning_rate(1.0, "exponential", t, 10, 0.5, warmup_rounds=5) for t in range(7)]
     assert rates == pytest.approx([0, 0.2 * 0.5, 0.4 * 0.25, 0.6 * 0.125, 0.8 / 16, 1 / 32, 1 / 64])
-
-
-def test_the_run_uses_it(monkeypatch):
-    """Every client of round t has eta_t: SGD is given the learning rate that the config has for t."""
-    fed = prepare(settings(rounds=4, train={"lr": 0.4, "schedule": "cosine"})).fed
-    assert [fed.config.learning_rate(t) for t in range(4)] == pytest.approx(
-        [learning_rate(0.4, "cosine", t, 4) for t in range(4)]
-    )
-    seen, run_round = [], ClientContext.run_round
-
-    def see(client, row):
-        seen.append((client.round, client.lr))
-        run_round(client, row)
-
-    monkeypatch.setattr(ClientContext, "run_round", see)
-    fed.run()
-    assert {t for t, _ in seen} == {0, 1, 2, 3}
-    assert all(lr == fed.config.learning_rate(t) for t, lr in seen)

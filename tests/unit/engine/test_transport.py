@@ -13,7 +13,7 @@ from fedmpi.engine.transport import gather, gather_sharded, gather_sums
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
-from fedmpi.method.values import State
+from fedmpi.method.context import State
 from fedmpi.methods import registry
 
 SIZE, BYTES = 4, ("sent_bytes", "received_bytes")

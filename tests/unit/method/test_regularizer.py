@@ -47,12 +47,8 @@ def plain_step(self, k, x, y):
     return k.grad(x, y)
 
 
-def step_with_regularizer(self, k, x, y):
-    return k.grad(x, y, at=k.w.clone(), regularizer=lambda k: Quadratic(MU, k.w0))
-
-
 def step_beside_regularizer(self, k, x, y):
-    return k.grad(x, y) + k.regularizer_grad(lambda k: MU / 2 * (k.w - k.w0).square().sum(), at=k.w.clone())
+    return k.grad(x, y) + k.regularizer_grad(lambda k: MU / 2 * (k.w - k.w0).square().sum())
 
 
 WAYS = {
@@ -61,7 +57,6 @@ WAYS = {
     "loss": {"loss": in_loss},
     "step": {"step": in_step},
     "autograd beside a step": {"regularizer": by_autograd, "step": plain_step},
-    "grad, regularizer": {"step": step_with_regularizer},
     "regularizer_grad": {"step": step_beside_regularizer},
 }
 SETTINGS = {

@@ -4,56 +4,11 @@ import copy
 
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import play, settings
 from naive import NET, assert_is_fedavg, batches, flat, loss_of, module_of, rows_of
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-from fedmpi.common import seeds
-from fedmpi.data.dataset import Dataset
-from fedmpi.runtime import build_data
-
-
-def centres(root, *, c):
-    """A data source: one sample a bowl; client k has the bowls 1 (x - c_kj)^2 / 2."""
-    site = torch.arange(len(c)).repeat_interleave(torch.tensor([len(row) for row in c]))
-    x = torch.tensor([[1.0, value] for row in c for value in row])
-    return Dataset(x, 0 * x[:, 0], x, 0 * x[:, 0], classes=1, site=site, test_site=site)
-
-
-OWN = {  # v_1, v_2, alpha_1, alpha_2 after either round of the test below; computed in fractions
-    "never": ([0.14625, -0.04625, 0.5, 0.5], [0.28059140625, -0.09490390625, 0.5, 0.5]),
-    "round": ([0.14625, -0.04625, 0.5, 0.5], [0.28132542205943, -0.09475536389417, 0.504055546875, 0.515018046875]),
-    "step": ([0.14625, -0.04625, 0.490375, 0.500375], [0.27878169584, -0.094786425863, 0.494300736765, 0.51490884909]),
-}
-
-
-@pytest.mark.parametrize("adapt", OWN)
-def test_two_clients_two_rounds(quadratic, adapt):
-    """Client 1 steps towards 1, then 2, client 2 towards -1, then 0, by a seed that draws them so. lr .1, alpha 1/2.
-
-    w = .1, then .181. A client uses alpha v + (1 - alpha) w with the w that comes out of the round.
-    """
-
-    def order(seed, t, k):
-        return torch.randperm(2, generator=seeds.generator(seed, "batches", t, k, 0)).tolist()
-
-    seed = next(s for s in range(1000) if all(order(s, t, k) == [0, 1] for t in (0, 1) for k in (0, 1)))
-    data = {"source": f"{__file__}:centres", "c": [[1.0, 2.0], [-1.0, 0.0]]}
-    data["partition"] = {"scheme": "site", "clients": 2}
-    changes = {"data": data, "train": {"epochs": 1, "batch_size": 1, "lr": 0.1}, "evaluate": {"protocol": ["personal"]}}
-    for rounds, w, (v1, v2, a1, a2) in zip((1, 2), (0.1, 0.181), OWN[adapt], strict=True):
-        config = quadratic("apfl", start=(0.0,), seed=seed, rounds=rounds, options={"adapt": adapt}, **changes)
-        it = prepare(config, build_data.partitioned(config))
-        it.fed.run()
-        states = [it.kept(k) for k in (0, 1)]
-        assert [state.v.item() for state in states] == pytest.approx([v1, v2], abs=1e-11)
-        assert [state.alpha.item() for state in states] == pytest.approx([a1, a2], abs=1e-11)
-        assert it.w.item() == pytest.approx(w, abs=1e-11)
-        assert it.rows[-1]["alpha"] == pytest.approx((a1 + a2) / 2, abs=1e-11)
-        shown = {line["client"]: line["x0"] for line in it.lines if line["round"] == rounds - 1}
-        assert shown == pytest.approx({0: a1 * v1 + (1 - a1) * w, 1: a2 * v2 + (1 - a2) * w}, abs=1e-11)
 
 
 def round_by_hand(module, steps, v, v_b, alpha, lr, adapt):

@@ -84,19 +84,6 @@ def test_coefficients_change_in_slow_rounds_alone():
         assert moved == [group != COEF or t in (0, 5) for t in range(7)], group
 
 
-def test_bytes_of_fast_rounds_are_atoms_and_theta_h():
-    """Measured by the communicator: what seven clients sent, less three numbers each of the engine's. The broadcast
-    leaves out alpha where the round before was fast."""
-    it = play(config(rounds=6, options={"period": 5}))
-    fast = 9 * 9 + (45 * 12 + 12) + (12 * 4 + 4)  # atoms, hidden layer, head
-    full = fast + (4 * 9 + 4) + (5 * 4 + 5)  # + alpha of 1 -> 4 channels and bias, the 1x1 convolution and bias
-    up, down = [full, *[fast] * 4, full], [full, full, *[fast] * 4]
-    assert it.made.messages.sizes["d"] == full
-    assert [row["received_bytes"] // 4 - 7 * 3 for row in it.rows] == [7 * size for size in up]
-    # in one process sent bytes hold the uploads, too
-    assert [(row["sent_bytes"] - row["received_bytes"]) // 4 - 1 for row in it.rows] == down
-
-
 def test_a_client_gets_coefficients_that_it_does_not_have():
     """down_parameters by hand: all at the first visit and after each slow round, else atoms and theta_h."""
     it = play(config(rounds=9, options={"period": 4}, cohort={"fraction": 0.6}))
@@ -140,12 +127,6 @@ def test_a_kept_alpha_does_not_outlive_a_slow_round(client_of, trained):
     trained(it, 0, 3)  # the slow round itself: the server's mean holds what it sent
     assert starts_from_the_servers(0, 4)
     assert starts_from_the_servers(1, 0)
-
-
-def test_clients_are_evaluated_with_the_servers_alpha(client_of):
-    """alpha_k is what a client trains from, not what it uses: without personal atoms all use the global model."""
-    it = play(small_settings("fedatom", "mlp", rounds=3, options={"period": 3, "alpha_fast": "keep"}))
-    assert all(torch.equal(it.made.method.weights(client_of(it, k, 2)), it.w) for k in range(7))
 
 
 # ---- (f) ----

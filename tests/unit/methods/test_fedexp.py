@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import play, prepare, settings
-from naive import NET, assert_is_fedavg
+from naive import assert_is_fedavg
 
 from fedmpi.engine import scheduler
 from fedmpi.flat.packing import Views
@@ -84,29 +83,6 @@ def test_rounds_and_what_is_reported(play_quadratic, client_of, weighting, eps, 
         client = client_of(it, 1, 5)
         assert client.received.tolist() == it.w.tolist() == shown
         assert it.made.method.receive(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
-
-
-@pytest.mark.parametrize("batch", [1, 20])
-def test_one_step_for_the_whole_vector(trained, batch):
-    """A real net in float64: one eta_g from all columns, while batch statistics are averaged.
-
-    With drop_last clients of less than `batch` samples make no step, and their zeros count.
-    """
-    train = {"batch_size": batch, "drop_last": True} if batch > 1 else {}
-    cohort, options = {"fraction": 1.0}, {"eps": 1e-8}
-    config = settings("fedexp", "norm", model=NET, rounds=1, options=options, cohort=cohort, train=train)
-    it, again = play(config), prepare(config)
-    rows = [trained(again, k)[1] for k in range(7)]
-    dw, b = torch.stack([row.dw for row in rows]), torch.stack([row._b for row in rows])
-    n = torch.tensor(it.made.data.train_sizes, dtype=torch.float64)
-    assert (dw.abs().sum(1) > 0).tolist() == (n >= batch).tolist()
-    p = n / n.sum()
-    mean = p @ dw
-    eta_g = max(1.0, ((p * dw.square().sum(1)).sum() / (2 * (mean.square().sum() + 1e-8))).item())
-    assert eta_g > 1.1
-    assert it.rows[0]["server_step"] == pytest.approx(eta_g, rel=1e-10)
-    torch.testing.assert_close(it.w, it.w0 + eta_g * mean, rtol=0, atol=1e-12)
-    torch.testing.assert_close(it.b, p @ b, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("changes", [{"options": {"eps": 1e30}}, {"cohort": {"fraction": 0.15}}])

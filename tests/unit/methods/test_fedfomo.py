@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import prepare, settings
 from naive import NET, loss_of, module_of, rows_of
 
 from fedmpi.common import seeds
@@ -27,47 +27,6 @@ def bowls(quadratic):
         return prepare(config.model_copy(update={"data": held}), build_data.partitioned(config))
 
     return make
-
-
-@pytest.fixture
-def mixed(bowls, client_of):
-    """(w, u) of a client with f = sum_j a_j (x_j - b_j)^2 / 2 that gets `others`."""
-
-    def mix(a, b, own, others, before=None, **options):
-        n = 1 + len(others)
-        it = bowls([a] * n, [b] * n, [2] * n, own, {"models": 3, **options})
-        it.fed.server.state.last[1:] = tensor(*others)
-        client = client_of(it)
-        client.state.base.copy_(tensor(*(before or own)))
-        w = it.made.method.receive(client)
-        u = dict(zip(client.down.who.tolist(), client.scratch.u.tolist(), strict=True))
-        assert sorted(client.down.who.tolist()) == [*[-1] * (4 - n), *range(1, n)]
-        return w.tolist(), [u[k] for k in range(1, n)]
-
-    return mix
-
-
-def test_the_mixture_by_hand(mixed):
-    """f = |x - (1, 0)|^2 / 2 from (0, 0), loss .5; two models of loss .125 at distances sqrt 1.25 and .5: u is .375
-    over these. Shares .3354102 / 1.0854102 = .3090170 and .6909830: w = (.6545085, .1545085), nothing of the base."""
-    w, u = mixed((1, 1), (1, 0), (0, 0), [(1, 0.5), (0.5, 0)])
-    assert u == pytest.approx([0.375 / 1.25**0.5, 0.75], abs=1e-15)
-    assert w == pytest.approx([0.65450849718747, 0.15450849718747], abs=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("base", "w", "u"),
-    [
-        # f = .6 (x - 1)^2 + .1 (y - 2)^2. Before training (0, 0), loss 1; own trained (1, 0), .4; the other (0, 2), .6:
-        # u = .6/1 and .4/2, shares 3/4 and 1/4. Tolerance: the data are float32
-        ("mixed", [0.75, 0.5], 0.2),
-        ("trained", [1.0, 0.0], -0.2 / 5**0.5),  # the other one is worse than (1, 0), at distance sqrt 5
-    ],
-)
-def test_the_base(mixed, base, w, u):
-    found = mixed((1.2, 0.2), (1, 2), (1, 0), [(0, 2)], before=(0, 0), base=base)
-    assert found[0] == pytest.approx(w, abs=1e-7)
-    assert found[1] == pytest.approx([u], abs=1e-7)
 
 
 def test_losses_are_those_of_evaluation(client_of):
@@ -140,16 +99,3 @@ def test_who_makes_no_step_sends_its_mixture(bowls):
     assert it.fed.server.state.last[0].item() == pytest.approx(0.95**10, abs=1e-12)
     assert it.fed.server.state.last[3].item() == 1
     assert it.fed.server.state.P.isfinite().all()
-
-
-def test_what_travels():
-    """Down M models and who they are of, up the own model, who, and u; nothing of the global model, which rests."""
-    it = play(settings("fedfomo", "norm", options={"models": 3}))
-    down, up = 3 * (len(it.w) + 1), len(it.w) + 2 * 3
-    for row in it.rows:
-        m = len(row["cohort"])
-        assert (row["down_parameters"], row["up_parameters"]) == (m * down, m * up)
-        # four bytes a number; one's own downloads come in too, and with an upload loss, seconds and stop flag
-        assert row["received_bytes"] == 4 * m * (down + up + 3)
-        assert row["sent_bytes"] == row["received_bytes"] + 4  # the word
-    assert torch.equal(it.w, it.w0)

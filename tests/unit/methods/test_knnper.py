@@ -9,7 +9,6 @@ from naive import assert_is_fedavg, rows_of
 from torch.nn.functional import nll_loss
 
 from fedmpi.engine.evaluate import evaluate
-from fedmpi.methods.knnper import neighbours
 
 
 def naive(z, memory, labels, k, classes, scale, similarity="code"):
@@ -19,17 +18,6 @@ def naive(z, memory, labels, k, classes, scale, similarity="code"):
     for d, j in d2:
         votes[int(labels[j])] += math.exp(-d / (len(z) * scale) if similarity == "code" else -math.sqrt(d) / scale)
     return [v / sum(votes) for v in votes]
-
-
-@pytest.mark.parametrize("k", [1, 7, 50])
-def test_neighbours_against_a_naive_loop(k):
-    """More neighbours than samples: all of them."""
-    g = torch.Generator().manual_seed(k)
-    z, memory = torch.randn(9, 5, generator=g), torch.randn(20, 5, generator=g)
-    labels = torch.randint(4, (20,), generator=g)
-    p = neighbours(torch.cdist(z, memory).square(), labels, k, 4, 5 * 0.3)
-    for row, each in zip(p, z, strict=True):
-        assert row.tolist() == pytest.approx(naive(each, memory, labels, k, 4, 0.3), abs=1e-6)
 
 
 @pytest.mark.parametrize(("mix", "similarity"), [("softmax", "code"), ("logits", "code"), ("softmax", "paper")])

@@ -5,8 +5,6 @@ import torch
 from naive import assert_trains_along, descend, displaced, experiment, features, gradient, length, module_of, rows_of
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, softmax
 
-from fedmpi.methods.gradproj import without_conflict
-
 
 def distillation(module, received, x, tau):
     return kl_div(log_softmax(module(x) / tau, 1), softmax(received(x) / tau, 1), reduction="batchmean")
@@ -153,14 +151,6 @@ def test_five_steps_of_moon(client_of, mu, tau):
     assert_trains_along(it, client, direction)
 
 
-def test_what_gradproj_leaves_is_orthogonal():
-    g = torch.Generator().manual_seed(0)
-    for _ in range(9):
-        g_l, g_p = torch.randn(2, 50, generator=g, dtype=torch.float64)
-        left = without_conflict(g_l, g_p)
-        assert (left @ g_p).item() == pytest.approx(max((g_l @ g_p).item(), 0), abs=1e-12)
-
-
 def test_no_gradient_of_fedntd_at_the_received_model(client_of):
     it = experiment("fedntd")
     x, y = rows_of(it)
@@ -173,13 +163,3 @@ def test_no_gradient_of_fedntd_at_the_received_model(client_of):
     torch.testing.assert_close(client.grad(x, y), client.grad(x, y, loss=task_loss), rtol=0, atol=1e-15)
     client.w.add_(0.1)
     assert (client.grad(x, y) - client.grad(x, y, loss=task_loss)).abs().max() > 1e-4
-
-
-def test_evaluation_of_fedlc_is_without_margins():
-    """Figures are of the logits as they are."""
-    it = experiment("fedlc", {"tau": 2.0}, rounds=1)
-    it.fed.run()
-    test, module = it.made.data.global_test, module_of(it, it.w).eval()
-    with torch.no_grad():
-        expected = cross_entropy(module(test.x), test.y).item()
-    assert it.rows[0]["loss"] == pytest.approx(expected, abs=1e-12)

@@ -11,10 +11,8 @@ from naive import (
     flat,
     loss_of,
     module_of,
-    pieces,
     rows_of,
     train_epochs,
-    weighted_mean,
 )
 from torch import nn
 
@@ -105,18 +103,6 @@ def test_fedrep_trains_the_head_first(client_of):
     assert not torch.equal(middle, whole)
 
 
-def test_fedrep_without_a_head_phase_is_fedavg_with_a_frozen_head():
-    """Full batches: no order enters, the head stays the initial one everywhere."""
-    train = {"batch_size": "full", **MOVING}
-    mine = play(settings("fedrep", options={"head_epochs": 0, "body_epochs": 3}, train=train))
-    theirs = prepare(settings("fedavg", train={**train, "epochs": 3}))
-    for parameter in theirs.made.net.head.parameters():
-        parameter.requires_grad_(False)
-    theirs.fed.run()
-    assert mine.hashes == theirs.hashes
-    assert not torch.equal(mine.w, mine.w0)
-
-
 def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client_of):
     """Dropout draws and batch statistics move, from the client's own random numbers."""
     it = prepare(settings("fedbabu", "norm"))
@@ -176,17 +162,6 @@ def test_a_model_without_normalisation_is_fedavg():
 
 
 # ---- FedPara, pFedPara ----
-def test_factors_are_averaged():
-    """One round by hand: each client by plain SGD on its copy of the factorised net, then the mean of parameters."""
-    it = play(settings("fedpara", "cnn", rounds=1, train={"weight_decay": 1e-3}, cohort={"fraction": 0.3}))
-    modules, sizes = [], []
-    for k in it.rows[0]["cohort"]:
-        modules.append(module_of(it, it.w0).train())
-        train_epochs(modules[-1], rows_of(it, k), (0, k, 0), weight_decay=1e-3)
-        sizes.append(len(rows_of(it, k)[0]))
-    mean = weighted_mean(sizes, [[p.detach() for p in module.parameters()] for module in modules])
-    torch.testing.assert_close(pieces(it, it.w), mean, rtol=0, atol=2e-5)
-    assert (it.w - it.w0).abs().max() > 0.01
 
 
 def test_a_net_whose_layers_would_grow_is_fedavgs():

@@ -24,47 +24,6 @@ def thetas(it, t):
     return [line["x0"] for line in it.lines if line["round"] == t and line["protocol"] == "personal"]
 
 
-@pytest.mark.parametrize(
-    ("options", "w", "theta"),
-    [
-        # theta .1, .17, w .034; .2258, .26486, w .080172; then from there .1721548, .23654276, w .111446152 and
-        # .2878691624, .32379764408
-        ({}, (0.080172, 0.153916450416), (0.26486, 0.32379764408)),
-        # theta .1, .17, w .034; from w again: .1306, .19822, w .034 - .2 (.034 - .19822) = .066844
-        ({"start": "w"}, (0.066844, 0.129219879664), (0.19822, 0.25181418232)),
-    ],
-)
-def test_two_rounds_by_hand(play_quadratic, options, w, theta):
-    """The global model is w, the personal one is the last theta."""
-    it = small(play_quadratic, options=options)
-    assert [row["x0"] for row in it.rows] == pytest.approx(w, abs=1e-14)
-    for t in range(2):
-        assert thetas(it, t) == pytest.approx([theta[t]], abs=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("beta", "weighting", "expected"),
-    [
-        # A client with c takes w to w + .080172 (c - w), see above. c = 1, -1 with 3 and 1 rows: their mean is .5, so
-        # w <- w + beta .080172 (.5 - w);  with equal weights it is 0, and w stays there
-        (2.0, "samples", [0.080172, 0.147488900832]),
-        (2.0, "uniform", [0.0, 0.0]),
-    ],
-)
-def test_beta_of_the_server(play_quadratic, beta, weighting, expected):
-    """Beta beyond 1 goes past the mean of the clients' models."""
-    two = {"a": [[1.0], [1.0]], "b": [[1.0], [-1.0]], "copies": [3, 1]}
-    it = small(play_quadratic, two, server={"lr": beta}, cohort={"weighting": weighting})
-    assert [row["x0"] for row in it.rows] == pytest.approx(expected, abs=1e-14)
-
-
-def test_many_inner_steps_are_the_proximal_map(play_quadratic):
-    """theta = (1 + lam w) / (1 + lam), so w_R = 1 - (1 - lr lam / (1 + lam))^R = 1 - (13/15)^3 with lr .2."""
-    it = small(play_quadratic, rounds=1, train={"lr": 0.2, "epochs": 3}, options={"steps": 400})
-    assert it.w.item() == pytest.approx(1 - (13 / 15) ** 3, abs=1e-14)
-    assert thetas(it, 0) == pytest.approx([(1 + 2 * (1 - (13 / 15) ** 2)) / 3], abs=1e-14)
-
-
 def test_who_makes_no_step_keeps_theta(play_quadratic):
     """drop_last leaves client 0 without a batch: it sends w, its theta is the initial model; w' = (w + w_1) / 2."""
     it = small(play_quadratic, SAME, rounds=1, train={"batch_size": 2, "drop_last": True})

@@ -1,8 +1,5 @@
 """FedAvg, FedProx, SCAFFOLD, FedDyn, FedNova and FedCM on quadratics, where each round and the limit are known."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from helpers import play, settings
@@ -11,7 +8,6 @@ from quadratics import TWO
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-import fedmpi
 from fedmpi.engine import scheduler
 
 ETA = 0.05
@@ -189,28 +185,6 @@ def test_fixed_points(play_quadratic, method, options, rounds, changes, limit, t
         server, own = {"scaffold": ("c", "c_i"), "feddyn": ("h", "g_k")}[method]
         assert getattr(it.fed.server.state, server).item() == pytest.approx(0, abs=1e-6)
         assert [getattr(it.kept(k), own).item() for k in (0, 1)] == pytest.approx([3, -3], abs=1e-6)
-
-
-def test_the_uniform_mean_of_c_misses_the_optimum_of_weighted_clients(play_quadratic):
-    """It leaves a correction sum_i p_i (c - c_i) that is not 0."""
-    it = play_quadratic("scaffold", {**TWO, "copies": [1, 3]}, rounds=200, **BY_SAMPLES)
-    assert abs(it.w.item() - 3.6) > 0.01
-
-
-def test_corrected_fednova_comes_nearer_to_the_optimum(play_quadratic):
-    """d_k holds the last correction too, so it tends to half of client k's gradient: nearer to 3, not there."""
-    changes = {"rounds": 200, "train": {"epochs": 1, "batch_size": 1}}
-    bowls = {**TWO, "copies": [2, 10]}
-    x, plain = (play_quadratic("fednova", bowls, options={"ccvr": on}, **changes).w.item() for on in (True, False))
-    assert 0.01 < abs(x - 3) < abs(plain - 3)
-
-
-def test_through_the_public_surface(quadratic):
-    summary = fedmpi.run(quadratic("fedavg", rounds=40, name="two"))
-    lines = (Path(summary["directory"]) / "metrics.jsonl").read_text().splitlines()
-    xs = trace(FedAvg(2), FOUR[:2], 40, (10, 10))
-    assert [json.loads(line)["x0"] for line in lines] == pytest.approx(xs, abs=1e-12)
-    assert summary["last"]["x0"] == pytest.approx(2.6673303, abs=5e-8)
 
 
 def test_one_round_of_unequal_steps(play_quadratic):

@@ -5,14 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from fedmpi.flat.layout import Segment
 from fedmpi.methods import _prototypes
 from fedmpi.methods._terms import distillation, perturbation, retention
 from fedmpi.methods.fedasam import FedASAM
-from fedmpi.methods.feddecorr import correlations
-from fedmpi.methods.fedlc import FedLC
 from fedmpi.methods.fedld import margin
 from fedmpi.methods.fedntd import not_true
 from fedmpi.methods.feduv import uniformity, variance
@@ -136,102 +133,9 @@ def test_perturbation_of_fedasam(name, eta, scaled, expected):
 
 # ---- FedDecorr ----
 TWO, THREE = tensor((0, 0), (1, 2), (2, 1)), tensor((1, 0, 2), (2, 1, 0), (4, 1, 1), (1, 3, 0))
-# The gradients of the authors' term there, column by column, by the chain rule, mean and variance included.
-SLOPE_OF_TWO = tensor((-1 / 3, 2 / 3, -1 / 3), (-1 / 3, -1 / 3, 2 / 3)).T
-SLOPE_OF_THREE = tensor(
-    (17 / 228, 1 / 76, -1 / 228, -1 / 12), (-36 / 361, 103 / 361, -49 / 361, -18 / 361), (0, 6 / 19, 0, -6 / 19)
-).T
-
-
-@pytest.mark.parametrize(
-    ("rows", "code", "paper", "slope"),
-    [
-        # columns (-1, 0, 1), (-1, 1, 0) about their means, variances 2/2, sum of products G_12 = 1, K_12 = 1/2:
-        # code (1 + 1) / 2 / 3; paper (2 + 2/4) / 4
-        (TWO, 1 / 3, 0.625, SLOPE_OF_TWO),
-        # products about the means [[6, -1, 0], [-1, 4.75, -2.75], [0, -2.75, 2.75]]: K_12^2 = 2/57, K_13 = 0,
-        # K_23^2 = 11/19; code 9/4 * 2 (2/57 + 11/19) / 6; paper (3 + 70/57) / 9
-        (THREE, 35 / 76, 241 / 513, SLOPE_OF_THREE),
-    ],
-)
-@pytest.mark.parametrize("unit", [1, 1000.0, -1000.0])
-def test_correlations_by_hand(rows, code, paper, slope, unit):
-    """The gradients differ by (B - 1)^2 / B * d / (d - 1). In a larger unit the 1e-8 in the variances is less."""
-    (B, d), z = rows.shape, unit * rows + 7
-    for scale, value, factor in (("code", code, 1), ("paper", paper, (B - 1) ** 2 / B * d / (d - 1))):
-        assert correlations(z, scale).item() == pytest.approx(value, abs=3e-8 / unit**2 + 1e-13)
-        g = gradient(lambda z, s=scale: correlations(z, s), z)
-        torch.testing.assert_close(unit * g, slope / factor, rtol=0, atol=3e-8 / unit**2 + 1e-12)
-
-
-@pytest.mark.parametrize("scale", ["code", "paper"])
-def test_batches_without_a_slope(scale):
-    """A batch of one, a single feature; two samples, as |K_ij| is 1 for any; one feature that varies."""
-    for rows in (tensor((1, 2)), tensor((1,), (2,))):
-        assert correlations(rows, scale) == 0
-        assert not gradient(lambda z: correlations(z, scale), rows).any()
-    for rows in (tensor((0, 5), (3, 7)), tensor((0, 5), (1, 5), (2, 5))):
-        assert gradient(lambda z: correlations(z, scale), rows).abs().max() < 1e-7
-
-
-# ---- FedLC ----
-ROW = [2.0, 1.0, 0.0]
-
-
-def calibrated(rows, y, counts, tau):
-    """FedLC's loss of logits `rows`, and its gradient there."""
-    f = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
-    task = {"logits": lambda x: f, "task_loss": lambda f, x, y: cross_entropy(f, y)}
-    loss = FedLC(tau=tau).loss(SimpleNamespace(label_counts=torch.tensor(counts), **task), None, torch.tensor(y))
-    return loss.item(), torch.autograd.grad(loss, f)[0].tolist()
-
-
-@pytest.mark.parametrize(
-    ("y", "loss", "slope"),
-    [
-        (0, 0.41652585003592574, [-0.34066653121870921, 0.28654514434110656, 0.054121386877602672]),
-        (1, 1.2498591833692592, [0.65933346878129073, -0.71345485565889344, 0.054121386877602672]),
-        (2, 2.9165258500359257, [0.65933346878129073, 0.28654514434110656, -0.94587861312239729]),
-    ],
-)
-def test_margins_of_label_counts_by_hand(y, loss, slope):
-    """Counts 16, 81, 1 take 1/2, 1/3, 1 off: (3/2, 2/3, -1), whose log-sum-exp is 1.9165258500359258.
-
-    The slopes are softmax - onehot. By pairs: log(1 + sum over c != y of exp(f_c - f_y + n_y^(-1/4) - n_c^(-1/4))).
-    """
-    taken = [1 / 2, 1 / 3, 1]
-    pairs = math.log1p(sum(math.exp(ROW[c] - ROW[y] + taken[y] - taken[c]) for c in range(3) if c != y))
-    assert pairs == pytest.approx(loss, abs=1e-14)
-    value, g = calibrated([ROW], [y], [16, 81, 1], 1.0)
-    assert value == pytest.approx(loss, abs=1e-13)
-    assert g[0] == pytest.approx(slope, abs=1e-13)
-
-
-@pytest.mark.parametrize(("counts", "tau"), [([16, 81, 1], 0.0), ([0, 0, 5], 0.0), ([7, 7, 7], 3.0)])
-def test_where_fedlc_is_cross_entropy(counts, tau):
-    """Without margins, and with one margin for all classes, which cancels."""
-    for y, plain in enumerate([0.4076059644443803, 1.4076059644443804, 2.4076059644443801]):
-        assert calibrated([ROW], [y], counts, tau)[0] == pytest.approx(plain, abs=1e-13)
-
-
-def test_a_class_that_the_client_lacks():
-    """Class 1 has 100 tau taken off and leaves: log(1 + exp(-2 + 1/2 - 1/3)). With one class nothing is learned."""
-    loss, ((_, gone, _),) = calibrated([ROW], [0], [16, 0, 81], 1.0)
-    assert loss == pytest.approx(0.14831633257178287, abs=1e-13)
-    assert gone == pytest.approx(1.9453224729057437e-44, rel=1e-6)
-    loss, (slope,) = calibrated([ROW], [0], [5, 0, 0], 1.0)
-    assert [loss, *slope] == pytest.approx([0, 0, 0, 0], abs=1e-40)
-    # with a small tau it stays: .01 * 100 is no more than 1. (2 - .005, 1 - 1, 0 - .01 / 3) at class 0
-    loss, _ = calibrated([ROW], [0], [16, 0, 81], 0.01)
-    assert loss == pytest.approx(math.log(math.exp(1.995) + 1 + math.exp(-0.01 / 3)) - 1.995, abs=1e-13)
 
 
 # ---- prototypes, and the least point of the simplex ----
-def test_class_means():
-    sums, counts = torch.tensor([[4.0, 2], [0, 0], [9, 3]]), torch.tensor([2.0, 0, 3])
-    means, present = _prototypes.class_means(sums, counts)
-    assert means.tolist() == [[2, 1], [0, 0], [3, 1]]
-    assert present.tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("m", [1, 3, 8, 20])

@@ -72,7 +72,7 @@ def train(self, k): k.fit(groups='hea'); return State()
 def train(self, k): k.fit(groups=('haed',)); return State()
     there is no layout group 'haed'; this model has body, head
 def train(self, k): k.fit(epochs=-1); return State()
-    client.fit: epochs is -1; a number >= 0
+    client.fit: epochs is -1; a whole number >= 0
 def train(self, k): k.fit(start=k.w[:1]); return State()
     ValueError: weights of shape \(1,\) for a model of \(26,\)
 def weights(self, k): return k.lift('head', k.w[:1], into=k.received)

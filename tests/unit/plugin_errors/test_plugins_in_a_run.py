@@ -244,24 +244,6 @@ def test_a_server_slot_starts_at_what_a_hook_draws():
     assert not torch.equal(first, other)
 
 
-@dataclass(frozen=True)
-class Counting(fedmpi.Method):
-    client_state = Slots(count=SCALAR, seen=SCALAR)
-
-    def receive(self, k):
-        return k.received, State(count=k.state.count + 1)
-
-    def upload(self, k):
-        return Row(), State(seen=k.state.count)
-
-
-@pytest.mark.parametrize("pack", [1, 4])
-def test_receive_returns_state_too(pack):
-    """A number that counts rounds, made where the client receives; k.state stays that of the last round meanwhile."""
-    it = run(Counting, rounds=3, compute={"pack": pack})
-    assert [(it.kept(k).count.item(), it.kept(k).seen.item()) for k in range(3)] == [(3, 2)] * 3
-
-
 # ---- whose line it was ----
 def helper(k):
     return [][k.id]
@@ -377,23 +359,3 @@ class Plain(nn.Module):
 
     def forward(self, x):
         return self.head(x)
-
-
-class UnknownToTorch(Plain):
-    """Layers and tensors that PyTorch does not know of, others that it does, and one that is not to be trained."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.blocks = [nn.Linear(4, 4)]
-        self.same, self.teacher = [self.head], [nn.Linear(4, 4).requires_grad_(False)]
-        self.scale, self.shifts = torch.ones(4), [torch.zeros(4)]
-        self.register_buffer("known", torch.ones(4), persistent=False)
-        self.alias, self.normed = [self.known], nn.utils.weight_norm(nn.Linear(4, 4))
-
-
-def test_layers_and_tensors_that_torch_does_not_know_of():
-    text = (
-        r"UnknownToTorch: PyTorch does not know of blocks, scale, shifts: .* neither trained nor sent nor saved; use nn"
-    )
-    with pytest.warns(UserWarning, match=text):
-        play(**sections_of("model", UnknownToTorch))

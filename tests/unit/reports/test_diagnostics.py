@@ -25,7 +25,7 @@ def test_without_records_there_is_no_section(tmp_path):
     odd = [
         {"round": "x", "losses": 3, "features": 3},
         {"losses": {"local": 1.0}},
-        {"round": 1, "features": {"spectrum": [None], "predicted": "?"}},
+        {"round": 1, "features": {"rank": "?"}},
         {"round": 0, "orthogonality": {}},
         {"round": 1, "layers": {"layers": ["a"]}},
     ]
@@ -55,28 +55,15 @@ def test_analysis_of_one_run(tmp_path):
 
 
 # ---- features ----
-SEEN = {
-    **{"deviation": 0.3, "deviation_local": 0.2, "energy": 0.1, "energy_local": 0.15, "rank": 4.0, "rank_local": 3.0},
-    **{"uniformity": 0.4, "uniformity_local": 0.5, "spectrum": [2.0, 1.0], "spectrum_local": [3.0, 0.5]},
-    **{"classifier": [2.5, 1.5], "classifier_local": [1.0]},
-    **{"predicted": [[0.9, 0.1], [0.2, 0.8]]},
-}
+SEEN = {"deviation": 0.3, "deviation_local": 0.2, "rank": 4.0, "rank_local": 3.0}
+SEEN |= {"uniformity": 0.4, "uniformity_local": 0.5, "classifier": 2.5, "classifier_local": 1.0}
 
 
 def test_features_of_one_run(tmp_path):
-    later = {**SEEN, "deviation": 0.35, "spectrum": [4.0, 1.0]}
-    rows = [
-        {"round": 0, "clients": [4, 7], "features": SEEN},
-        {"round": 5, "clients": [7, 8], "features": later},
-    ]
+    rows = [{"round": 0, "features": SEEN}, {"round": 5, "features": {**SEEN, "deviation": 0.35}}]
     found = figures(diagnostics.features, made(tmp_path / "r", rows))
-    curves = ["deviation", "classifier", "energy", "uniformity", "rank"]
-    names = [f"features-{name}" for name in (*curves, "predicted")]
-    assert list(found) == names
+    assert list(found) == [f"features-{name}" for name in ("deviation", "classifier", "uniformity", "rank")]
     assert found["features-deviation"].data == [[0, 0.3, 0.2], [5, 0.35, 0.2]]
-    assert found["features-classifier"].data[0] == [0, 2.0, 1.0]  # means of lists
-    assert found["features-predicted"].data[1] == ["7", "1", 0.1]
-    assert found["features-predicted"].title.endswith("round 5")
 
 
 # ---- local steps ----

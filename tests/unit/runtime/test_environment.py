@@ -1,24 +1,12 @@
-"""What environment.json says of the ranks' GPUs."""
+"""The switches of PyTorch that decide the bits of a GPU."""
 
-import json
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import settings, small_settings
+from helpers import settings
 
-from fedmpi.runtime.record import metadata
-from fedmpi.runtime.run import execute, set_numerics
-
-
-@pytest.fixture
-def card(monkeypatch):
-    """A stand-in for one GPU, with a PyTorch for CUDA."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="4d2c-11"))
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+from fedmpi.runtime.run import set_numerics
 
 
 @pytest.fixture
@@ -49,16 +37,3 @@ def test_a_cpu_knows_no_tf32(switches):
         set_numerics(settings(compute={"tf32": tf32}))
         found.append((x @ x, torch.conv2d(x[None, None], x[None, None, :5, :5])))
     assert all(map(torch.equal, *found))
-
-
-def test_of_a_gpu(card, monkeypatch):
-    gpu = torch.device("cuda", 0)
-    assert metadata.describe_gpu(gpu) == {"gpu": "4d2c-11", "cudnn": "91002", "nccl": "2.27.5"}
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    assert metadata.describe_gpu(gpu) == {"gpu": "4d2c-11", "cudnn": "91002"}
-
-
-def test_a_rank_on_a_cpu_has_no_facts_of_a_gpu(tmp_path):
-    execute(small_settings("fedavg", "mlp", rounds=0, output=str(tmp_path), report=False))
-    (rank,) = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
-    assert not {"cudnn", "nccl"} & set(rank)

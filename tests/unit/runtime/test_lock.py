@@ -11,7 +11,7 @@ import pytest
 from helpers import settings
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import resume
+from fedmpi.runtime import checkpoints
 from fedmpi.runtime.record import lock
 
 
@@ -46,13 +46,13 @@ def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
     (tmp_path / "run").mkdir()
     config = settings(output=str(tmp_path), checkpoint={"resume": how})
     with lock.hold(tmp_path / "run"), ExitStack() as mine, pytest.raises(UserError, match="is in use"):
-        resume.open_directory(config, {}, mine)
+        checkpoints.open_directory(config, {}, mine)
     with ExitStack() as mine:
         if how == "must":
             with pytest.raises(UserError, match="holds no run to go on with"):
-                resume.open_directory(config, {}, mine)
+                checkpoints.open_directory(config, {}, mine)
         else:
-            assert resume.open_directory(config, {}, mine)[0].path == tmp_path / "run"
+            assert checkpoints.open_directory(config, {}, mine)[0].path == tmp_path / "run"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -14,7 +14,7 @@ from thread_ranks import play_in_threads
 from fedmpi.common.errors import UserError
 from fedmpi.data.augment.geometry import Resize
 from fedmpi.methods import registry
-from fedmpi.runtime import checkpoints, resume
+from fedmpi.runtime import checkpoints
 from fedmpi.runtime.checkpoints import Checkpoints, Rows
 from fedmpi.runtime.record.durable import CorruptFileError
 
@@ -59,7 +59,7 @@ def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: Fal
     """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
     it, said = prepare(config, stop=stop), []
     attach(it, folder, room or 10**6, every, keep)
-    t = resume.go_on(it.fed, it.kept, 10, said.append)
+    t = checkpoints.go_on(it.fed, it.kept, 10, said.append)
     with suppress(Killed):
         run_until(it, cut)
     return it, t, said
@@ -107,7 +107,6 @@ def killed_twice(tmp_path, method, config):
 KEPT = {"keep_optim": True, "clip_norm": 1.0}
 LOCAL = {
     "adamw": {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 4, **KEPT},
-    "rmsprop": {"optim": "rmsprop", "momentum": 0.5, "lr": 0.003, "epochs": 0.5, **KEPT},
     "sgd": {"nesterov": True, **KEPT},
 }
 
@@ -150,7 +149,7 @@ def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded)
         return it
 
     def play(it, cut):
-        resume.go_on(it.fed, it.kept, 30, lambda text: None)
+        checkpoints.go_on(it.fed, it.kept, 30, lambda text: None)
         try:
             run_until(it, cut)
         finally:
@@ -346,7 +345,7 @@ def test_no_fewer_rounds_than_are_done(tmp_path):
 def test_a_site_may_join_at_the_end_and_none_may_leave(now, fine):
     """Clients are numbered by the list: another's rounds would be told of a site."""
     with nullcontext() if fine else pytest.raises(UserError, match=r"or moved\. .* init\.from=runs/a/model"):
-        resume._only_joined(Path("runs/a"), "['a', 'b']", now)
+        checkpoints._only_joined(Path("runs/a"), "['a', 'b']", now)
 
 
 def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatch):

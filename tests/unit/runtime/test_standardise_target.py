@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import warnings
 
 import numpy as np
@@ -15,8 +14,7 @@ from fedmpi import config
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale, target_sums
-from fedmpi.data.dataset import Dataset
-from fedmpi.runtime import build, build_data
+from fedmpi.runtime import build_data
 from fedmpi.tasks.regression import Regression, StandardisedRegression
 
 PRICES = """\
@@ -184,49 +182,3 @@ def test_rows_of_an_unknown_site_need_its_name(folder):
 def test_settings_that_cannot_standardise_targets_are_refused(folder, how, where, more, says):
     with pytest.raises(UserError, match=says):
         build_data.partitioned(load(folder, how, where, *more))
-
-
-# ---- hints ----
-def test_large_targets_and_raw_inputs_get_a_hint(folder):
-    plain, scaled = (load(folder, how) for how in ("false", "pooled"))
-    small, prices = torch.randn(50), 15_000 + 485_000 * torch.rand(50)
-    fine, pixels = torch.randn(50, 3), torch.randint(0, 256, (50, 1, 4, 4)).float()
-    outlier = fine.clone()
-    outlier[0, 0] = 1000.0
-    target, inputs = "targets have a root.*say data.standardise_target: pooled", "inputs have a root.*pixel_range"
-    for settings, x, y, hint in (
-        (plain, fine, small, None),
-        (plain, fine, prices, target),
-        (scaled, fine, prices, None),
-        (plain, pixels, small, inputs),
-        (plain, pixels / 255, small, None),
-        (plain, outlier, small, None),
-    ):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            build_data.check_dataset(settings, Dataset(x, y, x[:0], y[:0], 1))
-        messages = [str(each.message) for each in caught]
-        assert len(messages) == (hint is not None), messages
-        assert all(re.search(hint, text) for text in messages)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "kind", "target", "says"),
-    [
-        (0, 1, np.float32, 500_000, "say data.standardise_target: pooled"),
-        (-2000, 3000, np.int16, 1, "the inputs have a root mean square of"),
-    ],
-)
-def test_the_hint_is_given_once_by_a_run(tmp_path, low, high, kind, target, says):
-    rng = np.random.default_rng(0)
-    x = rng.uniform(low, high, (60, 1, 4, 4)).astype(kind)
-    np.savez(tmp_path / "a.npz", x=x, y=(target * rng.random(60)).astype(np.float32))
-    (tmp_path / "run.yaml").write_text(
-        f"data: {{source: npz, root: {tmp_path}, path: a.npz, partition: {{scheme: iid, clients: 2}}}}\n"
-        "rounds: 1\nmodel: {name: logistic}\ntask: {name: regression}\nmethod: {name: fedavg}\n"
-    )
-    settings = config.load(tmp_path / "run.yaml")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
-    assert [says in str(each.message) for each in said] == [True]

@@ -23,7 +23,7 @@ from fedmpi.data.sources.labelled_files import (
     subfolders,
 )
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size, is_picture
+from fedmpi.data.sources.pictures.decode import DecodeOptions, PixelRange, Size, is_picture
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
 from fedmpi.data.sources.tables.files import GAPS
 
@@ -50,7 +50,6 @@ def csv_images(
     mean: tuple[float, ...] = (0.5,),
     std: Std = (0.5,),
     pixel_range: PixelRange | None = None,
-    pages: Pages = "refuse",
     class_names: ClassNames | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Fraction | None = None,
@@ -66,10 +65,9 @@ def csv_images(
     site's table may lack a class. delimiter: between fields.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
-    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it. pages: of files
-    with several pages or frames; refused, or the first is read.
+    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it.
     """
-    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages)
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("csv_images", class_names, site)
     columns = {"picture_column": picture_column, "label_column": label_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
@@ -100,7 +98,6 @@ def image_folder(
     mean: tuple[float, ...] = (0.5,),
     std: Std = (0.5,),
     pixel_range: PixelRange | None = None,
-    pages: Pages = "refuse",
     class_names: ClassNames | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Fraction | None = None,
@@ -113,10 +110,9 @@ def image_folder(
     test/, test_fraction (0.2) of each class (of each site) is the test part, the same for every seed.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
-    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it. pages: of files
-    with several pages or frames; refused, or the first is read.
+    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it.
     """
-    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages)
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("image_folder", class_names, site)
     homes = site_folders("image_folder", root, path, sites, site)
     folders = [(name, part, folder) for name, home in homes.items() for part, folder in _parts(home)]

@@ -15,7 +15,6 @@ from fedmpi.common.errors import UserError
 
 Size = Annotated[int, Field(ge=1, le=4096)]
 PixelRange = Literal["file"] | tuple[float, float]
-Pages = Literal["refuse", "first"]
 
 MODES = {1: "L", 3: "RGB"}
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601-2), which PIL's conversion to L has, too
@@ -33,7 +32,6 @@ class DecodeOptions:
         mean, std: by which pixels in 0..1 are normalised: one number, or one a channel.
         pixel_range: (low, high), which become 0 and 1, what lies beyond is cut off; "file": the least and the largest
             value of each file. None: 0..255, which takes 8 bits a pixel.
-        pages: what is done with files of several pages or frames: refused, or read as their first page.
 
     Raises:
         UserError: numbers of `mean`, `std` or `pixel_range` that make no sense.
@@ -44,7 +42,6 @@ class DecodeOptions:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     pixel_range: PixelRange | None = None
-    pages: Pages = "refuse"
 
     def __post_init__(self) -> None:
         check_range(self.pixel_range)
@@ -65,7 +62,7 @@ def is_picture(file: Path) -> bool:
 
 
 def decode(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
-    """Read an image, its first page if it has several: (C, H, W) uint8, or with a pixel range float32 in 0..1.
+    """Read an image: (C, H, W) uint8, or with a pixel range float32 in 0..1.
 
     file: an image that PIL reads, its bytes, or a .npy file, (H, W) or with 1, 3 or 4 channels.
     Raises UserError where an option has to say how it is read, else what a decoder makes of a damaged file.
@@ -74,11 +71,14 @@ def decode(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
         array = _load_array(file)
         if options.pixel_range is not None:
             return _scaled(array.transpose(2, 0, 1), options)
-        pixels = _bytes(array)
-        return _decode(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), options)
+        low, high = array.min(), array.max()
+        if not (low >= 0 and high <= 255) or (high <= 1 and (array % 1).any()):
+            raise _range_needed(f"it holds {low}..{high}; pixels are 0..255")
+        pixels = array.astype(np.uint8)
+        return _pixels(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels), options)
     with _open(file) as image:
         _check(image, options)
-        return _decode(image, options)
+        return _pixels(image, options)
 
 
 def probe(file: Path, options: DecodeOptions) -> tuple[int, ...]:
@@ -103,8 +103,8 @@ def _open(file: Path | bytes) -> Image.Image:
 
 def _check(image: Image.Image, options: DecodeOptions) -> None:
     pages = getattr(image, "n_frames", 1)
-    if pages > 1 and image.format not in WITH_PREVIEWS and options.pages == "refuse":
-        raise UserError(f"it has {pages} pages or frames; data.pages: first reads the first alone")
+    if pages > 1 and image.format not in WITH_PREVIEWS:
+        raise UserError(f"it has {pages} pages or frames; save each that is wanted as a file of its own")
     if _is_deep(image) and options.pixel_range is None:
         raise _range_needed(f"its pixels are of mode {image.mode}, not of 8 bits")
 
@@ -119,7 +119,7 @@ def _is_deep(image: Image.Image) -> bool:
     return image.mode[0] in "IF"
 
 
-def _decode(image: Image.Image, options: DecodeOptions) -> np.ndarray:
+def _pixels(image: Image.Image, options: DecodeOptions) -> np.ndarray:
     if _is_deep(image):
         return _scaled(np.asarray(image)[None], options)
     image = _over_white(image).convert(MODES[options.channels])
@@ -174,11 +174,3 @@ def _load_array(file: Path) -> np.ndarray:
     if array.shape[2] not in (1, 3, 4):
         raise ValueError(f"it is of shape {array.shape}; 1, 3 or 4 channels are read, the last of four is alpha")
     return array
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    """Numbers of a .npy file that are pixels in 0..255 as uint8."""
-    low, high = array.min(), array.max()
-    if not (low >= 0 and high <= 255) or (high <= 1 and (array % 1).any()):
-        raise _range_needed(f"it holds {low}..{high}; pixels are 0..255")
-    return array.astype(np.uint8)

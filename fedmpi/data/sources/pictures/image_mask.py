@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size, probe
+from fedmpi.data.sources.pictures.decode import DecodeOptions, PixelRange, Size, probe
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
 
 Name = Annotated[str, Field(min_length=1)]
@@ -43,7 +43,6 @@ def image_mask(
     mean: tuple[float, ...] = (0.5,),
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
     pixel_range: PixelRange | None = None,
-    pages: Pages = "refuse",
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
@@ -60,9 +59,9 @@ def image_mask(
     size: each picture is scaled and cut at its centre to size x size, and so is its mask, to the nearest pixel; without
     it all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels in 0..1, one number or one
     a channel. pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each file;
-    images of more than 8 bits need it. pages: of files with several pages or frames; refused, or the first is read.
+    images of more than 8 bits need it.
     """
-    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages)
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     numbers = MaskValues("image_mask", classes, mask_values)
     naming = Naming(image_pattern, mask_pattern, (*Image.registered_extensions(), ".npy"))
     columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,15 +23,6 @@ from fedmpi.data.streaming import Stream
 
 TABLES = (".csv", ".tsv", ".tab", ".parquet")
 TAKES = "a picture, a folder of them, a CSV file that names them, or a list of files"
-
-
-class NewFiles(NamedTuple):
-    """Picture files to predict: the columns that say which each is, labels if known, and where each is named."""
-
-    ids: dict[str, Any]
-    paths: list[Path]
-    labels: list[str]
-    rows: list[str]
 
 
 @dataclass(frozen=True)
@@ -58,51 +49,52 @@ class ImagePreparation(Preparation):
         return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: Request) -> NewRows:
-        new = self._files(request)
-        images = reading.read(new.paths, self.decoding, new.rows)
+        ids, files, labels, rows = self._files(request)
+        images = reading.read(files, self.decoding, rows)
         if tuple(images.shape[1:]) != self.stored:
             channels, height, width = images.shape[1:]
             c, h, w = self.stored
             raise UserError(
-                f"{new.paths[0]}: images of {width}x{height} pixels and {channels} channels; those of the training "
+                f"{files[0]}: images of {width}x{height} pixels and {channels} channels; those of the training "
                 f"were {w}x{h} with {c}, and without data.size none is scaled"
             )
         x = self.normalised(images)
-        if not new.labels:
-            return NewRows(new.ids, x)
+        if not labels:
+            return NewRows(ids, x)
         number = {name: k for k, name in enumerate(self.class_names)}
-        known = [label in number for label in new.labels]
-        y = torch.tensor([number.get(label, 0) for label in new.labels])
+        known = [label in number for label in labels]
+        y = torch.tensor([number.get(label, 0) for label in labels])
         if all(known):
-            return NewRows(new.ids, x, y)
+            return NewRows(ids, x, y)
         first = known.index(False)
-        at = new.rows[first] if new.rows else new.paths[first]
-        reason = f"{at}: {new.labels[first]!r} is no class of the training"
+        reason = f"{rows[first] or files[first]}: {labels[first]!r} is no class of the training"
         if not any(known):
-            return NewRows(new.ids, x, no_targets=reason)
+            return NewRows(ids, x, no_targets=reason)
         reason = f"{reason}; {count(known.count(False), 'row')} of {len(known)} left out"
-        return NewRows(new.ids, x, y, no_targets=reason, known=torch.tensor(known))
+        return NewRows(ids, x, y, no_targets=reason, known=torch.tensor(known))
 
-    def _files(self, request: Request) -> NewFiles:
+    def _files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+        """Return columns that say which file each is, the files, their labels if known, and where each is named."""
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = files_of(request.rows, TAKES)
-            return NewFiles(_file_column(files), files, [], [])
+            return _named(files, files)
         path = file_of(request, folder=True, takes=TAKES)
         if path.is_file() and path.suffix.lower() in TABLES:
             return self._files_in_table(read_table(path, self.delimiter), request.ids)
         if request.ids:
             raise UserError(f"{path} has no columns to copy; a CSV file that names pictures has")
         if path.is_file():
-            return NewFiles(_file_column([path.name]), [path], [], [])
+            return _named([path], [path.name])
         files = sorted(file for file in path.rglob("*") if is_picture(file) and file.is_file())
         if not files:
             raise UserError(f"{path} holds no picture")
         names = [file.relative_to(path) for file in files]
         in_class_folders = all(len(name.parts) > 1 and name.parts[0] in self.class_names for name in names)
-        labels = [name.parts[0] for name in names] if in_class_folders else []
-        return NewFiles(_file_column(names), files, labels, [])
+        return _named(files, names, [name.parts[0] for name in names] if in_class_folders else [])
 
-    def _files_in_table(self, table: Table, ids: Sequence[str]) -> NewFiles:
+    def _files_in_table(
+        self, table: Table, ids: Sequence[str]
+    ) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         names = text_of(table.column(self.picture_column, "picture_column"))
         rows = [table.at(row) for row in range(len(table))]
         home, files = table.path.parent, []
@@ -118,11 +110,14 @@ class ImagePreparation(Preparation):
         columns = {table.unit: table.places, "file": names}
         columns |= {name: text_of(table.column(name, "--id")) for name in ids}
         labels = text_of(table.columns[self.label_column]) if self.label_column in table.columns else ()
-        return NewFiles(columns, files, [str(label).strip() for label in labels], rows)
+        return columns, files, [str(label).strip() for label in labels], rows
 
 
-def _file_column(names: Sequence[Any]) -> dict[str, Any]:
-    return {"file": np.array([str(name) for name in names], dtype=object)}
+def _named(
+    files: list[Path], names: Sequence[Any], labels: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
+    ids = {"file": np.array([str(name) for name in names], dtype=object)}
+    return ids, files, list(labels), [""] * len(files)
 
 
 def of_arrays(

@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.pictures.decode import DecodeOptions, count_channels, decode, probe
+from fedmpi.data.sources.pictures.decode import DecodeOptions, decode, probe
 from fedmpi.data.streaming import Source, Stream, wanted
 
 MOST_THREADS = 8
 BLOCK = 256  # pictures that a thread takes at once
+
+Result = TypeVar("Result")
 
 
 def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> np.ndarray | Stream:
@@ -35,39 +37,29 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
         UserError: with the first image that cannot be read, or is of another shape than the first one.
     """
 
-    def call(function: Callable[[Any, DecodeOptions], Any], k: int) -> Any:
-        try:
-            return function(files[k], options)
-        except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
-            raise _unreadable(files, k, rows, error) from error
+    def call(function: Callable[[Any, DecodeOptions], Result], k: int) -> Result:
+        return naming_errors(lambda file: function(file, options), files[k], rows[k] if rows else "")
 
-    first: np.ndarray = call(decode, 0)
+    first = call(decode, 0)
 
     def check_shape(k: int, shape: tuple[int, ...]) -> None:
         if shape != first.shape:
-            sizes = f"is {shape[2]}x{shape[1]}, {_name(files, 0, ())} is {first.shape[2]}x{first.shape[1]}"
-            raise UserError(
-                f"{_name(files, k, rows)} {sizes}: give data.size, to which all pictures are scaled and cut"
-            )
+            name = "picture 0" if isinstance(files[0], bytes) else files[0]
+            sizes = f"is {shape[2]}x{shape[1]}, {name} is {first.shape[2]}x{first.shape[1]}"
+            where = _name(files[k], rows[k] if rows else "")
+            raise UserError(f"{where} {sizes}: give data.size, to which all pictures are scaled and cut")
 
     def decode_one(k: int) -> np.ndarray:
-        image: np.ndarray = call(decode, k)
+        image = call(decode, k)
         check_shape(k, image.shape)
         return image
 
     paths = [file for file in files if isinstance(file, Path)]
     if len(paths) == len(files) and wanted(len(files) * first.nbytes):
-        _run_threads(lambda k: check_shape(k, call(probe, k)), len(files))
+        _run_threads(lambda k: check_shape(k, call(probe, k)), len(files), BLOCK)
         return Stream(DecodedFiles(paths, decode_one, first.shape, first.dtype))
-    return _decode_all(decode_one, np.empty((len(files), *first.shape), first.dtype), range(len(files)), BLOCK)
-
-
-def channels_of_first(files: Sequence[Path | bytes], rows: Sequence[str]) -> Literal[1, 3]:
-    """1 where the first image is grey, 3 where it is not. Raises UserError if it cannot be read."""
-    try:
-        return count_channels(files[0])
-    except Exception as error:  # as in `read`
-        raise _unreadable(files, 0, rows, error) from error
+    out = np.empty((len(files), *first.shape), first.dtype)
+    return _decode_all(decode_one, out, range(len(files)), BLOCK)
 
 
 def _decode_all(
@@ -80,7 +72,7 @@ def _decode_all(
     return out
 
 
-def _run_threads(do: Callable[[int], None], many: int, block: int = BLOCK) -> None:
+def _run_threads(do: Callable[[int], None], many: int, block: int) -> None:
     """Call do(0), ..., do(many - 1) by several threads, `block` calls at a time; raises the first error."""
 
     def run(begin: int) -> None:
@@ -93,20 +85,22 @@ def _run_threads(do: Callable[[int], None], many: int, block: int = BLOCK) -> No
             pass
 
 
-def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], error: Exception) -> UserError:
-    file, row = files[k], f"{rows[k]}: " if rows and rows[k] else ""
-    if isinstance(error, FileNotFoundError) and isinstance(file, Path):
+def naming_errors(function: Callable[[Any], Result], file: Path | bytes, row: str) -> Result:
+    """Call a function with an image; raise what goes wrong as a UserError that names it, and the row that names it."""
+    try:
+        return function(file)
+    except FileNotFoundError as error:
         where = "; correct the row, or data.root, below which it is looked for" if row else ""
-        return UserError(f"{row}there is no picture {file}{where}")
-    remedy = "" if isinstance(error, UserError) else "; mend or remove it"
-    return UserError(f"{_name(files, k, rows)} cannot be read as a picture: {error}{remedy}")
+        raise UserError(f"{row}{': ' if row else ''}there is no picture {file!s}{where}") from error
+    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+        remedy = "" if isinstance(error, UserError) else "; mend or remove it"
+        raise UserError(f"{_name(file, row)} cannot be read as a picture: {error}{remedy}") from error
 
 
-def _name(files: Sequence[Path | bytes], k: int, rows: Sequence[str]) -> str:
-    row = rows[k] if rows else ""
-    if isinstance(files[k], bytes):
-        return row or f"picture {k}"
-    return f"{row}: {files[k]!s}" if row else str(files[k])
+def _name(file: Path | bytes, row: str) -> str:
+    if isinstance(file, bytes):
+        return row
+    return f"{row}: {file}" if row else str(file)
 
 
 @final

@@ -18,11 +18,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import Preparation
-from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
+from fedmpi.data.sources.arrays import ArrayOptions, samples
 from fedmpi.data.sources.common import PARTS, gaps_allowed
 from fedmpi.data.sources.named_arrays import ArrayPreparation, Part, join_parts
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
+from fedmpi.data.sources.pictures.decode import DecodeOptions, PixelRange, Size, count_channels
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, targets
@@ -43,7 +43,6 @@ def saved_dataset(
     mean: tuple[float, ...] | None = None,
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None,
     pixel_range: PixelRange | None = None,
-    pages: Pages = "refuse",
     axes: str | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
@@ -61,8 +60,7 @@ def saved_dataset(
     1; or file, the least and the largest value of each picture; pictures of more than 8 bits need it. mean, std: one
     number a channel, of pixels in 0..1.
     Of pictures: size: each is scaled and cut at its centre to size x size; without it all must be of one size.
-    channels: 1 grey, 3 colour; without it as the first one is. pages: pictures with several pages or frames are
-    refused, or their first one is read.
+    channels: 1 grey, 3 colour; without it as the first one is.
     """
     folder = root / path
     columns = [input_column] if isinstance(input_column, str) else input_column
@@ -79,14 +77,14 @@ def saved_dataset(
     if isinstance(read[0][0], list):
         _refuse(folder, columns[0], "numbers", {"axes": axes, "symbols": symbols or None})
         files = [file for files, _ in read for file in files]
-        channels = channels or reading.channels_of_first(files, places)
-        decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages)
+        first = reading.naming_errors(count_channels, files[0], places[0])
+        decoding = DecodeOptions(size, channels or first, mean or (0.0,), std or (1.0,), pixel_range)
         images = reading.read(files, decoding, places)
         stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
         preparation = ImagePreparation(decoding, stored, stored[0], target.names)
         x: Any = preparation.normalised(images)
     else:
-        given = {"size": size, "channels": channels, "pages": pages if pages != "refuse" else None}
+        given = {"size": size, "channels": channels}
         _refuse(folder, columns[0], "pictures", given)
         if any(each.shape[1:] != read[0][0].shape[1:] for each, _ in read):
             raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
@@ -100,7 +98,7 @@ def saved_dataset(
         if symbols:
             x = torch.from_numpy(array.astype(np.int64))
         else:
-            options = with_axes(ArrayOptions(axes, pixel_range, mean, std), array.shape, "x", folder)
+            options = ArrayOptions(axes, pixel_range, mean, std)
             x = samples(array, options, "x", folder, grey=False)
             preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, target.names)
     is_test = torch.from_numpy(np.repeat([PARTS.get(name.lower()) == "test" for name in splits], lengths))
