@@ -175,7 +175,7 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
             "disk are uint8 pictures in HDF5, and picture files; leave it out"
         )
-    warn_of_leaks(dataset, settings.task.name == "survival", whose)
+    warn_of_leaks(dataset, whose)
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:
