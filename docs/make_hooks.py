@@ -15,6 +15,7 @@ from fedmpi import method
 from fedmpi.method import base, context, slots
 from fedmpi.method.base import DECLARATIONS, HOOKS
 
+PUBLIC = {name for name, value in vars(method).items() if name[0] != "_" and not inspect.ismodule(value)}
 WIDTH = 150
 HEAD = """Made by `python docs/make_hooks.py > docs/hooks.md` from the sources; a test compares.
 
@@ -236,7 +237,7 @@ def declarations():
     lines += [row(f"`{name}`", found[name][1], f"`{found[name][0]}`") for name in DECLARATIONS]
     lines += ["", "`needs` is a set of these:", "", "| name | the method needs |", "| --- | --- |"]
     for name, (_, said) in declared(base).items():
-        if name in method.__all__ and isinstance(getattr(base, name), str):
+        if name in PUBLIC and isinstance(getattr(base, name), str):
             lines.append(row(f"`{name}`", getattr(base, name) + (f"; {said}" if said else "")))
     lines += [
         "",
@@ -252,7 +253,7 @@ def declarations():
 def slot_section():
     lines = ["## Slots", "", *text_block(slots.__doc__), "| name | is | starts as, or meaning |", "| --- | --- | --- |"]
     for name, (value, said) in declared(slots).items():
-        if name in method.__all__:
+        if name in PUBLIC:
             lines.append(row(f"`{name}`", f"`{value}`", said))
     lines.append("")
     for owner in (slots.Slot, slots.Slots, slots.Travel, context.Row, context.State, context.Quadratic, context.Fitted):

@@ -12,11 +12,9 @@ from torch import nn
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import after_run
-from fedmpi.runtime.finished.models import RunModel, client_model, rebuild_model
+from fedmpi.runtime.finished.models import RunModel
 from fedmpi.runtime.finished.predict import Predictor
-from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.runtime.run import execute
-from fedmpi.runtime.trust import guard
 
 __all__ = ["Summary", "load", "run"]
 
@@ -35,16 +33,12 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     Raises:
         UserError: a mistake in config or data.
     """
-    if isinstance(overrides, str) or not all(isinstance(each, str) for each in overrides):
+    if isinstance(overrides, str):
         raise UserError(f"fedmpi.run: overrides is {overrides!r}; a list of texts is needed: ['train.epochs=3']")
-    if isinstance(settings, config.Settings):
-        if overrides:
-            raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
-    elif isinstance(settings, (str, Path)):
+    if not isinstance(settings, config.Settings):
         settings = config.load(settings, overrides)
-    else:
-        kind = type(settings).__name__
-        raise UserError(f"fedmpi.run: settings is {kind}; a YAML file, or what fedmpi.config.load makes, is needed")
+    elif overrides:
+        raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
     return Summary(execute(settings, after=after_run)[0])
 
 
@@ -78,19 +72,13 @@ def load(
     """
     which = RunModel(Path(path), trust, overrides, best, client)
     settings = which.settings()
-    if client is not None:
-        module = client_model(which)
-    else:
-        with guard(trust):
-            module = rebuild_model(which.run, settings, which.file)
-        if notice := personal_notice(facts_of(which.run / which.file)):
-            warnings.warn(notice, stacklevel=2)
-        if settings.data.standardise_target:
-            warnings.warn(
-                "the model's outputs are standardised targets (data.standardise_target); its function predict gives "
-                "them in the unit of the targets",
-                stacklevel=2,
-            )
+    module = which.load(settings)
+    if client is None and settings.data.standardise_target:
+        warnings.warn(
+            "the model's outputs are standardised targets (data.standardise_target); its function predict gives "
+            "them in the unit of the targets",
+            stacklevel=2,
+        )
     if not hasattr(module, "predict"):
         module.predict = Predictor(module, which, settings)  # type: ignore[assignment]
     return module

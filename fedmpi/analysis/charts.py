@@ -112,13 +112,8 @@ def stacked_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_la
     return Bars(rows, spans, x_label)
 
 
-def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
-    """Return the chart as an element of a page.
-
-    Args:
-        name: unlike that of any other chart in the page, since ids contain it.
-        alone: it is to be a file, on white paper and with plain colours.
-    """
+def svg(chart: Chart, name: str, title: str) -> str:
+    """Return the chart as an element of a page. name: unlike that of any other chart there, since ids contain it."""
     text = io.StringIO()
     with rc_context({"svg.hashsalt": name}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that matplotlib's font lacks, and the reader's screen has
@@ -130,23 +125,19 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     drawn = re.sub(r"(?<= d=\")[^\"]*", lambda d: re.sub(r"(\.\d)\d+", r"\1", d[0]).replace("\n", ""), drawn)
     drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # nothing to cut off
     drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui,sans-serif", drawn)
-    for colour, variable in () if alone else VARIABLES.items():
+    for colour, variable in VARIABLES.items():
         drawn = drawn.replace(f": {colour}", f": var(--{variable},{colour})")
     drawn = re.sub(r">\s+<", "><", drawn).strip()
     height, label = f"{72 * figure.get_figheight():g}", escape(printable(title))
-    paper = 'xmlns="http://www.w3.org/2000/svg" style="background:#fff" width="720" ' if alone else ""
     size = f'viewBox="0 0 {72 * WIDE:g} {height}" role="img" aria-label="{label}"'
     if not isinstance(chart, Lines):  # cells side by side have no seams
         size += ' shape-rendering="crispEdges"'
-    return f'<svg {paper}xmlns:xlink="http://www.w3.org/1999/xlink" {size}>{drawn}'
+    return f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size}>{drawn}'
 
 
 def write(chart: Chart, path: Path, title: str) -> Path:
     """Write the chart as a file: .svg, .png or .pdf."""
-    if path.suffix == ".svg":
-        path.write_text(svg(chart, path.stem, title, alone=True), encoding="utf-8")
-        return path
-    with rc_context({"savefig.facecolor": "white"}, STYLE), warnings.catch_warnings():
+    with rc_context({"savefig.facecolor": "white", "svg.hashsalt": path.stem}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure = DRAW[type(chart)](chart).figure
         figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")

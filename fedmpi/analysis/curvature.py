@@ -68,75 +68,56 @@ def landscape(facts: dict[str, Any]) -> charts.Grid:
 def measure(
     made: Experiment, options: CurvatureOptions, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    loss = Loss(made, options.samples)
-    of = f"{len(made.data.train)} clients, {made.model.w.numel()} weights"
+    loss, w = Loss(made, options.samples), made.model.w.detach().clone()
+    of = f"{len(made.data.train)} clients, {w.numel()} weights"
     say(f"loss over {len(loss.shard)} training samples of {of}")
-    w = made.model.w.detach().clone()
-    pairs = largest_eigenpairs(
-        lambda v: loss.hessian(w, v), w, options.top, seeds.generator(made.settings.seed, "lanczos")
-    )
+    generator = seeds.generator(made.settings.seed, "lanczos")
+    eigenvalues, vectors = largest_eigenpairs(lambda v: loss.hessian(w, v), w, options.top, generator)
     axis = torch.linspace(-options.span, options.span, options.grid)
-    first, second = pairs.vectors[0], pairs.vectors[min(1, len(pairs.vectors) - 1)]
+    first, second = vectors[0], vectors[min(1, len(vectors) - 1)]
     height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
     made.model.load(w)
-    values = pairs.values.tolist()
-    return {
-        "samples": len(loss.shard),
-        "eigenvalues": values,
-        "ratio": values[0] / values[-1] if values[-1] else None,
-        "steps": pairs.steps,
-        "axis": axis,
-        "loss": height,
-    }
-
-
-@dataclass(frozen=True)
-class Eigenpairs:
-    values: Tensor  # (k,) float64, falling
-    vectors: Tensor  # (k, d), of unit length; the sign is arbitrary
-    steps: int  # products
+    values = eigenvalues.tolist()
+    ratio = values[0] / values[-1] if values[-1] else None
+    return {"samples": len(loss.shard), "eigenvalues": values, "ratio": ratio, "axis": axis, "loss": height}
 
 
 def largest_eigenpairs(
     product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
-) -> Eigenpairs:
-    """The k algebraically largest eigenvalues of a symmetric A (d, d) with their vectors, by Lanczos (ARPACK).
+) -> tuple[Tensor, Tensor]:
+    """Return the k algebraically largest eigenvalues of a symmetric A (d, d) with their vectors, by Lanczos (ARPACK).
 
     Args:
         product: v (d,) -> A v.
         like: a tensor (d,) of the type and device to work with.
         generator: draws the vector to start from.
 
-    A repeated eigenvalue may be counted once.
+    Returns:
+        (k,) float64, falling; a repeated eigenvalue may be counted once.
+        (k, d), of unit length; the sign is arbitrary.
 
     >>> A = torch.diag(torch.tensor([3.0, -5.0, 1.0, 2.0]))
     >>> g = torch.Generator().manual_seed(0)
-    >>> largest_eigenpairs(lambda v: A @ v, torch.zeros(4), 2, g).values.round(decimals=4).tolist()
+    >>> largest_eigenpairs(lambda v: A @ v, torch.zeros(4), 2, g)[0].round(decimals=4).tolist()
     [3.0, 2.0]
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-    d, steps = like.numel(), 0
-
     def multiply(v: Any) -> Any:
-        nonlocal steps
-        steps += 1
         return product(torch.from_numpy(v.ravel()).to(like)).double().cpu().numpy()
 
-    start = torch.randn(d, generator=generator, dtype=torch.float64).numpy()
+    d, start = like.numel(), torch.randn(like.numel(), generator=generator, dtype=torch.float64).numpy()
     if k >= d:  # ARPACK finds fewer than all
-        columns = [torch.from_numpy(multiply(row)) for row in torch.eye(d, dtype=torch.float64).numpy()]
-        values, vectors = torch.linalg.eigh(torch.stack(columns))
+        values, vectors = np.linalg.eigh(np.stack([multiply(row) for row in np.eye(d)]))
     else:
         operator = LinearOperator((d, d), matvec=multiply, dtype=np.float64)
         try:
             values, vectors = eigsh(operator, k, which="LA", v0=start, tol=TOLERANCE, maxiter=MOST_RESTARTS)
         except ArpackNoConvergence as error:
-            settled = f"{len(error.eigenvalues)} of {k} eigenvalues have settled after {steps} products"
+            settled = f"{len(error.eigenvalues)} of {k} eigenvalues have settled"
             raise UserError(f"curvature: {settled}; use more --samples, or a smaller --top") from error
-        values, vectors = torch.from_numpy(values), torch.from_numpy(vectors)
-    order = values.argsort(descending=True)[:k]
-    return Eigenpairs(values[order], vectors.T[order].to(like), steps)
+    order = np.argsort(-values)[:k]
+    return torch.from_numpy(values[order]), torch.from_numpy(vectors.T[order]).to(like)
 
 
 class Loss:

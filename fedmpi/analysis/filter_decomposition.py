@@ -13,35 +13,32 @@ so that decomposition makes only the cross term smaller. (Prop. 4.1 of the paper
 are independent and arrives at a larger gain.)
 
 variance, Fig. 3(b): from the same w^t a round is made R times, each time with another cohort and other batches. The
-local models of replicate r give two aggregates W_r by (1) and (2), over the kernels of all layers with atoms, of which
-1/(R-1) sum_r ||W_r - mean W||^2 is told, and the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, as
-a mean over replicates. The paper does not say how it measured; this is an unbiased estimate, in squared units of the
-weights. The server's optimiser plays no part in it. Rounds in which the server keeps its coefficients are marked. The
-rounds measured are 0, e, 2e, ... for e = `evaluate.every`.
+local models of replicate r give two aggregates W_r by (1) and (2), over the kernels of all layers with atoms. The
+result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate (the paper does not say how it measured), and the
+variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, as a mean over replicates; in squared units of the
+weights, without the server's optimiser. The rounds measured are 0, e, 2e, ... for e = `evaluate.every`; those in which
+the server keeps its coefficients are marked.
 
 virtual, Eq. 10, Sec. 4.1 and 6.7: from the final model of a run, one more round of local training is made, the next in
 which coefficients travel. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over all i, j: on the diagonal the m
 clients, off it m (m - 1) virtual clients (the paper counts unordered pairs, 6 of 4 clients). Client i gives its group
-COEF, the coefficients with the biases and 1x1 convolutions that go with them; client j gives its atoms. The paper says
-nothing about the rest (theta_h, normalisation layers, batch statistics): all models here have the aggregate's, so they
-differ in their convolutions alone, and the diagonal is not quite what the clients had. They are compared with the
-aggregate, and with the aggregate whose kernels are (1). A run directory holds the global model only: other state of
-server and clients has the values of the start of a run.
+COEF, the coefficients with the biases and 1x1 convolutions that go with them; client j gives its atoms. The rest, of
+which the paper says nothing, is the aggregate's in all models: they differ in their convolutions alone, and the
+diagonal is not quite what the clients had. A run directory holds the global model only: other state of server and
+clients has the values of the start of a run.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmpi.analysis import charts, report
-from fedmpi.analysis.local_models import LocalModels, experiment, local_models, worker_with_seed
+from fedmpi.analysis.local_models import experiment, local_models, worker_with_seed
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
@@ -54,8 +51,8 @@ from fedmpi.engine.evaluate import evaluate
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat import linear
-from fedmpi.flat.layout import ATOM, COEF, Segment
-from fedmpi.models.atoms import GEOMETRY, AtomConv2d
+from fedmpi.flat.layout import ATOM, COEF
+from fedmpi.models.atoms import AtomConv2d
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.finished.models import rebuild_model
@@ -87,7 +84,7 @@ def replicate_variance(W: Tensor) -> float:
     >>> replicate_variance(torch.tensor([[0.0, 1.0], [2.0, 1.0]], dtype=torch.float64))
     2.0
     """
-    return ((W - W.mean(0)).square().sum() / (len(W) - 1)).item()
+    return W.var(0).sum().item()
 
 
 def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
@@ -97,30 +94,16 @@ def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
     return (p @ squares).item()
 
 
-# ---- layers with atoms ----
-@dataclass(frozen=True)
-class AtomLayer:
-    """One AtomConv2d of the model: its kernels are alpha (o i, m_a) times D (m_a, u v)."""
+def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return path -> alpha, D of models w in float64 for each AtomConv2d.   (m, d) -> (m, o i, m_a), (m, m_a, u v)
 
-    path: str  # as in module.named_modules()
-    coef: Segment
-    atoms: Segment
-
-    def factors(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha, D of models w in float64.   (m, d) -> (m, o i, m_a), (m, m_a, u v)"""
-        m_a = self.atoms.shape[0]
-        alpha = torch.stack([self.coef.view(row).reshape(-1, m_a) for row in w])
-        return alpha.double(), torch.stack([self.atoms.view(row).reshape(m_a, -1) for row in w]).double()
-
-
-def atom_layers(made: Experiment) -> list[AtomLayer]:
-    """All AtomConv2d layers of the model. Raises UserError if it has none."""
-    segments = {segment.name: segment for segment in made.model.layout.segments}
-    layers = [
-        AtomLayer(path, segments[f"{path}.coef"], segments[f"{path}.atoms"])
-        for path, layer in made.model.module.named_modules()
-        if isinstance(layer, AtomConv2d)
-    ]
+    Raises UserError if the model has no such layer.
+    """
+    segments, layers = {segment.name: segment for segment in made.model.layout.segments}, {}
+    for path, layer in made.model.module.named_modules():
+        if isinstance(layer, AtomConv2d):
+            alpha, D = (torch.stack([segments[f"{path}.{name}"].view(row) for row in w]) for name in ("coef", "atoms"))
+            layers[path] = (alpha.reshape(len(w), -1, D.shape[1]).double(), D.flatten(2).double())
     if not layers:
         s = made.settings
         raise UserError(
@@ -128,28 +111,6 @@ def atom_layers(made: Experiment) -> list[AtomLayer]:
             "use method fedatom and a model with convolutions of more than one pixel"
         )
     return layers
-
-
-def dense(module: nn.Module, kernels: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of `module` in evaluation mode with plain convolutions in place of AtomConv2d.
-
-    kernels: path of the layer -> W, any shape with as many entries, in place of alpha D. Plain convolutions are needed
-    because an average of the clients' kernels is in general no combination of m_a atoms.
-    """
-    module = copy.deepcopy(module)
-    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
-    for path, layer in list(module.named_modules(remove_duplicate=False)):
-        if not isinstance(layer, AtomConv2d):
-            continue
-        if layer not in made:
-            plain = nn.Conv2d(**{name: getattr(layer, name) for name in GEOMETRY}, bias=False, device="meta")
-            shape, like = (*layer.coef.shape[:2], *layer.atoms.shape[1:]), layer.atoms
-            plain.weight = nn.Parameter(kernels[path].to(like).reshape(shape))
-            plain.bias = layer.bias
-            made[layer] = plain
-        parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, made[layer])
-    return module.eval()
 
 
 # ---- variance ----
@@ -176,27 +137,28 @@ def measure_variance(
     made: Experiment, replicates: int, each: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
     """Train as the settings say, with results equal to the bit, and measure; `each` is called with each new row."""
-    layers, s, rows = atom_layers(made), made.settings, []
+    factors(made, made.model.w[None])  # is an error of a model without atoms
+    s, rows, final = made.settings, list[Row](), ""
     if s.rounds == 0:
         raise UserError("rounds: 0 leaves no round to measure; at least 1 is needed")
-    final: list[str] = []
 
     def at(t: int) -> None:
         if t % s.evaluate.every == 0 and t < s.rounds:
-            rows.append(one_round(made, fed, layers, t, replicates))
+            rows.append(one_round(made, fed, t, replicates))
             each(rows[-1])
 
     def on_round(line: dict[str, Any]) -> None:
-        final[:] = [line["sha256"]]
+        nonlocal final
+        final = line["sha256"]
         at(line["round"] + 1)  # called when the global model is the one that the next round starts from
 
     fed = build.federation(made, Solo(made.model.w.device), lambda: False, RunCallbacks(on_round))
     at(0)
     fed.run()
-    return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final[0], "rounds": rows}
+    return {"config": redacted(s.model_dump(mode="json")), "replicates": replicates, "sha256": final, "rounds": rows}
 
 
-def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int, replicates: int) -> Row:
+def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row:
     """Round t, made `replicates` times from the global model of `fed`."""
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
@@ -205,10 +167,10 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
             seed, t, fed.trainer.data.clients, fed.config.fraction, fed.config.sampling, fed.config.members
         )
         local = local_models(fed, worker_with_seed(made, seed), members, t)
-        factors, p = [layer.factors(local.w) for layer in layers], local.p.to(local.w.device)
-        by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in factors]))
-        by_product.append(torch.cat([product_mean(p, alpha, D).flatten() for alpha, D in factors]))
-        clients += sum(client_variance(p, alpha, D) for alpha, D in factors) / replicates
+        layers, p = factors(made, local.w).values(), local.p.to(local.w.device)
+        by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in layers]))
+        by_product.append(torch.cat([product_mean(p, alpha, D).flatten() for alpha, D in layers]))
+        clients += sum(client_variance(p, alpha, D) for alpha, D in layers) / replicates
     kernels, product = (replicate_variance(torch.stack(W)) for W in (by_kernels, by_product))
     ratio = product / kernels if kernels else float("nan")  # all replicates are alike with full batches of all clients
     return {"round": t, "kernel_mean": kernels, "product_mean": product, "ratio": ratio, "clients": clients}
@@ -230,36 +192,28 @@ def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str]
 
 def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Make one more round from the model of `made` and evaluate the resulting models on the global test set."""
-    atom_layers(made)
-    if made.data.global_test is None:
+    factors(made, made.model.w[None])  # is an error of a model without atoms
+    test, s, trainer = made.data.global_test, made.settings, build.make_trainer(made, lambda: False)
+    if test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
-    s, trainer = made.settings, build.make_trainer(made, lambda: False)
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
     members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
-    say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
+    say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 1} models are evaluated")
     local = local_models(fed, trainer, members, t)
     w, b = linear.combine(local.w, local.p), linear.combine(local.b, local.p)
 
-    def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
-        trainer.model.load(at, b)
-        assert made.data.global_test is not None
-        return evaluate(trainer, made.data.global_test, s.evaluate.batch_size, predict).figures
+    def judge(model: Tensor) -> Figures:
+        trainer.model.load(model, b)
+        return evaluate(trainer, test, s.evaluate.batch_size).figures
 
     models = [
         {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}
         for i, alpha in zip(members, local.w, strict=True)
         for j, D in zip(members, local.w, strict=True)
     ]
-    return {
-        "round": t,
-        "clients": members,
-        "weights": local.p,
-        "headline": made.task.names[0],
-        "models": models,
-        "aggregate": judge(w),
-        "kernel_mean": judge(w, kernel_averaged(made, local, w, b)),
-    }
+    facts = {"round": t, "clients": members, "weights": local.p, "headline": made.task.names[0]}
+    return {**facts, "models": models, "aggregate": judge(w)}
 
 
 def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
@@ -271,15 +225,8 @@ def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
     return out
 
 
-def kernel_averaged(made: Experiment, local: LocalModels, w: Tensor, b: Tensor) -> Callable[[Tensor], Tensor]:
-    """x -> outputs of the model w, b with the clients' kernels averaged: FedAvg on kernels."""
-    made.model.load(w, b)
-    p = local.p.to(w.device)
-    return dense(made.model.module, {each.path: kernel_mean(p, *each.factors(local.w)) for each in atom_layers(made)})
-
-
 def virtual_lines(facts: dict[str, Any]) -> list[str]:
-    """Lines of text: the matrix of the headline metric, and the means and aggregates to compare it with."""
+    """Lines of text: the matrix of the headline metric, and the means and the aggregate to compare it with."""
     name, clients = facts["headline"], facts["clients"]
 
     def shown(name: str, value: float) -> str:
@@ -291,7 +238,6 @@ def virtual_lines(facts: dict[str, Any]) -> list[str]:
         "clients (diagonal), mean of {}": [row for row in facts["models"] if row["alpha"] == row["atoms"]],
         "virtual clients, mean of {}": [row for row in facts["models"] if row["alpha"] != row["atoms"]],
         "alpha_bar x D_bar": [facts["aggregate"]],
-        "kernels averaged": [facts["kernel_mean"]],
     }
     rows = [
         [label.format(len(group)), *(shown(key, sum(row[key] for row in group) / len(group)) for key in (name, "loss"))]

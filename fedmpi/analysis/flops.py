@@ -31,7 +31,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import MethodSettings, Settings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.context import ClientContext, Watch
 from fedmpi.runtime import build
 
 KINDS = ("forward", "backward", "frozen")
@@ -50,17 +50,6 @@ class Counter(TorchDispatchMode):
             kind = "backward" if self._pass.is_bw else "forward" if torch.is_grad_enabled() else "frozen"
             self.count[KINDS.index(kind)] += formula(*args, **(kwargs or {}), out_val=out)
         return out
-
-
-class StepCounts:
-    """The operations counted up to each step of one client: (samples of the batch, count after its gradient)."""
-
-    def __init__(self, counter: Counter) -> None:
-        self.counter, self.began = counter, counter.count.clone()
-        self.steps: list[tuple[int, Tensor]] = []
-
-    def __call__(self, x: Any, y: Tensor) -> None:
-        self.steps.append((len(y), self.counter.count.clone()))
 
 
 def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
@@ -87,30 +76,29 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
     """One client's first round. Raises UserError where it makes fewer than two steps."""
     made = build.experiment(settings, data, device)
     fed = build.federation(made, Solo(device), lambda: False)
-    counter, counted = Counter(), list[StepCounts]()
+    counter, steps, start = Counter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
-    def watch(_: ClientContext) -> StepCounts:
-        counted.append(StepCounts(counter))
-        return counted[-1]
+    def watch(_: ClientContext) -> Watch:
+        start.copy_(counter.count)
+        return lambda x, y: steps.append((len(y), counter.count.clone()))  # samples, and the count after their gradient
 
     trainer = build.make_trainer(made, lambda: False)
     trainer.mlp_backward = None  # its passes back are not autograd's; the operations are the same
     local_models(fed, trainer, [client], 0)  # frozen models are made, which runs them once
     with counter:
         local_models(fed, trainer, [client], 0, watch)
-    [watched], name = counted, settings.method.name
-    if len(watched.steps) < 2:
+    name = settings.method.name
+    if len(steps) < 2:
         raise UserError(
-            f"method {name}: client {client} makes {len(watched.steps)} step(s) of the model that travels, and a first "
+            f"method {name}: client {client} makes {len(steps)} step(s) of the model that travels, and a first "
             "one tells little; set train.epochs or train.steps higher, or train.batch_size lower"
         )
-    (_, first), (_, last) = watched.steps[0], watched.steps[-1]
-    a_step = (last - first).double() / sum(n for n, _ in watched.steps[1:])
-    per_round = (counter.count - watched.began).double().sum() / max(int(data.train_sizes[client]), 1)
+    a_step = (steps[-1][1] - steps[0][1]).double() / sum(n for n, _ in steps[1:])
+    per_round = (counter.count - start).double().sum() / max(int(data.train_sizes[client]), 1)
     return {
         "method": name,
         "options": settings.method.options,
-        "steps": len(watched.steps),
+        "steps": len(steps),
         **dict(zip(KINDS, a_step.tolist(), strict=True)),
         "step": a_step.sum().item(),
         "round": per_round.item(),

@@ -65,9 +65,9 @@ def communication(
     """Compare runs: a metric against the parameters that their clients have sent and received by then."""
     fix_threads(1)
     require_single_process()
-    from fedmpi.analysis import communication
+    from fedmpi.reports import run_facts
 
-    communication.analyse(runs, metric, to, typer.echo)
+    run_facts.communication(runs, metric, to, typer.echo)
 
 
 @analyse.command(short_help="What a local step costs beside FedAvg's.")

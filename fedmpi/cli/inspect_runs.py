@@ -24,7 +24,6 @@ from fedmpi.cli.shared import (
 from fedmpi.cli.sweeps import train_child
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import compare as comparing
-from fedmpi.runtime.reading import files
 
 
 @app.command(short_help="Show how far a run or a sweep is.")
@@ -34,8 +33,8 @@ def status(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a run is, by its files alone: round, time left, ranks, the slowest client, figures, bytes, faults,
-    checkpoint; of a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
+    """Show how far a run is, by its files alone: round, time left, ranks, figures, bytes, faults, checkpoint; of
+    a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
     and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
     from fedmpi.sweeps.status import look
 
@@ -46,14 +45,13 @@ def status(
 
 @app.command(short_help="Show how two runs differ.")
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run's directory, or that of a sweep.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same kind.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run's directory.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
     """Show which settings, data, code, versions and machines of two runs differ, and from which round on their results
-    do; of two sweeps run by run. Exit code: 0 the same results, 1 they differ, or one has more rounds."""
-    is_sweep = all(not files.is_run(files.folder(each)) and files.runs_in(each) for each in (a, b))
-    facts = comparing.compare_sweeps(a, b) if is_sweep else comparing.compare(a, b)
+    do. Exit code: 0 the same results, 1 they differ, or one has more rounds."""
+    facts = comparing.compare(a, b)
     typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(comparing.lines(facts)))
     raise typer.Exit(0 if facts["same"] else 1)
 

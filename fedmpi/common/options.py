@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import MARK, looks_secret
-from fedmpi.common.text import allowed, show, suggest_key
+from fedmpi.common.text import suggest_key
+from fedmpi.common.type_descriptions import not_allowed
 
 _BOUNDS = ("ge", "gt", "le", "lt")
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
@@ -89,10 +90,10 @@ def check(
                 # Through JSON: a list may become a tuple and text a path, but "1" is no number.
                 adapter: TypeAdapter[Any] = TypeAdapter(declared[key], config=_STRICT)
                 checked[key] = adapter.validate_json(json.dumps(value))
-            except ValidationError as error:
-                shown = MARK if looks_secret(key, value) else show(value)
+            except ValidationError:
+                shown = MARK if looks_secret(key, value) else value
                 default = ", or left out for its default" if value is None and key not in required else ""
-                complain(key, f"{shown} is not allowed; must be {allowed(error.errors())}{default}")
+                complain(key, not_allowed(shown, declared[key]) + default)
         elif open_ended:
             checked[key] = value
         elif key in moved:

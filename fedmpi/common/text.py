@@ -11,7 +11,6 @@ LARGEST = 2**53  # of whole numbers: beyond it a float, and JSON's reader elsewh
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_DIGITS = re.compile("([0-9]+)")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -48,45 +47,8 @@ def _natural_key(name: str) -> tuple[Any, ...]:
     number = float(name) if _NUMBER.fullmatch(name.strip()) else math.nan
     if math.isfinite(number):
         return (0, number, name)
-    parts = _DIGITS.split(name)  # words and runs of digits take turns; a run is compared by its length, then as text
-    runs = [part.lstrip("0") for part in parts[1::2]]
-    parts[1::2] = [(len(run), run) for run in runs]
-    return (1, parts, name)
-
-
-_WORDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "path_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping (`key: value` lines)",
-    "model_type": "a mapping (`key: value` lines)",
-    "none_required": "null",
-    "greater_than": "> {gt}",
-    "greater_than_equal": ">= {ge}",
-    "less_than": "< {lt}",
-    "less_than_equal": "<= {le}",
-    "literal_error": "{expected}",
-    "too_short": "a list of at least {min_length}",
-    "string_too_short": "text that is not empty",
-}
-
-
-def allowed(errors: Sequence[Any]) -> str:
-    """Describe what is allowed, from pydantic's errors about one value: `a whole number or 'full'`."""
-    words = []
-    for error in errors:
-        template = _WORDS.get(error["type"], error["msg"].replace("{", "{{").replace("}", "}}"))
-        word = template.format(**error.get("ctx", {}))
-        if error["type"] == "string_type" and not isinstance(error["input"], (list, dict, type(None))):
-            word += " (in quotes, for YAML reads yes, no, on, off as true, false, and digits as a number)"
-        words.append(word)
-    return " or ".join(dict.fromkeys(words))
+    runs = re.split("([0-9]+)", name)  # words and runs of digits take turns; a run is compared by length, then as text
+    return (1, [(len(run.lstrip("0")) if run.isdigit() else 0, run) for run in runs], name)
 
 
 _FRACTION = re.compile(r"(^|_)(auroc|auprc|auc|c_?index|concordance|r2|f1|dice|iou|kappa|mcc|ece)(_|$)", re.IGNORECASE)

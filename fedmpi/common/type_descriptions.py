@@ -2,14 +2,29 @@
 
 import inspect
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
+
+from fedmpi.common.text import show
+
 _PLAIN = {int: "whole number", float: "number", bool: "true, false", str: "text", Path: "path", NoneType: "null"}
 _PLAIN |= {Any: "any", dict: "mapping", list: "list", tuple: "list"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
+    """Return the message on a value that is not of a type.
+
+    >>> not_allowed("x", int | None), not_allowed(float("inf"), float)
+    ("'x' is not allowed; must be: whole number; null", 'inf is not allowed; must be: number, finite')
+    """
+    finite = ", finite" if isinstance(value, float) and not math.isfinite(value) else ""
+    return f"{show(value)} is not allowed; must be: {describe_type(hint, metadata)}{finite}"
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
@@ -36,14 +51,15 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
         description = (
             f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
         )
+    elif inspect.isclass(hint) and issubclass(hint, BaseModel):
+        description = "mapping (`key: value` lines)"
     else:
         description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
     bounds = []
     # A pydantic Field holds what it is made of (Ge(0), MinLen(1)) as its own metadata.
     for part in (part for each in metadata for part in getattr(each, "metadata", [each])):
-        bounds += [
-            f"{sign} {getattr(part, key):,}" for key, sign in _SIGNS.items() if getattr(part, key, None) is not None
-        ]
+        limits = {sign: getattr(part, key, None) for key, sign in _SIGNS.items()}
+        bounds += [f"{sign} {limit:,}" for sign, limit in limits.items() if limit is not None]
         lengths = {"at least": getattr(part, "min_length", None), "at most": getattr(part, "max_length", None)}
         bounds += [f"({word} {length} long)" for word, length in lengths.items() if length is not None]
     if description == "text":  # nearly every text is not to be empty

@@ -45,13 +45,7 @@ def each_once(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _at_home(path: Path) -> Path:
-    _plain(str(path))
-    try:
-        return path.expanduser()
-    except RuntimeError as error:  # ~nobody/data
-        raise ValueError(
-            f"{str(path)!r} is not allowed; there is no such user's home directory; write it out"
-        ) from error
+    return Path(os.path.expanduser(_plain(str(path))))
 
 
 def _directory_name(name: str) -> str:
@@ -65,9 +59,7 @@ def _directory_name(name: str) -> str:
 def _named(item: Any) -> Any:
     name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
     if not name:
-        raise ValueError(
-            f"{show(item)} is not allowed; a name, or one with its options, is needed: {{crop: {{padding: 4}}}}"
-        )
+        raise ValueError(f"{show(item)} is not allowed; a name, or {{name: its options}}, is needed")
     _plain(name)
     return item
 

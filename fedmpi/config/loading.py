@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
-from fedmpi.common.text import allowed, control_character, shorten, show, suggest_key
-from fedmpi.common.type_descriptions import describe_value
+from fedmpi.common.text import control_character, shorten, show, suggest_key
+from fedmpi.common.type_descriptions import describe_value, not_allowed
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.yaml_source import Document, read, read_value
@@ -176,8 +177,8 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
         if isinstance(value, dict) and isinstance(below, str):
             # `server.rule: krum` is {name: krum}, to which `server.rule.select=2` adds; `comm.wire: int8` is {up: int8}
             kind = section((*path, key))
-            if kind is not None and issubclass(kind, OpenSection | ShortSection):
-                below = {kind.selector if issubclass(kind, OpenSection) else kind.short: below}
+            if kind is not None and issubclass(kind, ShortSection):
+                below = {kind.short: below}
         both = isinstance(below, dict) and isinstance(value, dict)
         merged[key] = _merge_trees(below, value, (*path, key)) if both else value
     return merged
@@ -261,13 +262,22 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any], root: type[Base
     value: Any = data
     for part in key:
         value = value[part]
-    dotted, meant = ".".join(map(str, key)), ""
+    dotted, meant, declared = ".".join(map(str, key)), "", _declared(first["loc"], root)
+    text = not_allowed(value, declared.annotation, declared.metadata)
     name = next((name for name in ("name", "source", "scheme") if name in _keys(root, *key)), None)  # method=fedprox
     if name and isinstance(value, str):
         meant = f"; did you mean {dotted}.{name}={value}?"
-    elif isinstance(value, list) and first["type"] in ("int_type", "float_type", "string_type"):
+    elif isinstance(value, list) and "list" not in text:
         meant = f"; for a run with each of them write over: {{{dotted}: {show(value)}}}, for fedmpi sweep"
-    return f"{show(value)} is not allowed; must be {allowed(errors)}{meant}"
+    return text + meant
+
+
+def _declared(loc: Key, root: type[BaseModel]) -> FieldInfo:
+    """Return the field at the place of an error, to which pydantic adds the alternatives that it tried."""
+    depth = next(d for d in range(len(loc), 0, -1) if loc[d - 1] in _keys(root, *loc[: d - 1]))
+    holder = section(loc[: depth - 1], root)
+    assert holder is not None
+    return holder.model_fields[str(loc[depth - 1])]
 
 
 def _advice(key: Key, root: type[BaseModel]) -> str:

@@ -203,16 +203,12 @@ class CohortSettings(EitherSection):
     weighting: Literal["samples", "uniform"] = "samples"
 
 
-class RuleSettings(OpenSection):
+class RuleSettings(ShortSection, OpenSection):
+    short = "name"
     # `fedmpi list rules`, or file.py:function; auto: the method's own. A bare text in place of the section is this name
     name: Name = "auto"
     # layout groups to which the rule applies, the others take the mean; null: all groups
     groups: Annotated[list[Name], Field(min_length=1)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> RuleSettings:

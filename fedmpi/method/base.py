@@ -37,7 +37,6 @@ VALIDATION = "validation rows"
 class Method:
     """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
 
-    paper: ClassVar[str] = ""  # where the method was published; nothing reads it
     # Kept with the client, wherever it trains; `train` and `upload` return it, client.state has it.
     client_state: ClassVar[Slots] = Slots()
     server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, server.state has it
@@ -255,7 +254,7 @@ def borrows(option: str, step: bool = False) -> Callable[[type], type]:
         return declared(lambda method: get(getattr(method, option) or Method()))
 
     def decorate(cls: type) -> type:
-        own = {"paper", "neutral", *vars(cls)} | ({"means"} if "aggregate" in vars(cls) else set())
+        own = {"neutral", *vars(cls)} | ({"means"} if "aggregate" in vars(cls) else set())
         for name in (*HOOKS, *DECLARATIONS):
             if name not in own and (step or name not in STEP):
                 setattr(cls, name, borrowed(name))

@@ -209,11 +209,10 @@ class Client(Protocol):
         decomposition), and those that a model's own parameter_groups() names.
         """
 
-    def batches(self, part: Part = "train", generator: torch.Generator | None = None) -> Iterator[Batch]:
-        """x, y of the client's own rows, batch after batch, for hooks that look at the data outside of steps.
+    def batches(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        """x, y of the client's training rows, without augmentation, for hooks that look at the data outside of steps.
 
         Args:
-            part: the training rows, without augmentation, or the validation rows that data.validation has held out.
             generator: draws the order (see `generator`); None: the rows' own order.
 
         Yields:

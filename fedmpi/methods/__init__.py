@@ -42,7 +42,7 @@ registry: dict[str, str] = {
     "moon": "fedmpi.methods.moon:MOON",
     "perfedavg": "fedmpi.methods.perfedavg:PerFedAvg",
     "pfedme": "fedmpi.methods.pfedme:PFedMe",
-    "pfedpara": "fedmpi.methods.pfedpara:PFedPara",
+    "pfedpara": "fedmpi.methods.fedpara:PFedPara",
     "scaffold": "fedmpi.methods.scaffold:Scaffold",
 }
 

@@ -25,7 +25,6 @@ class APFL(Method):
     alpha: float = option(0.5, "share of the client's own model, at the start", ge=0, le=1)
     adapt: str = option("round", "how often (4) is made", choices=("round", "step", "never"))
 
-    paper = "Deng et al., 2020"
     client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS, alpha=Slot(start="alpha"))
     sends = Slots(dw=SHARED, alpha=SCALAR)
     means = {"dw": ("p",)}

@@ -33,7 +33,6 @@ class CCVR(Method):
     momentum: float = option(0.9, "momentum of (3)", ge=0, lt=1)
     batch_size: int = option(64, "features a step", ge=1)
 
-    paper = "Luo et al., NeurIPS 2021"
     sends = Slots(dw=SHARED, counts=PER_CLASS, means=PROTOTYPES, covariances=Slot(("c", "z", "z")))
     means = {"dw": ("p",)}
     needs = frozenset({FEATURES, CLASSES, PLAIN_SERVER, LABEL_COUNTS})

@@ -17,7 +17,6 @@ from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Quadratic, S
 class Ditto(Method):
     lam: float = option(0.75, "pull of the personal model towards the global one", ge=0)
 
-    paper = "Li et al., ICML 2021"
     client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS)
     neutral = {}  # its global model is FedAvg's for every lam
 

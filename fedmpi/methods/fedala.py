@@ -34,7 +34,6 @@ class FedALA(Method):
     layers: str = option("head", "where W is learned", choices=("head", "all"))
     threshold: float = option(0.1, "deviation of the loss at which the first learning of W ends", ge=0)
 
-    paper = "Zhang et al., AAAI 2023"
     needs = frozenset({LAST_LAYER})
     neutral = {"rate": 0.0}
 

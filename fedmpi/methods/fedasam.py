@@ -21,7 +21,6 @@ class FedASAM(Method):
     eta: float = option(0.2, "added to |w| in (2)", ge=0)
     scaled: str = option("weights", "tensors whose perturbation scales with |w|", choices=("weights", "all"))
 
-    paper = "Caldarola et al., ECCV 2022"
     needs = frozenset({SGD_STEPS})
     neutral = {"rho": 0.0}
 

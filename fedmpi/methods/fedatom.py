@@ -41,7 +41,6 @@ class FedAtom(Method):
     alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
     client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
 
-    paper = "Chen, Qiu, 2025"
     MOVED = {
         "personal": "personal atoms are method fedatom_personal, this is the method without them",
         "pers_head": "is an option of method fedatom_personal",
@@ -109,8 +108,6 @@ class FedAtomPersonal(Method):
     alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
     pers_head: str = option("global", "theta_h of the personal model (4)", choices=("global", "local"))
     client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
-
-    paper = "Chen, Qiu, 2025"
 
     def __post_init__(self) -> None:
         inner = self.fedatom.inner

@@ -11,5 +11,4 @@ from fedmpi.method import Method
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    paper = "McMahan et al., AISTATS 2017"
     neutral = {}

@@ -17,7 +17,6 @@ TUNED = {"full": (EVERYTHING,), "head": (HEAD,), "body": (BODY, NORM)}
 class FedBABU(Method):
     tuned: str = option("full", "what ft(e) changes", choices=tuple(TUNED))
 
-    paper = "Oh et al., ICLR 2022"
     trains = (BODY, NORM)
     needs = frozenset({LAST_LAYER})
 

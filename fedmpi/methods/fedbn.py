@@ -6,7 +6,6 @@ round; the rest is FedAvg's. Which layers these are is told by their type. The a
 instead (bn_match: name), which misses the normalisation in the shortcuts of torchvision's ResNets.
 """
 
-import warnings
 from dataclasses import dataclass
 
 from torch import nn
@@ -24,8 +23,6 @@ class FedBN(Method):
         choices=("type", "any", "name"),
     )
 
-    paper = "Li et al., ICLR 2021"
-
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(NORM,))  # (1)
 
@@ -39,11 +36,5 @@ class FedBN(Method):
                 stays = "bn" in name if self.bn_match == "name" else isinstance(layer, local)
                 if stays or isinstance(layer, NORM_LAYERS):
                     groups[name] = NORM if stays else BODY
-        if NORM not in groups.values():
-            others = any(isinstance(layer, NORM_LAYERS) for layer in module.modules())
-            more = "; bn_match: any keeps its other normalisation layers" if others else ""
-            what = {"type": "batch normalisation", "any": "normalisation layer", "name": "bn in a name"}[self.bn_match]
-            message = f"method fedbn: the model has no {what}, so that nothing stays with the clients"
-            warnings.warn(f"{message}: the results are those of FedAvg{more}", stacklevel=2)
         module.parameter_groups = lambda: groups  # type: ignore[assignment]
         return module

@@ -19,7 +19,6 @@ from fedmpi.method import FLAT, SCALAR, SGD_STEPS, SHARED, Client, Method, Row, 
 class FedCM(Method):
     alpha: float = option(0.1, "share of the batch's gradient in (1); 1: FedAvg", gt=0, le=1)
 
-    paper = "Xu et al., 2021"
     needs = frozenset({SGD_STEPS})
     server_state = Slots(delta=FLAT)
     receives = ("delta",)

@@ -20,7 +20,6 @@ class FedDecorr(Method):
     beta: float = option(0.1, "weight of the correlations; 0: FedAvg", ge=0)
     scale: str = option("code", "scale of the term: (3) or (2)", choices=("code", "paper"))
 
-    paper = "Shi et al., ICLR 2023"
     needs = frozenset({FEATURES})
     neutral = {"beta": 0.0}
 

@@ -22,7 +22,6 @@ class FedDisco(Method):
     metric: str = option("kl", "d_k: Kullback-Leibler divergence (1), or Euclidean distance", choices=("kl", "l2"))
     normalise: bool = option(True, "divide discrepancies by their sum over the cohort")
 
-    paper = "Ye et al., ICML 2023"
     needs = frozenset({CLASSES, LABEL_COUNTS})
     neutral = {"a": 0.0, "b": 0.0}
 

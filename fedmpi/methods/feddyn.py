@@ -23,7 +23,6 @@ class FedDyn(Method):
     alpha: float = option(0.1, "weight of the quadratic term", gt=0)
     report: str = option("w", "the global model: w of (4), or the mean of the clients'", choices=("w", "avg"))
 
-    paper = "Acar et al., ICLR 2021"
     client_state = Slots(g_k=FLAT)
     server_state = Slots(h=FLAT)
     means = {"dw": ("p", "uniform")}

@@ -21,8 +21,6 @@ class FedExP(Method):
     eps: float = option(1e-3, "eps of (1), in squared units of the weights", gt=0)
     report: str = option("last", "the global model: the last w, or the mean of two", choices=("last", "average"))
 
-    paper = "Jhunjhunwala et al., ICLR 2023"
-
     @declared
     def needs(self) -> frozenset[str]:
         return frozenset({PLAIN_SERVER}) if self.report == "average" else frozenset()

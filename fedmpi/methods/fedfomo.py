@@ -29,7 +29,6 @@ class FedFomo(Method):
     explore: float = option(0.3, "chance of a random model in place of one with large P, in round 0", ge=0, le=1)
     decay: float = option(0.05, "by which that chance falls each round", ge=0)
 
-    paper = "Zhang et al., ICLR 2021"
     client_state = Slots(base=INITIAL)
     server_state = Slots(last=INITIAL.times("N"), P=Slot(("N", "N")))
     per_client_download = Slots(thetas=FLAT.times("models"), who=Slot(("models",)))

@@ -24,8 +24,6 @@ KEPT = 0.99  # of the history, a round
 class FedGH(Method):
     variant: str = option("pairwise", "how conflicts are found", choices=("pairwise", "hierarchical"))
 
-    paper = "Zhang et al., 2023"
-
     @declared
     def server_state(self) -> Slots:
         return Slots(history=SHARED) if self.variant == "hierarchical" else Slots()

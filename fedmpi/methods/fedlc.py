@@ -23,7 +23,6 @@ ABSENT = 1e-8  # samples of a class that the client does not have
 class FedLC(Method):
     tau: float = option(1.0, "width of the margins; 0: FedAvg", ge=0)
 
-    paper = "Zhang et al., ICML 2022"
     needs = frozenset({CLASSES, ONE_CLASS})
     neutral = {"tau": 0.0}
 

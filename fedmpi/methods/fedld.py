@@ -46,7 +46,6 @@ class FedLD(Method):
     keep: float = option(0.8, "kept share of the m principal directions", gt=0, le=1)
     variant: str = option("text", "reading of (5): its text, as printed, or the authors' code", choices=READINGS)
 
-    paper = "Zeng et al., MICCAI 2024"
     neutral = {"margin": 0.0, "principal": False}
     MOVED = dict.fromkeys(
         ("correction", "share", "scope", "margin_on", "margin_norm", "plain_first_round", "published"), NOW

@@ -19,7 +19,6 @@ from fedmpi.method.slots import FLAT, SCALAR, SHARED, Slots
 class FedNova(Method):
     ccvr: bool = option(False, "correct local gradients by the difference of the cohort's direction and one's own")
 
-    paper = "Wang et al., NeurIPS 2020"
     sends = Slots(dw=SHARED, a=SCALAR)
     needs = frozenset({SGD_STEPS})
 

@@ -19,7 +19,6 @@ class FedNTD(Method):
     beta: float = option(1.0, "weight of the distillation", ge=0)
     tau: float = option(1.0, "temperature of teacher and student", gt=0)
 
-    paper = "Lee et al., NeurIPS 2022"
     needs = frozenset({CLASSES})
     neutral = {"beta": 0.0}
 

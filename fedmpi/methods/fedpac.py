@@ -26,7 +26,6 @@ class FedPAC(Method):
     head_epochs: int = option(1, "epochs of the head phase", ge=0)
     head_lr: float = option(0.1, "learning rate of the head phase, the same in every round", ge=0)
 
-    paper = "Xu et al., ICLR 2023"
     server_state = Slots(heads=Slot(("N", "h"), initial=True), protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")
     per_client_download = Slots(head=HEAD_FLAT)

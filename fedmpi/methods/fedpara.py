@@ -6,13 +6,17 @@ FedAvg on the factors: they are trained, sent and averaged, W is not.           
 At least `ratio` of a layer's weights are left, and as many as W needs to have full rank; r is rounded up, as in the
 authors' code. The paper's gamma is another number, r = (1 - gamma) r_min + gamma r_max. Layers that would not shrink
 stay dense, and so does the head.
+
+Method pfedpara has factors of each client's own:
+W_k = W_1 . (W_2,k + 1) = W_1 + W_1 . W_2,k          W_1 and what is dense are averaged, W_2,k stays       (3)
 """
 
 from dataclasses import dataclass
 
 from torch import nn
 
-from fedmpi.method import Method, option
+from fedmpi.flat.layout import BODY, HEAD, NORM
+from fedmpi.method import Method, Travel, option
 from fedmpi.models.fedpara import factorise
 
 
@@ -21,7 +25,17 @@ class FedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
     init: str = option("factors", "what starts with variance 2 / fan_in", choices=("factors", "product"))
 
-    paper = "Hyeon-Woo et al., ICLR 2022"  # (2): all parameters are shared
-
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         return factorise(module, self.ratio, personal=False, init=self.init)  # (1)
+
+
+@dataclass(frozen=True)
+class PFedPara(Method):
+    ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
+    init: str = option("product", "what starts with variance 2 / fan_in", choices=("factors", "product"))
+
+    def travels(self, t: int, rounds: int) -> Travel:
+        return Travel(groups=(BODY, NORM, HEAD))
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        return factorise(module, self.ratio, personal=True, init=self.init)  # (3)

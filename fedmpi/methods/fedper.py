@@ -14,7 +14,6 @@ from fedmpi.method import LAST_LAYER, Method, Travel
 
 @dataclass(frozen=True)
 class FedPer(Method):
-    paper = "Arivazhagan et al., 2019"
     needs = frozenset({LAST_LAYER})
 
     def travels(self, t: int, rounds: int) -> Travel:

@@ -21,7 +21,6 @@ class FedProto(Method):
     lam: float = option(1.0, "weight of the prototype term", ge=0)
     share_weights: bool = option(False, "average the models too")
 
-    paper = "Tan et al., AAAI 2022"
     server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")
     sends = Slots(dw=SHARED, protos=PROTOTYPES, present=PER_CLASS)

@@ -13,7 +13,6 @@ from fedmpi.method import Client, Method, Quadratic, option
 class FedProx(Method):
     mu: float = option(0.01, "weight of the proximal term", ge=0)
 
-    paper = "Li et al., MLSys 2020"
     neutral = {"mu": 0.0}
 
     def regularizer(self, client: Client) -> Quadratic | None:

@@ -17,7 +17,6 @@ class FedRep(Method):
     head_epochs: int = option(10, "epochs of the head phase", ge=0)
     body_epochs: int = option(1, "epochs of the body phase", ge=0)
 
-    paper = "Collins et al., ICML 2021"
     needs = frozenset({LAST_LAYER})
     own_length = True
 

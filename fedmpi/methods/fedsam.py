@@ -17,7 +17,6 @@ from fedmpi.methods._terms import perturbation
 class FedSAM(Method):
     rho: float = option(0.1, "length of the perturbation; 0: FedAvg", ge=0)
 
-    paper = "Qu et al., ICML 2022"
     needs = frozenset({SGD_STEPS})
     neutral = {"rho": 0.0}
 

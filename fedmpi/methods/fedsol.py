@@ -40,7 +40,6 @@ class FedSOL(Method):
     )
     prox: Method | None = field(default=None, metadata={"doc": "method to perturb along, null: (5)", "method": True})
 
-    paper = "Lee et al., CVPR 2024"
     neutral = {"rho": 0.0}
     MOVED = {"objective": IN_TABLE_10, "beta": IN_TABLE_10}
 

@@ -23,7 +23,6 @@ class FedSR(Method):
     cmi: float = option(0.001, "weight of the divergence from the class's reference", ge=0)
     probabilistic: bool = option(True, "Gaussian features; false: those of the model")
 
-    paper = "Nguyen et al., NeurIPS 2022"
     neutral = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
 
     def __post_init__(self) -> None:

@@ -24,7 +24,6 @@ class FedUV(Method):
     detach_sigma: bool = option(False, "take sigma of (2) as a constant")
     hinge: str = option("linear", "h of (3)", choices=("linear", "none", "squared"))
 
-    paper = "Son et al., CVPR 2024"
     needs = frozenset({FEATURES, CLASSES})
     neutral = {"mu": 0.0, "lam": 0.0}
 

@@ -14,7 +14,6 @@ from fedmpi.method import LAST_LAYER, Method, Travel
 
 @dataclass(frozen=True)
 class Freeze(Method):
-    paper = "Son et al., CVPR 2024"
     trains = (BODY, NORM)
     needs = frozenset({LAST_LAYER})
 

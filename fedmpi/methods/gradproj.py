@@ -21,8 +21,6 @@ class GradProj(Method):
     tau: float = option(3.0, "temperature of teacher and student", gt=0)
     distance: str = option("kl", "of what g_p is the gradient: of outputs, or of weights", choices=("kl", "l2"))
 
-    paper = "Lee et al., CVPR 2024"
-
     @declared
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.distance == "kl" else ())

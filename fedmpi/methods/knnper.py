@@ -29,7 +29,6 @@ class KNNPer(Method):
     similarity: str = option("code", "s_j: exp of minus squared distances, or of distances", choices=("code", "paper"))
     mix: str = option("softmax", "what the neighbours are mixed with", choices=("softmax", "logits"))
 
-    paper = "Marfoq et al., ICML 2022"
     needs = frozenset({FEATURES, CLASSES})
     neutral = {"lam": 0.0}
 

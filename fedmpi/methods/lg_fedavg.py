@@ -22,7 +22,6 @@ GLOBAL = "global"  # layout group of the shared layers below the head
 class LGFedAvg(Method):
     n_shared: int = option(1, "number of linear layers that are shared, the last ones", ge=1)
 
-    paper = "Liang et al., 2020"
     needs = frozenset({LAST_LAYER})
 
     def travels(self, t: int, rounds: int) -> Travel:

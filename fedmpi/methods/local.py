@@ -12,7 +12,5 @@ from fedmpi.method import Method, Travel
 
 @dataclass(frozen=True)
 class Local(Method):
-    paper = "baseline of Chen et al., 2024 and Lee et al., CVPR 2024"
-
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(groups=())  # (1)

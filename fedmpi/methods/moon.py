@@ -21,7 +21,6 @@ class MOON(Method):
     mu: float = option(1.0, "weight of the contrastive term; 0: FedAvg", ge=0)
     tau: float = option(0.5, "temperature", gt=0)
 
-    paper = "Li et al., CVPR 2021"
     client_state = Slots(last=INITIAL, last_b=INITIAL_BUFFERS)
     needs = frozenset({FEATURES})
     neutral = {"mu": 0.0}

@@ -31,7 +31,6 @@ class PerFedAvg(Method):
     delta: float = option(0.001, "length of the difference in (3), per unit of gradient", gt=0)
     tuning: str = option("plain", "what ft(e) does", choices=("plain", "meta"))
 
-    paper = "Fallah et al., NeurIPS 2020"
     neutral = {"alpha": 0.0}
 
     @declared

@@ -27,7 +27,6 @@ class PFedMe(Method):
     start: str = option("theta", "where (2) starts: the theta of the step before, or w", choices=("theta", "w"))
     decay: float = option(0.0, "weight decay of (2)", ge=0)
 
-    paper = "Dinh et al., NeurIPS 2020"
     client_state = Slots(theta=INITIAL, theta_b=INITIAL_BUFFERS)
     scratch = Slots(theta=FLAT)
     needs = frozenset({PLAIN_SGD})  # (3) is one step of it

@@ -22,7 +22,6 @@ from fedmpi.method.slots import CHANGE, FLAT, SHARED, Slots
 class Scaffold(Method):
     mean_c: str = option("uniform", "mean over clients in (4); weighted: by p", choices=("uniform", "weighted"))
 
-    paper = "Karimireddy et al., ICML 2020"
     needs = frozenset({SGD_STEPS})
     client_state = Slots(c_i=FLAT)
     server_state = Slots(c=FLAT)

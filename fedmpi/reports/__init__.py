@@ -22,10 +22,10 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
         return None
     directory = Path(result["directory"])
     try:
-        from fedmpi.reports import groups, report
+        from fedmpi.reports import report, runs
         from fedmpi.runtime.record import durable
 
-        page = report.html(groups.read([settings.working_dir / directory]))
+        page = report.html(runs.read([settings.working_dir / directory]))
         to = directory / report.REPORT
         durable.write(settings.working_dir / to, page.encode())
         return to

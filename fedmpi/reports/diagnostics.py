@@ -7,12 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedmpi.analysis.charts import Grid, Lines, Series, stacked_bars
-from fedmpi.reports.groups import Runs, by_group, by_name
+from fedmpi.analysis.charts import Grid, stacked_bars
 from fedmpi.reports.page import Figure, Part, Text, Value
-from fedmpi.reports.run_data import Curve, Row, Run, curve, number, numbers, thinned
+from fedmpi.reports.runs import Curve, Row, Run, Runs, by_group, by_name, curve, number, numbers, thinned
 
-NAMED, DIRECTIONS, STEPS = 7, 5, 4  # clients, eigenvalues, and rounds of local steps with a line each
 SIDE = 60  # of a map, at most
 GLOBAL, LOCAL = "global model", "local models, mean"
 
@@ -32,7 +30,6 @@ class OverRounds(NamedTuple):
     from_zero: bool = False
 
 
-BELOW = "Below 0 a step raises the proximal loss; 0: orthogonal."
 UPDATES = (
     OverRounds("norms", "length of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
                from_zero=True),
@@ -83,21 +80,13 @@ LOCAL_STEPS = (
                "KL(global || local) at temperature 3, mean over the local models after their training."),
     OverRounds("cosine", "cosine of the step and the proximal gradient", "cosine",
                {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
-               f"Mean over local steps and clients. {BELOW}"),
+               "Mean over local steps and clients. Below 0 a step raises the proximal loss; 0: orthogonal."),
 )  # fmt: skip
 
 
 def updates(runs: Runs) -> list[Part | None]:
     """Draw norms of updates, and their cosines with each other and with the server's direction."""
-    rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
-    for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
-        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
-        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
-        norms, length = numbers(row.get("norms")), number(row.get("direction"))
-        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-        remaining_share = length / fmean(norms) if length is not None and any(norms) else None
-        rows[path].append({**row, "shares": shares, "kept": remaining_share})
-    parts = _over_rounds(runs, "updates", UPDATES, rows)
+    parts = _over_rounds(runs, "updates", UPDATES, {run.path: list(map(_with_shares, run.updates)) for run in runs.all})
     if runs.alone is not None:
         lengths, cosines = (_of_clients(runs.alone, runs.alone.updates, key) for key in ("norms", "to_direction"))
         note = "The norm of each client's change of the weights, as much of it as travels."
@@ -109,6 +98,14 @@ def updates(runs: Runs) -> list[Part | None]:
         more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
         parts.append(Text(f"{more}record.updates: gram for any rule."))
     return parts
+
+
+def _with_shares(row: Row) -> Row:
+    """Add two numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares."""
+    values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+    norms, length = numbers(row.get("norms")), number(row.get("direction"))
+    shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+    return {**row, "shares": shares, "kept": length / fmean(norms) if length is not None and any(norms) else None}
 
 
 def analysis(runs: Runs) -> list[Part | None]:
@@ -125,29 +122,14 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Return the charts of features, heads and outputs of models."""
+    """Draw numbers of features, heads and outputs of models."""
     return _over_rounds(runs, "features", FEATURES, _analysis(runs))
 
 
 def local_steps(runs: Runs) -> list[Part | None]:
     """Draw FedSOL's Figures 3 and 5b: how local steps change the proximal loss, and which layers they move."""
     parts = _over_rounds(runs, "steps", LOCAL_STEPS, _analysis(runs))
-    if runs.alone is None:
-        return parts
-    by_round = dict[int, list[float | None]]()
-    for row in runs.alone.analysis:
-        of = row.get("orthogonality")
-        values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
-        if any(v is not None for v in values):
-            by_round[row["round"]] = values
-    shown = thinned(list(by_round)[::-1], STEPS)[::-1]
-    series = [Series(f"round {t}", range(1, len(by_round[t]) + 1), by_round[t]) for t in shown]
-    data: list[list[Value]] = [[t, i, v] for t in shown for i, v in enumerate(by_round[t], 1)]
-    note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
-    title = "cosine of the step and the proximal gradient, step by step"
-    chart = Lines(series, "local step", "cosine")
-    steps = Figure("steps-first", title, chart, ("round", "local step", "cosine"), data, note) if series else None
-    return [*parts, steps, _layers(runs.alone)]
+    return parts if runs.alone is None else [*parts, _layers(runs.alone)]
 
 
 def _analysis(runs: Runs) -> dict[Path, list[Row]]:
@@ -183,7 +165,7 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
                 curves.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
+    return {run.client_name(k): curves[k] for k in sorted(curves)}
 
 
 def _client_map(

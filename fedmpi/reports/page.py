@@ -1,6 +1,6 @@
-"""The parts of a report page, and their rendering as one self-contained HTML file.
+"""The parts of a page, and how a template makes one self-contained HTML file of them.
 
-All text is plain text: the template escapes it, wherever it comes from.
+All text is plain text: the templates escape it, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = float | int | str | None  # of a cell; None and nan: empty
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its numbers. name: of its files, unique in the report; head, data: the CSV."""
+    """A chart with its numbers. name: of its files, unique in the page; head, data: the CSV."""
 
     name: str
     title: str
@@ -48,11 +48,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph. main: it is part of the main text, not a remark."""
+    """A remark."""
 
     text: str
     warning: bool = False
-    main: bool = False
 
 
 Part = Figure | Table | Text
@@ -60,33 +59,28 @@ Part = Figure | Table | Text
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page. name: its anchor, unique in the page."""
+    """A section of a report. name: its anchor, unique in the page."""
 
     name: str
     title: str
     parts: Sequence[Part]
 
 
-def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the whole page. lead: lines below the title."""
+def render(template: str, title: str, lead: Sequence[str], **values: Any) -> str:
+    """Return a page by a template of the folder templates: page, card or site. lead: lines below the title."""
     loader = PackageLoader("fedmpi.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell)
     environment.filters |= {"csv": as_csv, "base64": base64.b64encode, "columns": column_classes}
+    environment.globals |= {"draw": lambda each: Markup(charts.svg(each.chart, each.name, each.title))}
+    environment.globals["most_rows"] = MOST_ROWS
     script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        lead=lead,
-        sections=sections,
-        draw=lambda figure: Markup(charts.svg(figure.chart, figure.name, figure.title)),
-        most_rows=MOST_ROWS,
-        script=Markup(script),
-        style=Markup(style),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script may run there
-    )
+    values |= {"title": title, "lead": lead, "script": Markup(script), "style": Markup(style)}
+    values["digest"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
+    return environment.get_template(f"{template}.html.j2").render(values)
 
 
 def cell(value: Any) -> str:
-    """Format a value; the template passes all its output through this.
+    """Format a value; the templates pass all their output through this.
 
     >>> cell(1234567), cell(0.123456), cell(float("nan")), cell(None), cell(96.1002785)
     ('1,234,567', '0.1235', '-', '-', '96.1')

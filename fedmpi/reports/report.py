@@ -11,10 +11,9 @@ from pathlib import Path
 from fedmpi.analysis import charts
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
-from fedmpi.reports import diagnostics, groups, results, run_facts
-from fedmpi.reports.groups import Runs
+from fedmpi.reports import diagnostics, results, run_facts
 from fedmpi.reports.page import Figure, Part, Section, Text, as_csv, render
-from fedmpi.reports.run_data import base_name
+from fedmpi.reports.runs import Runs, base_name, read
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.run_dir import REPORT
 
@@ -71,7 +70,9 @@ def html(runs: Runs) -> str:
     config = runs.all[0].config
     shared = [base_name(config[k]) for k in ("data.source", "model.name") if k in config and k not in runs.differing]
     methods = ", ".join(dict.fromkeys(base_name(run.config.get("method.name", "?")) for run in runs.all))
-    return render(title, [f"{methods} on {', '.join(shared) or 'several data sets or models'}"], sections(runs))
+    lead = f"{methods} on {', '.join(shared) or 'several data sets or models'}"
+    parts = sections(runs)
+    return render("page", title, [lead], titles={each.name: each.title for each in parts}, sections=parts)
 
 
 def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
@@ -81,7 +82,7 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
         to: the file; None: report.html in the directory, of several here.
         figures: a directory for each figure as .svg, .png and .csv.
     """
-    runs = groups.read(paths)
+    runs = read(paths)
     to = to or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))
     if to.suffix not in (".html", ".htm") or to.is_dir():
         raise UserError(f"--to: {to}: a file whose name ends in .html is needed")

@@ -11,10 +11,9 @@ import numpy as np
 from fedmpi.analysis.charts import Bars, Grid, Lines, Series, stacked_bars
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import count, format_metric, metric_title
-from fedmpi.reports.groups import Group, Runs, by_group, by_name, mean_curve
 from fedmpi.reports.page import Figure, Part, Table, Text, Value, cell
-from fedmpi.reports.run_data import Curve, Run, base_name, curve, number, thinned
-from fedmpi.runtime.reading import digests
+from fedmpi.reports.runs import Group, Row, Run, Runs, base_name, by_group, by_name, curve, mean_curve, number, thinned
+from fedmpi.runtime.reading import compare
 from fedmpi.runtime.record.data_files import MANY
 
 BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
@@ -63,7 +62,7 @@ def _warnings(runs: Runs) -> list[str]:
         warnings.append(f"{who}: figures are of the rounds so far.")
     different = dict[str, None]()
     for group in runs.groups:
-        known = [digests.shared_digests(run.identity) for run in group.runs]
+        known = [compare.shared_digests(run.identity) for run in group.runs]
         different |= {name[1:-1]: None for each in known for name in each if len({k.get(name) for k in known}) > 1}
     if different:
         warnings.append(f"Runs differ in {', '.join(different)}, though the settings say the same.")
@@ -73,7 +72,9 @@ def _warnings(runs: Runs) -> list[str]:
 
 
 def _facts(run: Run, names: Sequence[str]) -> list[Part]:
-    wall = sum(number(row.get("wall_s")) or 0.0 for row in run.rows)
+    seconds, up, down = (
+        sum(number(row.get(key)) or 0.0 for row in run.rows) for key in ("wall_s", "received_bytes", "sent_bytes")
+    )
     facts = {
         **{key: base_name(run.config.get(f"{key}.name")) for key in ("method", "model")},
         "data": base_name(run.config.get("data.source")),
@@ -83,8 +84,9 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
         "ranks": len(run.environment.get("ranks") or ()) or None,
         "seed": run.seed,
         "ended": run.state,
-        "seconds in rounds": f"{wall:.1f}" if run.rounds else None,
-        "SHA-256 of the last model": next((row["sha256"] for row in reversed(run.rows) if row.get("sha256")), None),
+        "seconds in rounds": f"{seconds:.1f}" if run.rounds else None,
+        "megabytes of rank 0": f"{up / 1e6:,.4g} received, {down / 1e6:,.4g} sent" if up else None,
+        "SHA-256 of the last model": run.last_hash,
     }
     rows = list[list[Value]]()
     for name in names:
@@ -100,15 +102,10 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
 def learning(runs: Runs) -> list[Part | None]:
     """Draw every metric of training and evaluation: the curve of a run, or the mean of each group with a band."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
-    of_sites = [name for name in names if "@" in name]
-    names = [name for name in names if name not in of_sites]
-    parts = list[Part | None]()
-    for name in names:
-        curves = {run.path: curve(run.rows, name) for run in runs.all}
-        parts.append(by_group(runs, f"learning-{name}", name.replace("_", " "), metric_title(name), curves, name))
-    for what in dict.fromkeys(name.partition("@")[0] for name in of_sites) if runs.alone else ():
-        own = [name for name in of_sites if name.startswith(f"{what}@")]
-        sites = {name.partition("@")[2]: curve(runs.all[0].rows, name) for name in own}
+    parts = [_by_group(runs, "learning", name, metric_title(name)) for name in names if "@" not in name]
+    of_sites = [name.split("@", 1) for name in names if "@" in name and runs.alone]
+    for what in dict.fromkeys(name for name, _ in of_sites):
+        sites = {site: curve(runs.all[0].rows, f"{what}@{site}") for name, site in of_sites if name == what}
         title, note = f"{what.replace('_', ' ')} by site", "The global model on the test rows of each site."
         parts.append(by_name(f"learning-{what}-by-site", title, metric_title(what), sites, note=note))
     if parts and any(len(group.runs) > 1 for group in runs.groups):
@@ -119,11 +116,13 @@ def learning(runs: Runs) -> list[Part | None]:
 
 def own_metrics(runs: Runs) -> list[Part | None]:
     """Draw the metrics that methods report about their steps."""
-    parts = list[Part | None]()
-    for name in dict.fromkeys(name for run in runs.all for name in run.own_metrics):
-        curves = {run.path: curve(run.rows, name) for run in runs.all}
-        parts.append(by_group(runs, f"method-{name}", name.replace("_", " "), name, curves, name))
-    return parts
+    names = dict.fromkeys(name for run in runs.all for name in run.own_metrics)
+    return [_by_group(runs, "method", name, name) for name in names]
+
+
+def _by_group(runs: Runs, section: str, name: str, label: str) -> Figure | None:
+    curves = {run.path: curve(run.rows, name) for run in runs.all}
+    return by_group(runs, f"{section}-{name}", name.replace("_", " "), label, curves, name)
 
 
 def clients(runs: Runs) -> list[Part | None]:
@@ -139,33 +138,28 @@ def clients(runs: Runs) -> list[Part | None]:
 def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
     """Show one metric of clients: percentiles of one group, the worst client of several; each client of one run."""
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", metric_title(name)
-    by_round = {run.path: _client_metrics(run, protocol, name) for run in runs.all}
-    statistics = {
-        run.path: {t: over_clients([*at.values()], run.falls(name)) for t, at in by_round[run.path].items()}
+    values = {run.path: _client_metrics(run, protocol, name) for run in runs.all}
+    spread: dict[Path, list[Row]] = {
+        run.path: [{"round": t, **over_clients([*at.values()], run.falls(name))} for t, at in values[run.path].items()]
         for run in runs.all
-    }
-
-    curves: dict[str, dict[Path, Curve]] = {
-        part: {path: {t: each[part] or 0.0 for t, each in rounds.items()} for path, rounds in statistics.items()}
-        for part in SPREAD
     }
     parts = list[Part | None]()
     if len(runs.groups) == 1:
-        lines = {part: mean_curve(curves[part].values()) for part in SPREAD}
-        many = len(runs.all)
-        note = "Over all clients that were evaluated." + (f" Means over {many} runs." if many > 1 else "")
+        lines = {part: mean_curve(curve(rows, part) for rows in spread.values()) for part in SPREAD}
+        many = f" Means over {len(runs.all)} runs." if len(runs.all) > 1 else ""
+        note = f"Over all clients that were evaluated.{many}"
         parts.append(by_name(slug, f"{title} over clients", label, lines, note=note))
     else:
-        parts.append(by_group(runs, f"{slug}-worst", f"{title}: worst client", label, curves["worst"], "worst"))
-    if runs.alone is not None and (own := by_round[runs.alone.path]):
+        worst = {path: curve(rows, "worst") for path, rows in spread.items()}
+        parts.append(by_group(runs, f"{slug}-worst", f"{title}: worst client", label, worst, "worst"))
+    if runs.alone is not None and (own := values[runs.alone.path]):
         order = sorted(own[max(own)].items(), key=lambda pair: pair[1])
-        names, values = [client for client, _ in order], [value for _, value in order]
-        chart = _by_client(names, values, name, label, "clients, the lowest first")
+        chart = _by_client(dict(order), name, label, "clients, the lowest first")
         parts.append(Figure(f"{slug}-last", f"{title}, last round", chart, ("client", name), order))
     rows: list[list[Value]] = []
     for group in runs.groups:
-        last = [rounds[max(rounds)] for run in group.runs if (rounds := statistics[run.path])]
-        known = [[v for each in last if (v := each[part]) is not None] for part in (*SPREAD, *FAIRNESS)]
+        last = [max(each, key=lambda row: row["round"]) for run in group.runs if (each := spread[run.path])]
+        known = [[v for row in last if (v := row[part]) is not None] for part in (*SPREAD, *FAIRNESS)]
         if last:
             rows.append([group.name, *(fmean(values) if values else None for values in known)])
     head, title = ("settings", *SPREAD, *FAIRNESS), f"{title}: spread and fairness, last round"
@@ -177,17 +171,15 @@ def _client_metrics(run: Run, protocol: str, name: str) -> dict[int, dict[str, f
     by_round: dict[int, dict[str, float]] = {}
     for line in run.clients:
         if str(line.get("protocol")) == protocol and (value := number(line.get(name))) is not None:
-            by_round.setdefault(line["round"], {})[
-                run.client_names.get(line.get("client", -1), str(line.get("client")))
-            ] = value
+            by_round.setdefault(line["round"], {})[run.client_name(line.get("client"))] = value
     return by_round
 
 
-def _by_client(names: Sequence[str], values: Sequence[float], part: str, label: str, order: str) -> Bars | Lines:
+def _by_client(values: dict[str, float], part: str, label: str, order: str) -> Bars | Lines:
     """Return a bar for each client, or a line over the clients in their order, where there are many."""
-    if len(names) <= NAMED and min(values, default=0.0) >= 0:
-        return stacked_bars(names, {part: values}, label)
-    return Lines([Series(part, range(1, len(values) + 1), values)], order, label)
+    if len(values) <= NAMED and min(values.values(), default=0.0) >= 0:
+        return stacked_bars(list(values), {part: list(values.values())}, label)
+    return Lines([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
 
 
 def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | None]:
@@ -210,30 +202,25 @@ def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | No
 
 def classes(runs: Runs) -> list[Part | None]:
     """Draw the accuracy of each class of the global test set: by round, or after the last one of several groups."""
-    accuracies = dict[str, dict[int, list[float | None]]]()  # group -> round -> class
+    columns = dict[str, list[float | None]]()  # of a round or of a group -> accuracy by class
+    many = len(runs.groups) > 1
     for group in runs.groups:
         rows = [row for run in group.runs for row in run.rows if isinstance(row.get("class_accuracy"), list)]
-        width = max((len(row["class_accuracy"]) for row in rows), default=0)
-        curves = [mean_curve(curve([row], "class_accuracy", str(c)) for row in rows) for c in range(width)]
-        if rows:
-            rounds = sorted({row["round"] for row in rows})
-            accuracies[group.name] = {t: [each.get(t) for each in curves] for t in rounds}
-    if not accuracies:
+        names = range(max((len(row["class_accuracy"]) for row in rows), default=0))
+        curves = [mean_curve(curve([row], "class_accuracy", str(c)) for row in rows) for c in names]
+        rounds = sorted({row["round"] for row in rows})
+        for t in rounds[-1:] if many else rounds:
+            columns[group.name if many else str(t)] = [each.get(t) for each in curves]
+    if not columns:
         return []
     note = "Percent of the samples of a class in the global test set that are recognised as of it."
-    if len(accuracies) == 1:
-        (by_round,) = accuracies.values()
-        columns, title = {str(t): row for t, row in by_round.items()}, "accuracy by class and round"
-    else:
-        columns = {name: rounds[max(rounds)] for name, rounds in accuracies.items()}
-        title = "accuracy by class, last round"
-    what = "round" if len(accuracies) == 1 else "settings"
+    what, title = ("settings", "last round") if many else ("round", "by round")
     shown = thinned(list(columns), ROUNDS)
-    names = [str(c) for c in range(max(map(len, columns.values())))]
-    values = [[dict(enumerate(columns[each])).get(c) for each in shown] for c in range(len(names))]
-    chart = Grid(names, shown, values, "class", what, "%", written=len(shown) < 10)
+    names = range(max(map(len, columns.values())))
+    values = [[dict(enumerate(columns[each])).get(c) for each in shown] for c in names]
+    chart = Grid([str(c) for c in names], shown, values, "class", what, "%", written=len(shown) < 10)
     data: list[list[Value]] = [[each, c, v] for each, row in columns.items() for c, v in enumerate(row)]
-    return [Figure("classes", title, chart, (what, "class", "accuracy"), data, note)]
+    return [Figure("classes", f"accuracy by class, {title}", chart, (what, "class", "accuracy"), data, note)]
 
 
 def partition(runs: Runs) -> list[Part | None]:
@@ -244,7 +231,7 @@ def partition(runs: Runs) -> list[Part | None]:
     sizes, counts = run.by_client
     drawn = thinned(range(len(sizes)), CLIENTS)
     listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
-    names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
+    names, parts = [run.client_name(k) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
         parts.append(Text(f"Runs have other partitions, by seed or setting; that of {runs.labels[run.path]} is shown."))
     if counts is not None and any(map(any, counts)):
@@ -261,9 +248,9 @@ def partition(runs: Runs) -> list[Part | None]:
     else:
         why = "sites keep it to themselves, or targets are no classes"
         parts.append(Text(f"Which client holds how many samples of which class is not recorded: {why}."))
-    samples = [float(n) for n in sizes]
-    samples = samples if len(samples) <= NAMED else sorted(samples, reverse=True)
-    chart = _by_client(names, samples, "samples", "training samples", "clients, the largest first")
+    order = range(len(sizes)) if len(sizes) <= NAMED else sorted(range(len(sizes)), key=lambda k: -sizes[k])
+    samples = {f"{names[k]}": float(sizes[k]) for k in order}
+    chart = _by_client(samples, "samples", "training samples", "clients, the largest first")
     data = [[names[k], int(sizes[k])] for k in listed]
     return [*parts, Figure("samples", "training samples by client", chart, ("client", "samples"), data)]
 

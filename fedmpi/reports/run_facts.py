@@ -2,67 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
 
-from pydantic_core import PydanticUndefined
-
+from fedmpi.analysis import charts, report
 from fedmpi.analysis.charts import Lines, Series
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
 from fedmpi.common.redaction import redacted
-from fedmpi.common.text import metric_title
+from fedmpi.common.text import format_metric, metric_title, nearest
 from fedmpi.common.type_descriptions import describe_value
-from fedmpi.config.schema import Settings, section
-from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, mean_curve
+from fedmpi.config.field_types import flat
+from fedmpi.config.schema import Settings
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
-from fedmpi.reports.run_data import Curve, Run, curve
+from fedmpi.reports.runs import UNLIKE, Curve, Run, Runs, by_group, by_name, curve, mean_curve, read
 from fedmpi.reports.timeline import figures, last_job
-from fedmpi.runtime.introspection import description, registry
 
+WAYS = ("up", "down", "both")
 SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
-ROUNDS = 3  # of the timeline that are drawn
-SELECTORS = {  # settings that name a choice with options of its own -> its kind
-    "data.source": "datasets",
-    "data.partition.scheme": "partitions",
-    "model.name": "models",
-    "task.name": "tasks",
-    "method.name": "methods",
+LEAST = {  # what each config gives, here by names that none does, so that all other settings have their defaults
+    "data": {"source": "-", "partition": {"scheme": "-", "clients": 1}},
+    "model": {"name": "-"},
+    "method": {"name": "-"},
 }
-PLACES = ("name", "output", "data.root")  # which say nothing of the experiment
-FACTS = (
-    *("started", "command", "directory", "launcher", "backend", "threads"),
-    *("slurm_job_id", "python", "platform", "cuda", "mpi"),
-)
+ROUNDS = 3  # of the timeline that are drawn
 
 
 def traffic(runs: Runs) -> list[Part | None]:
-    """Draw the bytes sent and received by round, and the main evaluation metric against the parameters transmitted."""
-    if not any(curve(run.rows, "sent_bytes") for run in runs.all):
-        return []
-    note = "Sums up to a round, of all that rank 0 has sent to and received from all ranks, itself among them."
-    megabytes = {run.path: _sums(run, 1e-6, "received_bytes", "sent_bytes") for run in runs.all}
-    parts = [by_group(runs, "bytes", "bytes", "megabytes, both ways", megabytes, "megabytes", note)]
+    """Draw the main evaluation metric against the parameters transmitted."""
     name = next((each for each in runs.metrics if not each.startswith("train_")), "")
+    return [_by_parameters({group.name: group.runs for group in runs.groups}, name)]
+
+
+def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
+    """Draw a metric against the parameters that clients have sent and received by then, a line for each mean of runs.
+
+    The counts are `up_parameters` and `down_parameters` in metrics.jsonl: for each round, the sum over its cohort. The
+    value after round t is drawn over the sums of rounds 0 .. t.
+    """
     series, data = list[Series](), list[list[Value]]()
-    for group in runs.groups:
-        x = mean_curve(_sums(run, 1.0, "up_parameters", "down_parameters") for run in group.runs)
-        y = mean_curve(curve(run.rows, name) for run in group.runs)
-        rounds = [t for t in y if t in x]
-        series.append(Series(group.name, [x[t] for t in rounds], [y[t] for t in rounds]))
-        data += [[group.name, t, x[t], y[t]] for t in rounds]
-    if any(len(each.x) > 1 for each in series):
-        chart = Lines(series, "parameters sent and received, all clients", metric_title(name), integer_x=False)
-        title = f"{name.replace('_', ' ')} by what was transmitted"
-        parts.append(Figure("cost", title, chart, ("settings", "round", "parameters", name), data))
-    return list(parts)
+    for label, runs in lines.items():
+        up, down = (mean_curve(_sums(curve(run.rows, f"{way}_parameters")) for run in runs) for way in ("up", "down"))
+        y = {t: value for t, value in mean_curve(curve(run.rows, metric) for run in runs).items() if t in up}
+        series.append(Series(label, [up[t] + down[t] for t in y], list(y.values())))
+        data += [[label, t, up[t], down[t], value] for t, value in y.items()]
+    if not any(len(each.x) > 1 for each in series):
+        return None
+    chart = Lines(series, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
+    head, title = ("settings", "round", "up", "down", metric), f"{metric_title(metric)} by what was transmitted"
+    return Figure("cost", title, chart, head, data)
 
 
-def _sums(run: Run, unit: float, *keys: str) -> Curve:
-    """Return the sum of all these numbers up to each round, times `unit`."""
-    curves = [curve(run.rows, key) for key in keys]
-    rounds = [t for t in curves[0] if all(t in each for each in curves)]
-    return dict(zip(rounds, accumulate(unit * sum(each[t] for each in curves) for t in rounds), strict=True))
+def _sums(values: Curve) -> Curve:
+    return dict(zip(values, accumulate(values.values()), strict=True))
+
+
+def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse communication`: the same chart for runs, and their averages per round beside the first run's.
+
+    That a round without coefficients costs beta of a full one, as the paper on filter decomposition puts it, holds only
+    for small theta_h. Raises UserError: no run directory, no such metric, or one of fewer than two rounds.
+    """
+    to, rows = report.folder(to), list[list[object]]()
+    runs = {str(path): read([path]).alone for path in paths}
+    averages = list[list[float]]()
+    for path, run in runs.items():
+        if run is None or not run.rows:
+            raise UserError(f"{path} is no run directory: it holds no metrics.jsonl with a complete round")
+        if metric not in run.metrics:
+            raise UserError(f"--metric: {path} has no '{metric}'; {nearest(metric, run.metrics)}")
+        values = list(curve(run.rows, metric).values())
+        if len(values) < 2:
+            raise UserError(f"{path}: {metric} was measured after {len(values)} round; a curve needs 2 or more")
+        up, down = (sum(curve(run.rows, f"{way}_parameters").values()) / len(run.rows) for way in ("up", "down"))
+        averages.append([up, down, up + down])
+        ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(averages[-1], averages[0], strict=True)]
+        rows.append([path, len(run.rows), *map(round, averages[-1]), *ratios, format_metric(metric, values[-1], 4)])
+    say("parameters transmitted in an average round, over all its clients, and ratios to the first run")
+    for line in formatting.table([["run", "rounds", *WAYS, *(f"ratio {way}" for way in WAYS), metric], *rows]):
+        say(line)
+    figure = _by_parameters({path: [run] for path, run in runs.items() if run}, metric)
+    if figure is None:
+        raise UserError(f"{paths[0]}: metrics.jsonl counts no parameters (up_parameters, down_parameters)")
+    facts = [dict(zip(figure.head, point, strict=True)) for point in figure.data]
+    say(f"written: {report.write(to / 'communication.json', {'metric': metric, 'points': facts})}")
+    say(f"written: {charts.write(figure.chart, to / 'communication.png', figure.title)}")
 
 
 def time(runs: Runs) -> list[Part | None]:
@@ -86,69 +113,43 @@ def time(runs: Runs) -> list[Part | None]:
 
 
 def settings(runs: Runs) -> list[Part | None]:
-    """Show what differs between groups, shared settings that are no defaults, and all settings, folded."""
-    first = next((run for run in runs.all if run.config), None)
-    if first is None:
-        return []
-    parts = list[Part | None]()
-    if len(runs.groups) > 1:
-        rows: list[list[Value]] = [
-            [g.name, ", ".join(run.seed for run in g.runs), *(_shown(g.runs[0], key) for key in runs.differing)]
-            for g in runs.groups
-        ]
-        parts.append(Table(("settings", "seeds", *runs.differing), rows, "What differs between the runs"))
-    defaults = _defaults()
-    for selector, kind in SELECTORS.items():  # options have theirs in the source that the setting names
-        name, where = first.config.get(selector), selector.rpartition(".")[0]
-        if isinstance(name, str) and name in registry(kind):
-            defaults |= {f"{where}.{each.name}": each.default for each in description(kind, name).options}
-    own = [key for key in first.config if key not in runs.differing and (key not in UNLIKE or runs.alone)]
-    changed: list[list[Value]] = []
-    for key in own:
-        default = describe_value(defaults[key]) if key in defaults else "-"
-        if key not in PLACES and default != describe_value(first.config[key]):
-            changed.append([key, _shown(first, key), default])
-    title = "What is not as by default" if runs.alone else "What all runs share and is not as by default"
-    parts.append(Table(("key", "value", "default"), changed, title))
-    rest: list[list[Value]] = [[key, _shown(first, key)] for key in own]
-    return [*parts, Table(("key", "value"), rest, folded=f"All {len(rest)} settings")]
-
-
-def _shown(run: Run, key: str) -> str:
-    return describe_value(redacted({key: run.config[key]})[key]) if key in run.config else "-"
-
-
-def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return {dotted key: default} of all settings."""
-    defaults: dict[str, Any] = {}
-    holder: Any = section(path) or Settings
-    for name, declared in holder.model_fields.items():
-        if section((*path, name)) is not None:
-            defaults |= _defaults((*path, name))
-        elif declared.default is not PydanticUndefined:
-            defaults[".".join((*path, declared.alias or name))] = declared.default
-    return defaults
+    """Show the settings that differ, those that are shared and no defaults, and all that are shared, folded."""
+    by_group = dict[str, dict[str, str]]()
+    for group in runs.groups:
+        config = redacted(group.runs[0].config)
+        left_out = () if runs.alone else UNLIKE
+        facts = {key: describe_value(value) for key, value in config.items() if key not in left_out}
+        by_group[group.name] = facts | ({} if runs.alone else {"seeds": ", ".join(run.seed for run in group.runs)})
+    shared, differing = _compared("settings", by_group)
+    defaults = flat(Settings.model_validate(LEAST).model_dump(mode="json", by_alias=True), "")
+    changed = [row for row in shared if row[0] not in defaults or row[1] != describe_value(defaults[str(row[0])])]
+    return [
+        replace(differing, title="What differs between the runs") if differing else None,
+        Table(("key", "value"), changed, "What is not as by default; options of plug-ins"),
+        Table(("key", "value"), shared, folded=f"All {len(shared)} settings"),
+    ]
 
 
 def environment(runs: Runs) -> list[Part | None]:
     """Show environment.json: what is the same in all runs, and what differs."""
-    by_run = list[tuple[Run, dict[str, str]]]()
+    by_run = dict[str, dict[str, str]]()
     for run in (run for run in runs.all if run.environment):
-        of = run.environment
-        facts = {key.replace("_", " "): str(of[key]) for key in FACTS if of.get(key) is not None}
-        if git := of.get("git") or {}:
-            facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
-        for each in of.get("ranks") or ():
+        facts = {key: value for key, value in run.environment.items() if key != "ranks"}
+        facts = {key.removeprefix("packages."): str(value) for key, value in flat(facts, "").items() if value}
+        for each in run.environment.get("ranks") or ():
             where = f"{each.get('device')} on {each.get('host')}"
             facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
-        versions = (of.get("packages") or {}).items()
-        by_run.append((run, facts | {name: str(version) for name, version in versions if version}))
-    keys = dict.fromkeys(key for _, facts in by_run for key in facts)
-    other = [key for key in keys if len({facts.get(key) for _, facts in by_run}) > 1]
-    parts: list[Part | None] = [Table(("what", "value"), [[k, by_run[0][1][k]] for k in keys if k not in other])]
-    if other:
-        rows: list[list[Value]] = [
-            [runs.labels[run.path], *(facts.get(key, "-") for key in other)] for run, facts in by_run
-        ]
-        parts.append(Table(("run", *other), rows, folded=f"What differs: {', '.join(other)}"))
-    return parts
+        by_run[runs.labels[run.path]] = facts
+    shared, differing = _compared("run", by_run)
+    folded = f"What differs: {', '.join(differing.head[1:])}" if differing else ""
+    return [Table(("what", "value"), shared), replace(differing, folded=folded) if differing else None]
+
+
+def _compared(what: str, by_name: Mapping[str, Mapping[str, str]]) -> tuple[list[list[Value]], Table | None]:
+    """Return the facts that are the same for all names, and a table of the others, a row for each name."""
+    keys = dict.fromkeys(key for facts in by_name.values() for key in facts)
+    other = [key for key in keys if len({facts.get(key) for facts in by_name.values()}) > 1]
+    first = next(iter(by_name.values()))
+    shared: list[list[Value]] = [[key, first[key]] for key in keys if key not in other]
+    rows: list[list[Value]] = [[name, *(facts.get(key, "-") for key in other)] for name, facts in by_name.items()]
+    return shared, Table((what, *other), rows) if other else None

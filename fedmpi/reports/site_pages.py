@@ -1,39 +1,45 @@
 """`fedmpi report RUN_DIR --sites`: a page for each site, and the model card.
 
-The page of a site shows its contribution, its benefit, and which messages left it, without metrics of other sites.
+The page of a site shows its contribution, its benefit, and which messages left it, without metrics of other sites. The
+card shows data, method, metrics by site and limits to people who judge the model without having trained it, after
+Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993
+The texts of both stand in templates/.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fedmpi.analysis.charts import stacked_bars
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import size_text
-from fedmpi.common.text import count, metric_title
-from fedmpi.reports import card, groups
-from fedmpi.reports.groups import by_name
-from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell, render
-from fedmpi.reports.run_data import Run, number
+from fedmpi.common.text import metric_title
+from fedmpi.config import yaml_source
+from fedmpi.reports.page import Figure, Table, Value, render
+from fedmpi.reports.runs import Run, by_name, number, read
 from fedmpi.reports.sites import (
-    NOTE,
-    PROTOCOLS,
+    FEWEST,
     Baseline,
-    Evaluated,
     Site,
     audit_path,
     baseline_command,
+    compare,
     read_audit,
     read_baseline,
     sites,
-    verdict,
 )
+from fedmpi.runtime import introspection
 from fedmpi.runtime.record import durable
+from fedmpi.runtime.record.run_dir import MODEL
 
 FOLDER, CARD = "sites", "model-card"
+WRITTEN = 12  # classes that have a bar each
 MEANING = {  # of names in an audit file
     "_loss": "its mean training loss",
     "_b": "batch statistics of the model",
@@ -47,34 +53,26 @@ MEANING = {  # of names in an audit file
     "local model": "all of its local model (analysis)",
 }
 INTERNAL = ("_seconds", "_flag", "client")  # which say nothing of its data
-NO_BASELINE = (
-    "There is no run in which the sites train alone, so what this one gained cannot be told. To make one: {how}."
-)
 
 
 def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callable[[str], None]) -> None:
     """Write DIRECTORY/sites/*.html.
 
-    Raises:
-        UserError: no run, several runs, no sites; a baseline or statements that are none; no place to write to.
+    Raises UserError: no run, several runs, no sites; a baseline or statements that are none; no place to write to.
     """
-    runs = groups.read([directory])
+    runs = read([directory])
     run = runs.alone
     if run is None:
         names = ", ".join(run.path.name for run in runs.all[:5])
         raise UserError(f"--sites tells of one run, and there are {len(runs.all)} ({names}); name one of them")
     everybody = sites(run)
     baseline = read_baseline(run, alone) if alone is not None else None
-    statements = card.read_statements(about) if about is not None else {}
-    folder = run.path / FOLDER
-    of = f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}"
-    card_sections = card.sections(run, everybody, baseline, statements)
-    pages = {f"{CARD}.html": render(f"Model card: {run.name}", [of], card_sections)}
+    pages = {f"{CARD}.html": card(everybody, baseline, read_statements(about) if about is not None else {})}
     for site in everybody:  # names of files that any system can have, no two alike
         plain = re.sub(r"[^a-z0-9_-]+", "-", site.name.lower()).strip("-")[:60] or f"site-{site.client}"
         plain = f"{plain}-{site.client}" if f"{plain}.html" in pages else plain
-        lead = [of, "For this site; it names no other."]
-        pages[f"{plain}.html"] = render(f"{site.name} in {run.name}", lead, sections(run, site, everybody, baseline))
+        pages[f"{plain}.html"] = page(site, everybody, baseline)
+    folder = run.path / FOLDER
     try:
         folder.mkdir(exist_ok=True)
         for name, content in pages.items():
@@ -88,54 +86,58 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     say(f"written: {folder}/{CARD}.html, and a page for each of {len(everybody)} sites")
 
 
-def sections(run: Run, site: Site, everybody: Sequence[Site], baseline: Baseline | None) -> list[Section]:
-    total = sum(each.train for each in everybody)
-    return [
-        Section("short", "In short", in_short(site, total, baseline)),
-        Section("gave", "What the site gave", contribution(run, site, total)),
-        Section("gained", "What the site gained", benefit(run, site, baseline)),
-        Section("left", "What left the site", traffic(run, site)),
-    ]
+def read_statements(path: Path) -> dict[str, str]:
+    """Read {heading: text} from a YAML file. Raises UserError: no such file, or something else than texts."""
+    if not path.is_file():
+        raise UserError(f"--about: there is no file {path}; write one with lines `Intended use: text`")
+    statements = yaml_source.read(path, "write lines `Intended use: text`").data
+    for heading, text in statements.items():
+        if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
+            raise UserError(f"--about: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")
+    return {str(heading): str(text).strip() for heading, text in statements.items()}
 
 
-def in_short(site: Site, total: int, baseline: Baseline | None) -> list[Part]:
-    """Summarise each of the other sections in a sentence. total: training samples of all sites."""
-    share = "" if site.share is None else f", with {site.share:.1%} of the weight in the common model"
-    lines = [
-        f"{site.name} gave {site.train:,} of {total:,} training samples ({site.train / max(total, 1):.1%}) and took "
-        f"part in {count(len(site.took_part), 'round')}{share}."
-    ]
-    if baseline is None:
-        lines.append("What it gained against training alone is not known: nobody has trained alone for comparison.")
-    elif (alone := baseline.evaluated.get(site.client)) is not None and site.metrics:
-        name = site.metrics[0]
-        both = (site.last(name), alone.last(name))
-        if None not in both:
-            text = f"{metric_title(name).capitalize()}: {cell(both[0])} together, {cell(both[1])} alone"
-            lines.append(f"{text}: {verdict(site, alone, name)}.")
-    return [Text(line, main=True) for line in lines]
+def _render(template: str, title: str, more: Sequence[str], run: Run, baseline: Baseline | None, **values: Any) -> str:
+    lead = [f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}", *more]
+    values |= {"run": run, "config": run.config, "baseline": baseline, "baseline_command": baseline_command(run)}
+    return render(template, title, lead, fewest=FEWEST, **values)
 
 
-def contribution(run: Run, site: Site, total: int) -> list[Part]:
-    """Samples, rounds, weight; how long its updates were, beside the others' mean."""
-    rows: list[list[Value]] = [
-        ["training samples", f"{site.train:,} of {total:,} ({site.train / max(total, 1):.1%})"],
-        ["test samples", "not told" if site.samples is None else f"{site.samples:,}"],
-        ["rounds in which it took part", f"{len(site.took_part)} of {len(run.rounds)}"],
-        ["uploads that did not count", f"{len(site.refused)}"],
-        ["share of weight, mean over rounds", "-" if site.share is None else f"{site.share:.1%}"],
-    ]
-    rule = run.config.get("server.rule.name", "auto")
-    weights = "alike for all" if run.config.get("cohort.weighting") == "uniform" else "by training samples"
-    who = f"the server's rule ({rule})" if rule != "auto" else f"the method ({run.config.get('method.name')})"
-    parts: list[Part] = [Table(("", ""), rows, note=f"Weights are {weights}; what {who} makes of them may differ.")]
-    if site.counts is not None and any(site.counts):
-        names = [f"class {c}" for c in range(len(site.counts))]
-        chart = stacked_bars(names, {"samples": [float(n) for n in site.counts]}, "training samples")
-        data: list[list[Value]] = [list(pair) for pair in enumerate(site.counts)]
-        parts.append(Figure("classes", "its samples by class", chart, ("class", "samples"), data))
+# ---- the page of a site ----
+def page(site: Site, everybody: Sequence[Site], baseline: Baseline | None) -> str:
+    """Return the page of one site."""
+    audit = read_audit(site)
+    sent = {line.get("round") for line in audit.lines if "_flag" in (line.get("what") or ())} if audit else set()
+    return _render(
+        "site",
+        f"{site.name} in {site.run.name}",
+        ["For this site; it names no other."],
+        site.run,
+        baseline,
+        site=site,
+        total=sum(each.train for each in everybody),
+        gave=[each for each in (_class_bars(site), update_lengths(site)) if each],
+        compared=Table(("figure", "together", "alone", "verdict"), compare(site, baseline)),
+        curves=[each for name in site.metrics if baseline and (each := _gain(site, baseline, name))],
+        audit=audit,
+        audit_path=audit_path(site),
+        left=Table(("what", "messages", "bytes in all", "to"), messages(site, audit.lines) if audit else ()),
+        missing=set(site.took_part) - sent,
+    )
+
+
+def _class_bars(site: Site) -> Figure | None:
+    if not site.counts:
+        return None
+    names = [f"class {c}" for c in range(len(site.counts))]
+    chart = stacked_bars(names, {"samples": [float(n) for n in site.counts]}, "training samples")
+    return Figure("classes", "its samples by class", chart, ("class", "samples"), list(enumerate(site.counts)))
+
+
+def update_lengths(site: Site) -> Figure | None:
+    """Draw how long its updates were, beside the others' mean."""
     own, others = dict[int, float](), dict[int, float]()
-    for row in run.updates:
+    for row in site.run.updates:
         pairs = zip(row.get("clients") or (), row.get("norms") or (), strict=False)
         norms = {k: v for k, value in pairs if (v := number(value)) is not None}
         if site.client in norms:
@@ -144,72 +146,112 @@ def contribution(run: Run, site: Site, total: int) -> list[Part]:
                 others[row["round"]] = fmean(norms.values())
     note = "How far training on its samples moved the model away from the common one (norm)."
     lines, head = {site.name: own, "mean of the others": others}, ("its own", "mean of the others")
-    lengths = by_name("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
-    return [*parts, *([lengths] if lengths else [])]
+    return by_name("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
 
 
-def benefit(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
-    """Compare the joint model on the site's test samples with the model that the site trained alone."""
-    if site.own is None:
-        why = "Nobody has measured the model on this site's own samples; evaluate.protocol: [global, personal] does."
-        return [Text(why, warning=True)]
-    alone = baseline.evaluated.get(site.client) if baseline else None
-    parts = list[Part]()
-    if baseline is None or alone is None:
-        parts.append(Text(NO_BASELINE.format(how=baseline_command(run)), warning=True))
-    else:
-        parts.append(Text(f"Alone: the run {baseline.run.path.name}, in which each site trains by itself."))
-        if baseline.differs:
-            parts.append(Text(f"It is not the same but for that: {', '.join(baseline.differs)} differ.", warning=True))
-    parts.append(_comparison(site, site.own, alone))
-    for name in site.metrics if alone else ():
-        curves = {"together": site.own.curves.get(name, {}), "alone": alone.curves.get(name, {}) if alone else {}}
-        title = f"{metric_title(name)} on its own test samples"
-        lines = {label: dict(curve) for label, curve in curves.items()}
-        if figure := by_name(f"gained-{name}", title, metric_title(name), lines):
-            parts.append(figure)
-    return parts
+def _gain(site: Site, baseline: Baseline, name: str) -> Figure | None:
+    title, both = metric_title(name), {"together": site, "alone": baseline.sites[site.client]}
+    lines = {label: each.own.curves.get(name, {}) if each.own else {} for label, each in both.items()}
+    return by_name(f"gained-{name}", f"{title} on its own test samples", title, lines)
 
 
-def _comparison(site: Site, own: Evaluated, alone: Evaluated | None) -> Table:
-    """Return a table of metrics after the last evaluated round, with the verdict against training alone."""
-    rows: list[list[Value]] = [
-        [metric_title(name), own.last(name), *([alone.last(name), verdict(site, alone, name)] if alone else [None, ""])]
-        for name in site.metrics
-    ]
-    of = PROTOCOLS["personal" if own is site.evaluated.get("personal") else "global"]
-    return Table(("figure", "together", "alone", "verdict"), rows, note=f"Of {of}, {own.samples:,} of them. {NOTE}")
-
-
-def traffic(run: Run, site: Site) -> list[Part]:
-    """Show what left the site by content, bytes and receiver, from its audit file."""
-    audit = read_audit(run, site)
-    if audit is None:
-        path = audit_path(run, site)
-        where = f"{path} in its copy of this run directory on the site's own host; put it there beside the others"
-        why = f"It is {where}, and make this page once more" if path else "The run kept none (data.silos, data.audit)"
-        return [Text(f"The record of what left the site is not here. {why}.", warning=True)]
+def messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[list[Value]]:
+    """Return what left the site by content and receiver: messages and bytes."""
     kinds: dict[tuple[str, str], list[int]] = {}
-    for line in audit.lines:
+    for line in lines:
         names = [str(name) for name in line.get("what") or () if name not in INTERNAL]
-        counted = site.counts is not None or "label counts" not in names
-        words = [MEANING.get(name, name) for name in names] if counted else ["zeros in place of label counts"]
+        is_counted = site.counts is not None or "label counts" not in names
+        words = [MEANING.get(name, name) for name in names] if is_counted else ["zeros in place of label counts"]
         to = {"0": "server", "all": "all ranks"}.get(str(line.get("to")), f"rank {line.get('to')}")
         what = "; ".join(dict.fromkeys(words)) or "times and numbers without data"
         kinds.setdefault((what, to), []).append(int(line.get("bytes") or 0))
-    rows: list[list[Value]] = [[what, len(sizes), sum(sizes), to] for (what, to), sizes in kinds.items()]
-    parts: list[Part] = [
-        Text(
-            f"{len(audit.lines)} messages left the rank that opens the site's files, {size_text(audit.bytes)} in all. "
-            f"{audit.path} on the site's own host has a line with a hash for each; its SHA-256 is {audit.sha256}. "
-            "fedmpi sends no samples. Changes of the model are not encrypted, and tell something of the samples behind "
-            "them: there is neither secure aggregation nor differential privacy.",
-            main=True,
-        ),
-        Table(("what", "messages", "bytes in all", "to"), rows),
+    return [[what, len(sizes), sum(sizes), to] for (what, to), sizes in kinds.items()]
+
+
+# ---- the model card ----
+def card(everybody: Sequence[Site], baseline: Baseline | None, statements: Mapping[str, str]) -> str:
+    """Return the model card. statements: heading -> text, of people."""
+    run = everybody[0].run
+    config, model = run.config, run.path / MODEL
+    evaluated = [site for site in everybody if site.own is not None]
+    name = evaluated[0].metrics[0] if evaluated else ""
+    measured = [site for site in evaluated if site.last(name) is not None]
+    enough = [site for site in measured if (site.samples or 0) >= FEWEST]
+    compared = [[site.name, site.samples, *row] for site in evaluated for row in compare(site, baseline)]
+    samples = samples_by_site(everybody)
+    return _render(
+        "card",
+        f"Model card: {run.name}",
+        [],
+        run,
+        baseline,
+        environment=run.environment,
+        git=run.environment.get("git") or {},
+        sites=everybody,
+        weights=_weights(model),
+        statements=statements,
+        samples=samples,
+        who_gave=_sample_bars(everybody, samples),
+        method=introspection.summaries("methods").get(str(config.get("method.name"))),
+        options=[f"{k[7:]} {v}" for k, v in config.items() if k.startswith("method.") and k != "method.name"],
+        messages=Table(("site", "messages", "bytes in all", "SHA-256 of its record (begins)"), _records(everybody)),
+        evaluated=evaluated,
+        metric=metric_title(name),
+        compared=Table(("site", "test samples", "figure", "together", "alone", "verdict"), compared),
+        worst=(max if run.falls(name) else min)(enough, key=lambda s: s.last(name) or 0.0) if len(enough) > 1 else None,
+        few=[f"{site.name} ({site.samples})" for site in measured if site not in enough],
+        by_site=_metric_bars(evaluated, baseline, name),
+        digest_of_model=hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else "",
+    )
+
+
+def _weights(model: Path) -> int | None:
+    """Return the number of weights by the header of the file: its length in 8 bytes, then JSON (safetensors)."""
+    try:
+        with model.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return sum(prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        return None
+
+
+def samples_by_site(everybody: Sequence[Site]) -> Table:
+    """Return the samples by site, and by class where these are known and few."""
+    classes = range(len(everybody[0].counts or ()))
+    shown = classes if len(classes) <= WRITTEN else range(0)
+    rows: list[list[Value]] = [
+        [site.name, site.train, site.samples, *(site.counts[c] if site.counts else None for c in shown)]
+        for site in everybody
     ]
-    sent = {line.get("round") for line in audit.lines if "_flag" in (line.get("what") or ())}
-    if missing := set(site.took_part) - sent:
-        text = f"The record lacks {len(missing)} of the {len(site.took_part)} rounds in which the site took part"
-        parts.append(Text(f"{text}, round {min(missing)} first.", warning=True))
-    return parts
+    return Table(("site", "training samples", "test samples", *(f"class {c}" for c in shown)), rows)
+
+
+def _sample_bars(everybody: Sequence[Site], samples: Table) -> Figure:
+    columns = [list(column) for column in zip(*samples.rows, strict=True)]
+    bars: Any = dict(zip(samples.head[3:], columns[3:], strict=True)) or {"samples": columns[1]}
+    chart = stacked_bars([site.name for site in everybody], bars, "training samples")
+    note = "Class numbers are those of the data set." if columns[3:] else ""
+    return Figure("data", "who gave how much", chart, samples.head, samples.rows, note)
+
+
+def _records(everybody: Sequence[Site]) -> list[list[Value]]:
+    """Return messages and bytes of each site whose audit file is here; contents are on the sites' own pages."""
+    audits = {site.name: read_audit(site) for site in everybody}
+    return [
+        [name, len(each.lines), each.size, each.sha256[:16]] if each else [name, None, None, "not here"]
+        for name, each in audits.items()
+    ]
+
+
+def _metric_bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Figure:
+    """Draw a bar for each site, and one below it for the site alone."""
+    labels, together, alone, rows = list[str](), list[float](), list[float](), list[list[Value]]()
+    for site in evaluated:
+        before = baseline.sites[site.client].last(name) if baseline else None
+        rows.append([site.name, site.last(name), before])
+        labels += [site.name, f"{site.name}, alone"] if baseline else [site.name]
+        together += [site.last(name) or 0.0, 0.0] if baseline else [site.last(name) or 0.0]
+        alone += [0.0, before or 0.0] if baseline else [0.0]
+    parts = {"together": together, "alone": alone} if baseline else {"together": together}
+    chart = stacked_bars(labels, parts, metric_title(name))
+    return Figure(f"good-{name}", f"{metric_title(name)} by site", chart, ("site", "together", "alone"), rows)

@@ -18,18 +18,16 @@ from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
 from fedmpi.reports.page import Figure, Value
-from fedmpi.reports.run_data import thinned
+from fedmpi.reports.runs import thinned
 from fedmpi.runtime.record.run_dir import TIMELINE, read_timelines
 
 LAPS, RANKS = 6, 24  # laps with a colour of their own; ranks that are drawn
-CLOSING = {"announce", "word", "settle", "hash", "checkpoint", "evaluate", "end"}  # all that is behind the last round
 Job = dict[str, Any]
 
 
 def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse timeline`: a table, timeline.json (shares), timeline.svg and .png (the last `rounds` rounds)."""
-    to = report.folder(to)
-    job = last_job(run)
+    to, job = report.folder(to), last_job(run)
     by_rank = shares(job)
     for text in table(by_rank):
         say(text)
@@ -52,43 +50,30 @@ def last_job(run: Path) -> Job:
     return jobs[-1]
 
 
-def real_rounds(job: Job) -> set[int]:
-    """Return the numbers of the rounds, without the line of what is done after the last one, such as its evaluation."""
-    lines = [line for each in job["ranks"].values() for line in each["rounds"]]
-    laps = [(line["round"], {*(span[0] for span in line["spans"]), *line.get("rest", ())}) for line in lines]
-    return {number for number, names in laps if names - CLOSING} or {number for number, _ in laps}
-
-
 def shares(job: Job) -> list[dict[str, Any]]:
     """Return for each rank the seconds of its rounds, and the shares of each span, of waiting, and of the rest."""
-    by_rank, real = [], real_rounds(job)
+    by_rank = []
     for rank, each in sorted(job["ranks"].items()):
-        ms = Counter[str]()
-        total = sum(line["s"] for line in each["rounds"])
+        ms, total = Counter[str](), sum(line["s"] for line in each["rounds"])
         for line in each["rounds"]:
             for what, _, length, *_ in line["spans"]:
                 ms[what] += length
             ms.update(line.get("rest", {}))
-        if total <= 0:
-            continue
-        share = {what: length / 1e3 / total for what, length in ms.most_common()}
-        waiting = sum(share.get(what, 0.0) for what in WAITS)
-        rounds = len({line["round"] for line in each["rounds"]} & real)
-        facts = {"rank": rank, "host": each["host"], "rounds": rounds, "seconds": total}
-        by_rank.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
+        if total > 0:
+            share = {what: length / 1e3 / total for what, length in ms.most_common()}
+            waiting = sum(share.get(what, 0.0) for what in WAITS)
+            facts = {"rank": rank, "host": each["host"], "rounds": len(each["rounds"]), "seconds": total}
+            by_rank.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
     return by_rank
 
 
 def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
-    total = Counter[str]()
-    for each in by_rank:
-        total.update(each["laps"])
-    laps = [lap for lap, _ in total.most_common()]
+    laps = list(dict.fromkeys(lap for each in by_rank for lap in each["laps"]))
     rows: list[list[object]] = [["rank", "host", "rounds", "s a round", "busy", "waiting", *laps]]
     for each in by_rank:
-        seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
         parts = [each["busy"], each["waiting"], *(each["laps"].get(what, 0.0) for what in laps)]
         percent = [f"{100 * part:.1f} %" for part in parts]
+        seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
     return [*formatting.table(rows), f"{_busiest(by_rank)} (waiting: {', '.join(WAITS)})"]
 
@@ -105,18 +90,18 @@ def figures(job: Job, rounds: int) -> tuple[Figure, Figure]:
     kinds += ["other"] if len(total) > LAPS else []
     ranks = thinned(list(seconds), RANKS)
     names = [f"rank {rank}" for rank in ranks]
-
     parts = {
         kind: [sum(s for lap, s in seconds[rank].items() if kind_of[lap] == kind) for rank in ranks] for kind in kinds
     }
     chart = stacked_bars(names, parts, "seconds in all rounds of the last job")
-    hosts = {each["rank"]: each["host"] for each in by_rank}
-    data: list[list[Value]] = [[rank, hosts[rank], lap, s] for rank, laps in seconds.items() for lap, s in laps.items()]
+    data: list[list[Value]] = [
+        [each["rank"], each["host"], lap, s] for each in by_rank for lap, s in seconds[each["rank"]].items()
+    ]
     note = f"{_busiest(by_rank)} ({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
     bars = Figure("laps", "seconds by rank and lap", chart, ("rank", "host", "lap", "seconds"), data, note)
 
-    first = max(real_rounds(job)) - rounds + 1
     lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
+    first = max(line["round"] for _, line in lines) - rounds + 1
     lines = [(i, line) for i, line in lines if line["round"] >= first]
     begin = min(line["at"] for _, line in lines)
     spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in kinds}

@@ -118,11 +118,8 @@ def make_method(
 ) -> Method:
     """Make a method with checked hyperparameters, and the methods that are options of it.
 
-    Args:
-        settings: of the run.
-        choice: name and options of the method; default those of the settings.
-        origins: option -> where it was written, for messages.
-        where: the key of the config that names the method.
+    choice: its name and options, by default those of the settings; origins: option -> where it was written, for
+    messages; where: the key of the config that names the method.
     """
     choice, origins = choice or settings.method, settings.origins("method") if origins is None else origins
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)

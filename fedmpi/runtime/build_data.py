@@ -49,13 +49,11 @@ def open_source(settings: Settings) -> partial[Any]:
     source = registry.make(sources.KIND, chosen, settings.origins("data"))
     if not settings.data.download:
         return source
-    parameters = inspect.signature(source.func).parameters.values()
-    if not any(each.name == "download" or each.kind is each.VAR_KEYWORD for each in parameters):
-        where = settings.origins("data").get("download")
+    if "download" not in inspect.signature(source.func).parameters:
+        at = settings.origin("data.download")
         reason = f"data.download: true, but data set {settings.data.source} cannot fetch its files; leave it out"
-        raise UserError(f"{where}: {reason}" if where else reason)
-    chosen = replace(chosen, options={**settings.data.options, "download": True})
-    return registry.make(sources.KIND, chosen, settings.origins("data"))
+        raise UserError(f"{at}: {reason}" if at else reason)
+    return partial(source, download=True)
 
 
 def operations(settings: Settings) -> list[Operation]:
@@ -113,14 +111,12 @@ def standardise_targets(
         exchange: given a row of `target_sums` for each of `train`, returns the rows of all ranks. It is called for
             `pooled`; else what is known of a site stays with its rank.
     """
-    new, scales, all_targets = dict[int, Tensor](), dict[str, TargetScale](), [*train, *test]
-    for y, _ in all_targets:
-        if not y.is_floating_point():
-            raise UserError(
-                f"data.standardise_target: targets are {y.dtype}, and real numbers are needed (of a table: "
-                "data.target: number)"
-            )
-        new[id(y)] = torch.stack([y, y, y], dim=1)
+    scales, all_targets = dict[str, TargetScale](), [*train, *test]
+    if kind := next((y.dtype for y, _ in all_targets if not y.is_floating_point()), None):
+        raise UserError(
+            f"data.standardise_target: targets are {kind}, and real numbers are needed (of a table: "
+            "data.target: number)"
+        )
 
     def sums(y: Tensor) -> np.ndarray:
         return target_sums(y, is_counted(y, settings.task.options.get("ignore")))
@@ -129,6 +125,7 @@ def standardise_targets(
         scales[""] = TargetScale.of_sums(exchange([sums(y) for y, _ in train]))
         new = {id(y): scales[""].beside(y) for y, _ in all_targets}
     else:
+        new = {id(y): torch.stack([y, y, y], dim=1) for y, _ in all_targets}
         owned = [(y, site) for y, site in all_targets if site is not None]
         for k in sorted({k for _, site in owned for k in site.unique().tolist()}):
             rows = torch.cat([y[site == k] for y, site in train])
@@ -147,28 +144,17 @@ def check_settings(settings: Settings) -> None:
             f"data.standardise_target: {data.standardise_target} goes with task.name: regression, and it is {task}; "
             "leave it out"
         )
-    if cut is None or not cut.options.get("only"):
-        return
-    own_source = data.source in sources.registry
-    pooled = {
-        "standardise": own_source and data.options.get("standardise") == "pooled",
-        "standardise_target": data.standardise_target == "pooled",
-    }
-    for key in (key for key, is_pooled in pooled.items() if is_pooled):
-        raise UserError(
-            f"data.partition.only leaves sites out of training, but with data.{key}: pooled all sites' training rows "
-            f"say how numbers are standardised; say data.{key}: site"
-        )
+    inputs_by = data.options.get("standardise") if data.source in sources.registry else None
+    for key, how in (("standardise", inputs_by), ("standardise_target", data.standardise_target)):
+        if how == "pooled" and cut is not None and cut.options.get("only"):
+            raise UserError(
+                f"data.partition.only leaves sites out of training, but with data.{key}: pooled all sites' training "
+                f"rows say how numbers are standardised; say data.{key}: site"
+            )
 
 
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
-    """Check that samples are streamed if they are to be, and warn of leaks.
-
-    Args:
-        settings: of the run.
-        dataset: all rows, or those of one site.
-        whose: " of SITE", for messages.
-    """
+    """Check that samples are streamed if they are to be, and warn of leaks. whose: " of SITE", for messages."""
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(

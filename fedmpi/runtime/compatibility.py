@@ -48,10 +48,7 @@ REMEDIES = {  # what to set where a method needs something else
 def check_module(where: str, module: Any, made_by: Any) -> None:
     """Check that a module has parameters to train, of one type of floats.
 
-    Args:
-        where: what made it, for messages: "model.name: cnn".
-        module: what was made.
-        made_by: the function or class that made it; an error names its file.
+    where: what made it, for messages: "model.name: cnn"; made_by: the function or class, whose file an error names.
     """
     trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
     if not trained:
@@ -71,19 +68,12 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 # ---- what the method needs ----
 def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
     """Check that model, task and settings are what the method needs."""
-    name, rule = settings.method.name, settings.server.rule.name
     lacking = _lacking(settings, task, net, local_training)
     for needed in sorted(method.needs):
         if reason := lacking.get(needed, "fedmpi.method has no such requirement"):
             key = str(reason).partition(" ")[0]
             remedy = f"; set {key}={REMEDIES[key]}" if key in REMEDIES else ""
-            raise UserError(f"method {name} needs {needed}, but {reason}{remedy}")
-    if rule != "auto" and overrides(method, "aggregate"):
-        warnings.warn(
-            f"server.rule: {rule} takes the place of the direction that method {name} makes of the uploads, without "
-            "which it is another method",
-            stacklevel=3,
-        )
+            raise UserError(f"method {settings.method.name} needs {needed}, but {reason}{remedy}")
 
 
 def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig) -> dict[str, Any]:
@@ -252,13 +242,9 @@ def _no_sums_reason(settings: Settings, messages: Messages) -> str:
 
 
 def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int]) -> None:
-    """Check that a robust server rule can do here what it is chosen for.
+    """Check that a robust server rule can do here what it is chosen for, in cohorts of so many members.
 
-    Args:
-        rule: its name.
-        options: its options.
-        members: clients of a cohort.
-        idle: clients that make no step: their updates, zeros, would be taken for the others' middle.
+    idle: clients that make no step: their updates, zeros, would be taken for the others' middle.
     """
     if idle:
         raise UserError(

@@ -25,7 +25,7 @@ from fedmpi.data.streaming import Stream
 from fedmpi.flat.model import FlatModel
 from fedmpi.runtime.record.saved_model import Initial
 
-PIECE = 1 << 24  # bytes hashed at a time
+PIECE = 1 << 20  # bytes hashed at a time
 SHORT = 6  # bytes of SHA-256 for one item: 60 of them, with their names, fit one allgather_bytes
 
 
@@ -81,7 +81,7 @@ def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _pieces(x: Samples | Pictures) -> Iterator[bytes]:
-    """Yield the content of samples, some megabytes at a time: of each tensor name, shape and type, then its bytes."""
+    """Yield the content of samples, a megabyte at a time: of each tensor name, shape and type, then its bytes."""
     if isinstance(x, Pictures):
         yield f"{x.look.normal} {x.look.channels} {[options(operation) for operation in x.look.operations]}".encode()
         if isinstance(x.stored, Stream):

@@ -263,12 +263,7 @@ def _finish(
 ) -> tuple[dict[str, Any], int]:
     """Close the run directory (rank 0). Returns the summary, and the exit code.
 
-    Args:
-        recorder: rank 0's.
-        fed: the federation, at its end.
-        reason: why it has ended (`Federation.run`).
-        rounds_before: rounds that earlier jobs of this run have trained.
-        job: of the rank.
+    reason: why the federation has ended. rounds_before: rounds that earlier jobs of this run have trained.
     """
     result = recorder.close(fed, reason)
     # The signal may have come to another rank.

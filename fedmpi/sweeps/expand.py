@@ -92,13 +92,11 @@ class Sweep:
         layers += [self.base, *(axis.choices[labels[axis.name]] for axis in self._axes_of(labels))]
         layers.append(loading.command_line(self.overrides))
         try:
-            combined = loading.settings(layers, self.path)
-            place = combined.output / combined.name
-            given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
-            return loading.settings([*layers, loading.command_line(given)], self.path)
+            settings = loading.settings(layers, self.path)
         except UserError as error:
             run = ", ".join(f"{name}: {label}" for name, label in labels.items())
             raise UserError(f"{error}\n  in the run {run}") from error
+        return settings.model_copy(update={"output": settings.output / settings.name, "name": self.name(labels)})
 
     def first(self) -> list[Labels]:
         """Return the labels of all runs; with `best`, only of those by which candidates are chosen."""

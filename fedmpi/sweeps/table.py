@@ -1,12 +1,9 @@
 """`fedmpi table`: mean and standard deviation over seeds of every cell of a sweep, beside what others report.
 
-The rows are the first axis but `seed`, the columns all labels of the others. A cell is the mean over seeds of one
-metric of summary.json, +- the sample standard deviation (n - 1). Where most runs have no accuracy of a global model,
-that of another protocol of evaluate.protocol is shown under its own name: personal_accuracy. A difference is paired:
-the mean over seeds that both rows have of (row - first row), +- its standard error s / sqrt(n); `*` where 0 lies
-outside its 95 % interval by Student's t with n - 1 degrees of freedom, not corrected for the number of cells. Beside a
-published value: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has none, or 0; `?`:
-nobody has). losses.shift and the like are what `analysis` has measured (analysis.jsonl).
+A cell is the mean over seeds of one metric of summary.json, or of analysis.jsonl (losses.shift), +- the sample standard
+deviation (n - 1). A difference is paired: the mean over seeds that both rows have of (row - first row), +- its standard
+error s / sqrt(n); `*` where 0 lies outside its 95 % interval by Student's t with n - 1 degrees of freedom, not
+corrected for the number of cells. docs/campaigns.md explains the signs beside published values.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from scipy.special import stdtrit
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, lower_is_better, main_metric, nearest
 from fedmpi.config import Settings
-from fedmpi.runtime.reading import digests
+from fedmpi.runtime.reading import compare
 from fedmpi.sweeps import progress
 from fedmpi.sweeps.axes import OF, SEED, Axis, Published
 from fedmpi.sweeps.expand import Sweep
@@ -208,9 +205,9 @@ def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
         runs |= {settings.name: settings for _, settings in sweep.runs()}
     identities = [(settings, known) for settings in runs.values() if (known := progress.identity(settings)) is not None]
     notes, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
-    for item, (first, other) in digests.differences(identities).items():
+    for item, (first, other) in compare.digest_differences(identities).items():
         mismatch = f"{first} and {other} differ in {item[1:-1]}"
-        if item not in (digests.CODE, digests.TORCH) and not accepted:
+        if item not in compare.CODE and not accepted:
             raise UserError(
                 f"{progress.directory(identities[0][0]).parent}: {mismatch}, and a mean would be over both. Move "
                 "those with the old one away and let `fedmpi sweep` train them again, leave some out (only, "

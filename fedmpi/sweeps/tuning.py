@@ -1,14 +1,8 @@
 """A sweep in which each method has the best of a few settings, chosen on validation rows before its table is made.
 
-    best:
-      over: {train.lr: [0.01, 0.1]}     the candidates: axes, as in the sweep's own `over`; each combination is one
-      by: accuracy                      validation_accuracy of each run, on the rows that data.validation holds out
-      of: last                          after the last round; or mean_last_10, best (a round's)
-      per: [method]                     axes whose labels have a choice of their own; default: all but `seed`
-      using: {seed: [0]}                the runs by which is chosen, axis -> labels; default: all
-
-The candidate with the best mean over the runs that are chosen by is taken; of equal ones the first. One of whose runs
-has diverged, or ended without a number, is not taken. Test rows have no part in it.
+The section `best` names the candidates (`over`), the metric (`by`, `of`), the axes whose labels have a choice of their
+own (`per`), and the runs by which is chosen (`using`). The candidate with the best mean over these runs is taken; of
+equal ones the first. One of whose runs has diverged, or ended without a number, is not taken.
 """
 
 from __future__ import annotations
@@ -37,11 +31,11 @@ FILE = "best.json"
 class BestSection(Section):
     """The section `best` of a sweep file."""
 
-    over: Annotated[dict[str, Any], Field(min_length=1)]
-    by: str
+    over: Annotated[dict[str, Any], Field(min_length=1)]  # axes of candidates; each combination is one
+    by: str  # accuracy: validation_accuracy of each run, on the rows that data.validation holds out
     of: Literal["last", "mean_last_10", "best"] = "last"
-    per: list[str] | str | None = None
-    using: dict[str, Any] = {}
+    per: list[str] | str | None = None  # null: all axes but `seed`
+    using: dict[str, Any] = {}  # axis -> labels; default: all
 
 
 @dataclass(frozen=True)

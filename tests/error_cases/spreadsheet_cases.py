@@ -130,7 +130,6 @@ def _folder(**texts):
 
 
 PLAYS = "source: text, path: plays, context: 4, partition: {scheme: site}"
-LINES = "source: text, path: a.jsonl, context: 4, partition: {scheme: site}"
 LONG = "to be or not to be "
 TEXTS = {
     "text: too short": (
@@ -144,7 +143,6 @@ TEXTS = {
         _folder(ann=LONG, bob=LONG + "!"),
         r"bob\.txt: author 'bob' holds '!', which is not in data\.alphabet",
     ),
-    "text: no JSON": (LINES, _put("a.jsonl", "hello\n"), r"a\.jsonl, line 1 is no JSON"),
     "text: silos without an alphabet": (
         "source: text, silos: [a.txt], share_ranks: true",
         _put("a.txt", LONG),

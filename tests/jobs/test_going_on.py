@@ -1,18 +1,23 @@
-"""Real jobs that are killed or stopped and resumed, elsewhere: the bits of the undisturbed run. And what is refused."""
+"""Real jobs that are killed, stopped or preempted and resumed, elsewhere: the bits of the undisturbed run. What is
+refused; and a directory that a job uses is left alone by all others."""
 
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from helpers import clean_env, fedmpi
-from real_job import AGAIN, PARTIAL, assert_same, rows, succeed, undisturbed
+from real_job import AGAIN, LIMIT_S, PARTIAL, Job, assert_same, processes, rows, succeed, undisturbed, wait_until
+from safetensors.torch import save_file
 
 ULFM = bool(shutil.which("ompi_info", path=clean_env()["PATH"]))  # Open MPI's
 
@@ -170,3 +175,120 @@ def test_name_and_output_are_refused_where_the_directory_is_given(place):
         done = fedmpi(command, place / "whole", word)
         said = f"error: {word}: has no effect here, for {place / 'whole'} says where the run is; leave it out"
         assert (done.returncode, said in done.stderr) == (2, True)
+
+
+# ---- preempted again and again ----
+def preempt(folder, times, seed):
+    """Stop an endless run at a random time after a random number of its rounds, `times` times; then let it end.
+
+    Returns the job, and the number of rounds at its end.
+    """
+    chance, job = random.Random(seed), None
+    for _ in range(times):
+        if job is None:
+            job = Job(folder, "script mpirun", 3, checkpoint={"resume": "auto"}, **PARTIAL)
+        else:
+            job.start()
+        # One in four in the start, before any round; the others some rounds later, anywhere in one.
+        more = 0 if chance.random() < 0.25 else chance.randint(1, 4)
+        if more:
+            job.wait_for_rounds(len(job.rows()) + more)
+        else:
+            job.wait_for(lambda job=job: processes(str(folder / "run.yaml"), "OMPI_COMM_WORLD_RANK="))
+        time.sleep(chance.random() * (0.2 if more else 4))
+        job.process.send_signal(chance.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]))
+        assert job.wait() == AGAIN, job.text()
+    rounds = len(job.rows()) + 3
+    job.start(f"rounds={rounds}")
+    assert job.wait() == 0, job.text()
+    return job, rounds
+
+
+@pytest.mark.parametrize("times", [pytest.param(3, marks=pytest.mark.smoke), pytest.param(20, marks=pytest.mark.soak)])
+def test_preemptions(tmp_path, times):
+    job, rounds = preempt(tmp_path / "torn", times, 0 if times == 3 else random.randrange(10**6))
+    assert job.text().count("stopped early") <= times
+    assert "Traceback" not in job.text()
+    assert_same(job.run, undisturbed(job, rounds))
+
+
+# ---- one job at a time ----
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def is_stopped(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 2)])
+def test_a_run_that_lives_is_not_gone_on_with(start, kind, size):
+    """Stopped meanwhile, so that nothing but the second job could touch the directory. Killed, it has no lock."""
+    job = start()
+    job.wait_for_rounds(1)
+    job.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: is_stopped(job.process.pid))
+    before = contents(job.run)
+    done = fedmpi("resume", job.run, kind=kind, size=size)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("error:") == 1
+    assert f"{job.run} is in use: process {job.process.pid} on host" in done.stderr
+    assert contents(job.run) == before
+    job.kill()
+    done = succeed("resume", job.run, f"rounds={len(job.rows()) + 3}")
+
+
+@pytest.mark.smoke
+def test_the_status_of_a_real_run_stopped_gone_on_with_and_killed(start):
+    job = start()
+    job.wait_for_rounds(1)
+    done = succeed("status", job.run)
+    assert f"running (process {job.process.pid} on " in done.stdout
+    assert "1 on 1 host" in done.stdout
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(LIMIT_S) == AGAIN
+    done = fedmpi("status", job.run, "--json")
+    assert (json.loads(done.stdout)["state"], done.returncode) == ("stopped", AGAIN)
+    job.start("checkpoint.resume=must")
+    job.wait_for(lambda: not (job.run / "summary.json").exists())
+    assert fedmpi("status", job.run).returncode == 0
+    job.kill()
+    done = fedmpi("status", job.run)
+    assert done.returncode == AGAIN
+    assert "state       died" in done.stdout
+    assert f"fedmpi resume {job.run}" in done.stdout
+
+
+# ---- given weights ----
+INITIAL = {
+    "rounds": 3,
+    "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
+    "model": {"name": "logistic"},
+    "method": {"name": "fedper"},
+    "cohort": {"fraction": 0.4},
+    "evaluate": {"protocol": ["personal"]},
+}
+
+
+def test_a_command_on_any_ranks_and_gone_on_with_without_the_file(tmp_path):
+    """Clients that train for the first time after that start from the given weights, too."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**INITIAL, "output": str(tmp_path)}))
+
+    def hashes(name):
+        return [(row["sha256"], row["personal_loss"]) for row in rows(tmp_path / name)]
+
+    succeed("run", tmp_path / "run.yaml", "name=first", "rounds=1", "seed=4")
+    first = tmp_path / "first"
+    said = succeed("run", tmp_path / "run.yaml", "name=alone", f"init.from={first}").stdout
+    assert "2 of 2 tensors of the model start from" in said
+    succeed("run", tmp_path / "run.yaml", "name=ranks", f"init.from={first}", kind="mpirun", size=3)
+    succeed("run", tmp_path / "run.yaml", "name=cut", f"init.from={first}", "rounds=1")
+    (first / "model.safetensors").unlink()
+    succeed("resume", tmp_path / "cut", "rounds=3")
+    assert hashes("alone") == hashes("ranks") == hashes("cut")
+    other = tmp_path / "other.safetensors"
+    save_file({"head.bias": torch.zeros(10)}, other)
+    done = fedmpi("run", tmp_path / "run.yaml", "name=cut", f"init.from={other}", "checkpoint.resume=auto")
+    assert done.returncode == 2
+    assert "initial weights changed" in done.stderr

@@ -111,6 +111,23 @@ class Cluster:
 
         self.until(all_done, jobs[-1])
 
+    def lose_the_node(self, jobs):
+        """Its processes die, and Slurm believes it down. What is still ending there would be started beside itself."""
+        self.until(lambda: not self.say("squeue", "--noheader", "--states=COMPLETING", "--format=%i"), jobs[0])
+        ids = {self.fact(job, "JobId") for job in jobs}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words, told = (path / "cmdline").read_text(), (path / "environ").read_text()
+            except OSError:
+                continue
+            if any(f"slurmstepd: [{each}." in words or f"SLURM_JOB_ID={each}\0" in told for each in ids):
+                os.kill(int(path.name), signal.SIGKILL)
+        node = self.say("sinfo", "--noheader", "--format=%n")
+        self.say("scontrol", "update", f"node={node}", "state=down", "reason=test")
+        while self.say("sinfo", "--noheader", "--format=%T") not in ("idle", "mixed", "allocated"):
+            self.say("scontrol", "update", f"node={node}", "state=resume", check=False)  # unless it is back by itself
+            time.sleep(0.2)
+
     def ended(self, job, limit_s=900):
         """(state, how often it was started again)"""
         self.until(lambda: self.fact(job, "JobState") not in UNDER_WAY, job, limit_s)
@@ -170,18 +187,8 @@ def test_a_job_whose_node_fails_goes_on(cluster):
     whole = cluster.whole("whole")
     job = cluster.submit(*SCRIPTS["srun"])
     cluster.after_rounds(2, [job], lambda job: None)
-    node = cluster.fact(job, "NodeList")
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_text()
-            told = (path / "environ").read_text()
-        except OSError:
-            continue
-        if f"slurmstepd: [{job}." in words or f"SLURM_JOB_ID={job}\0" in told:
-            os.kill(int(path.name), signal.SIGKILL)
     cluster.open()
-    cluster.say("scontrol", "update", f"node={node}", "state=down", "reason=test")
-    cluster.say("scontrol", "update", f"node={node}", "state=resume", check=False)  # unless it is back by itself
+    cluster.lose_the_node([job])
     assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
     assert_same(cluster.run(job), whole)
 

@@ -1,11 +1,8 @@
 """A sweep as an array of a real Slurm: its tasks requeued, cancelled, without their node; the bits of a whole sweep."""
 
 import json
-import os
 import re
-import signal
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -87,25 +84,6 @@ class Sweep:
         self.cluster.until(over, job)
         return self.cluster.fact(job, "JobState"), self.cluster.fact(job, "ExitCode")
 
-    def lose_the_node(self, tasks):
-        """Its processes die, and Slurm believes it down. What is still ending there would be started beside itself."""
-        say = self.cluster.say
-        self.cluster.until(lambda: not say("squeue", "--noheader", "--states=COMPLETING", "--format=%i"), tasks[0])
-        ids = {self.cluster.fact(task, "JobId") for task in tasks}
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words, told = (path / "cmdline").read_text(), (path / "environ").read_text()
-            except OSError:
-                continue
-            if any(f"slurmstepd: [{each}." in words or f"SLURM_JOB_ID={each}\0" in told for each in ids):
-                os.kill(int(path.name), signal.SIGKILL)
-        node = say("sinfo", "--noheader", "--format=%n")
-        say("scontrol", "update", f"node={node}", "state=down", "reason=test")
-        ready = ("idle", "mixed", "allocated")
-        while say("sinfo", "--noheader", "--format=%T") not in ready:
-            say("scontrol", "update", f"node={node}", "state=resume", check=False)  # unless it is back by itself
-            time.sleep(0.2)
-
 
 def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     cluster = sweep.cluster
@@ -128,7 +106,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
         cluster.open(task[name].rpartition("_")[2])
     cluster.until(lambda: "is requeued, and will go on" in sweep.log(task[NAMES[2]]), job)
     cluster.until(lambda: sweep.reason(NAMES[1]) == "signal 15", job)  # its log may have ended before, with srun
-    sweep.lose_the_node([task[NAMES[3]]])
+    cluster.lose_the_node([task[NAMES[3]]])
     cluster.open("3")
     state, code = sweep.ended(end)
     said = sweep.log(f"end-{end}")
@@ -149,7 +127,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     assert name == NAMES[1]
     begun = sweep.rounds(name)
     sweep.after_rounds(begun + 1, [name], job)
-    sweep.lose_the_node([own])
+    cluster.lose_the_node([own])
     cluster.open()
     assert sweep.ended(end) == ("COMPLETED", "0:0"), sweep.log(f"end-{end}")
     assert hashes(sweep.place) == expected

@@ -59,7 +59,6 @@ def rows(run, key="sha256"):
     [
         (["rounds=2"], "rounds: 2, but this run has completed 3 of them"),
         (["checkpoint.every=0", "rounds=4"], "checkpoint.every: 0 keeps nothing to go on from"),
-        (["train.lr=0.5", "rounds=4"], "train.lr is 0.5, was 0.05"),
     ],
 )
 def test_who_is_refused_has_changed_nothing(run, words, said):

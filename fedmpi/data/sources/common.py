@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.text import count, shorten
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import stacked
 from fedmpi.data.preparation import shared
@@ -132,20 +130,6 @@ def check_groups(
             raise UserError(f"{at(k)}: {problem}; correct the column of the parts, or leave data.group_column out")
 
 
-def warn_of_divided_groups(groups: Sequence[str] | np.ndarray, sites: Sequence[str]) -> None:
-    """Warn of a group with rows at several sites, for each site holds out rows of its own. (n,) each, or empty."""
-    site_of: dict[str, str] = {}
-    for group, site in zip(groups, sites, strict=False):
-        if site_of.setdefault(group, site) != site:
-            warnings.warn(
-                f"data.group_column: a group stays together within its site, and {group!r} has rows at "
-                f"{site_of[group]!r} and at {site!r}: if that is one patient, some may be trained on and others be "
-                "tests; then leave data.site_column out, or part the rows by data.split_column",
-                stacklevel=3,
-            )
-            return
-
-
 def number_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     """Number the groups of rows, (n,) as `Dataset.group` needs them; None without groups."""
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
@@ -217,14 +201,6 @@ def with_sites(
     number = np.full(len(names), NOBODY)
     number[trained] = np.arange(len(trained))
     has_own_tests = len(np.intersect1d(trained, tested)) > 0 and not shared_test
-    unusual = {
-        "with test rows alone, which are part of the global test set only": np.setdiff1d(tested, trained),
-        "without a test row": np.setdiff1d(trained, tested),
-    }
-    for what, clients in unusual.items() if has_own_tests else ():
-        if len(clients):
-            who = shorten(", ".join(names[k] for k in clients))
-            warnings.warn(f"data: {count(len(clients), 'client')} {what}: {who}", stacklevel=4)
     return replace(
         data,
         site=torch.from_numpy(number[owner]),

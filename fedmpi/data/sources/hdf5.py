@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -35,7 +35,6 @@ USUAL = {  # what is looked for where the config names nothing
 OPTION = {"x": "inputs", "y": "labels", "site": "sites"}
 Arrays = dict[str, dict[str, Any]]  # "x", "y", "site", "val_x", ..., "test_site" -> data sets by client
 CLIENTS = "examples"  # the group of TensorFlow Federated's files, with a group for each client
-TEXTS = "snippets"  # TFF's Shakespeare
 SHARED_TEST = "coarse_label"  # TFF's CIFAR-100 has it, whose test clients are others with the names of training clients
 
 Name = Annotated[str, Field(min_length=1)]
@@ -56,7 +55,6 @@ def hdf5(
     std: list[Annotated[float, Field(gt=0)]] | None = None,
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
-    val: Literal["join", "leave"] = "join",
 ) -> Dataset:
     """Arrays in the HDF5 file root/path, read by h5py; a silo is a file of its own.
 
@@ -77,7 +75,6 @@ def hdf5(
     std: by channel, by which they are divided then.
     axes: of the samples, such as NCHW, NHWC, NDHW, as of npz.
     pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each row.
-    val: the validation part joins the training part, or is left out.
     """
     names = {"x": inputs, "y": labels, "site": sites}
     at = find(root, (file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
@@ -90,8 +87,6 @@ def hdf5(
             both = f"{at} and {test_at} both hold {min(twice)}"
             raise UserError(f"{both}; leave data.test_path out, or correct the files")
         arrays, unread = arrays | tests, [*unread, *others]
-    if TEXTS in unread:
-        raise UserError(f"{at} holds texts by author, which data.source: text reads")
     for key, name in names.items():
         if not any(each.endswith(key) for each in arrays) and (name or key != "site"):
             known = f"{name!r} (data.{OPTION[key]})" if name else f"for {key}: {', '.join(USUAL[key])}"
@@ -100,7 +95,7 @@ def hdf5(
     ready, uint8 = _joined(arrays, clients, at, on_disk=pixel_range is None)
     site_names = clients or _number_words(ready)
     options = ArrayOptions(axes, pixel_range, mean, std)
-    data = from_arrays(ready, at, options, classes, test_fraction, val, by_site=True)
+    data = from_arrays(ready, at, options, classes, test_fraction, by_site=True)
     if isinstance(data.preparation, ArrayPreparation):  # of floats in the file that are kept as bytes
         data = replace(data, preparation=replace(data.preparation, uint8=uint8))
     if site is not None or data.site is None or not site_names:
@@ -149,7 +144,7 @@ def _arrays_in(at: Path, names: Mapping[str, str | None], part: str = "") -> tup
             if other is not array:
                 both = f"{other.name} and {array.name} could both be {key}"
                 raise UserError(f"{at}: {both}; say which in data.{OPTION[key.rpartition('_')[2]]}")
-    to_report = [name for name in unread if name not in (SHARED_TEST, TEXTS)]
+    to_report = [name for name in unread if name != SHARED_TEST]
     if to_report:
         remedy = "data.inputs, data.labels and data.sites name what is read"
         warnings.warn(f"data: {at}: not read: {shorten(', '.join(to_report))}; {remedy}", stacklevel=3)

@@ -22,11 +22,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
 from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import find, holdout, joined
+from fedmpi.data.sources.common import chosen_sites, find, holdout, joined
 from fedmpi.data.sources.tables.preparation import (
     Column,
     Fit,
-    Moments,
     TablePreparation,
     column_moments,
     standardise_columns,
@@ -35,9 +34,7 @@ from fedmpi.data.sources.tables.preparation import (
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FIRST_TEN = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
 FEATURES = [*FIRST_TEN, "slope", "ca", "thal"]
-CHOLESTEROL = FEATURES.index("chol")
-NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")  # float() reads nan, inf and 1_000
-LARGEST = 1e6  # no measurement comes near
+NUMBER = re.compile(r"[-+]?[0-9]{0,6}\.?[0-9]+\.?")  # float() reads nan, inf and 1_000, too
 # FLamby's columns: slope, ca and thal are left out, cp and restecg become columns of 0 and 1
 FLAMBY_COLUMNS, CP, RESTECG = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
 FLAMBY_TRAIN = 0.66
@@ -63,29 +60,25 @@ def heart_disease(
     standardise: pooled, of variant flamby, does that with the training rows, too (for a model that is trained on all of
     them in one place), while each hospital's test rows stay as they are.
     """
-    if site is not None and site not in HOSPITALS:
-        raise UserError(f"heart_disease: there is no hospital {site!r}; allowed: {', '.join(HOSPITALS)}")
-    names = HOSPITALS if site is None else (site,)
+    names = chosen_sites("heart_disease", HOSPITALS, site)
     if standardise == "pooled" and (site is not None or variant != "flamby"):
         raise UserError(
             "heart_disease: standardise: pooled goes with variant: flamby and the rows of all hospitals; leave "
             "data.standardise out, or take data.partition in the place of data.silos"
         )
+    if variant == "flamby" and test_fraction != 0.2:
+        raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
+    tables = [_read(root, name) for name in names]
     if variant == "flamby":
-        if test_fraction != 0.2:
-            raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
-        return _flamby_dataset([_file(root, name) for name in names], names, standardise == "pooled")
-    hospitals = [_hospital(_file(root, name), test_fraction) for name in names]
-    parts = [replace(data, preparation=_preparation({"": fit})) for data, fit in hospitals]
-    if site is not None:
-        return parts[0]
-    fits = {name: fit for name, (_, fit) in zip(names, hospitals, strict=True)}
-    return replace(joined(parts, names), preparation=_preparation(fits))
-
-
-def _preparation(fits: dict[str, Fit]) -> TablePreparation:
-    """How the rows of a file with the names of the measurements in its first line are prepared. fits: by hospital."""
-    return TablePreparation(
+        return _flamby_dataset(tables, names, standardise == "pooled")
+    hospitals = [_hospital(table, test_fraction) for table in tables]
+    data = hospitals[0][0] if site is not None else joined([part for part, _ in hospitals], names)
+    fits = (
+        {"": hospitals[0][1]}
+        if site is not None
+        else {name: fit for name, (_, fit) in zip(names, hospitals, strict=True)}
+    )
+    preparation = TablePreparation(
         columns=tuple(map(Column, FEATURES)),
         sites=fits,
         labels=("num",),
@@ -94,43 +87,35 @@ def _preparation(fits: dict[str, Fit]) -> TablePreparation:
         site_column="hospital",
         zero_is_gap=("chol",),
     )
-
-
-def _file(root: Path, name: str) -> np.ndarray:
-    file = f"processed.{name}.data"
-    return _read(find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's"))
+    return replace(data, preparation=preparation)
 
 
 def _hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, Fit]:
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
-    cholesterol = x[:, CHOLESTEROL]
+    cholesterol = x[:, FEATURES.index("chol")]
     cholesterol[cholesterol == 0] = np.nan  # nobody has 0 mg/dl: it was not measured (all of Switzerland)
     train, test = holdout(y, test_fraction)
-    mean, std = column_moments(x[train])
-    tx, ty = torch.from_numpy(standardise_columns(x, mean.tolist(), std.tolist())).float(), torch.from_numpy(y)
-    fit = Fit((None,) * len(FEATURES), Moments(tuple(mean.tolist()), tuple(std.tolist())))
+    mean, std = (numbers.tolist() for numbers in column_moments(x[train]))
+    tx, ty = torch.from_numpy(standardise_columns(x, mean, std)).float(), torch.from_numpy(y)
+    fit = Fit((None,) * len(FEATURES), tuple(mean), tuple(std))
     return Dataset(tx[train], ty[train], tx[test], ty[test], classes=2), fit
 
 
-def _read(path: Path) -> np.ndarray:
-    """(n, 14) float64; a `?` is NaN."""
+def _read(root: Path, name: str) -> np.ndarray:
+    """(n, 14) float64 of a hospital; a `?` is NaN."""
+    file = f"processed.{name}.data"
+    path = find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
     rows = []
     for number, cells in csv_rows(path, remedy="fetch the file anew"):
-        row = [_number(cell.strip()) for cell in cells]
-        if len(row) != len(FEATURES) + 1 or None in row or row[-1] not in range(5):
-            needed = f"{len(FEATURES)} numbers of at most {LARGEST:.0f}, or ?, and a diagnosis 0..4 are needed"
+        row = ["nan" if cell.strip() == "?" else cell.strip() for cell in cells]
+        whole = len(row) == len(FEATURES) + 1 and row[-1] in ("0", "1", "2", "3", "4")
+        if not whole or not all(cell == "nan" or NUMBER.fullmatch(cell) for cell in row):
+            needed = f"{len(FEATURES)} numbers of at most 6 digits, or ?, and a diagnosis 0..4 are needed"
             raise UserError(f"{path}, line {number}: {needed}, found {show(','.join(cells))}; fetch the file anew")
-        rows.append(row)
+        rows.append(list(map(float, row)))
     if not rows:
         raise UserError(f"{path} is empty; fetch the file anew")
-    return np.array(rows, dtype=np.float64)
-
-
-def _number(cell: str) -> float | None:
-    """A number, NaN of a `?`; None of anything else."""
-    if cell == "?":
-        return float("nan")
-    return float(cell) if NUMBER.fullmatch(cell) and abs(float(cell)) <= LARGEST else None
+    return np.array(rows)
 
 
 # ---- FLamby ----

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.text import natural_order, nearest, shorten
-from fedmpi.data.csv_file import csv_table
+from fedmpi.common.text import natural_order, shorten
+from fedmpi.data.csv_file import text_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import (
     PARTS,
@@ -25,8 +25,8 @@ from fedmpi.data.sources.common import (
     ignored_target,
     joined,
     number_groups,
-    warn_of_divided_groups,
 )
+from fedmpi.data.sources.tables.files import read
 
 
 @dataclass(frozen=True)
@@ -49,48 +49,43 @@ class Sample:
         return UserError(f"{self.at}: {text}" if self.at else text)
 
 
-Read = Callable[[Sequence[Sample], np.ndarray, np.ndarray], Dataset]
+ReadSite = Callable[[Sequence[Sample], np.ndarray, np.ndarray], Dataset]
 
 
 def dataset_of(
     samples: Sequence[Sample],
-    read: Read,
+    read_site: ReadSite,
     source: str,
     *,
     classes: Sequence[str] = (),
     silo: str | None = None,
-    val: str = "join",
     test_fraction: float | None = None,
     split_column: str | None = None,
 ) -> Dataset:
     """The data set of all samples, site after site in the order of their first ones.
 
     Args:
-        read: (samples of a site, places of the training part, of the test part) -> its data.
+        read_site: (samples of a site, places of the training part, of the test part) -> its data.
         classes: the names in the order of their numbers; of samples with masks ().
         silo: the site whose samples they are, in silo mode.
-        val: whether the validation part joins the training part or is left out.
         test_fraction: of each class of each site, where nothing says the test part; the same for every seed.
         split_column: what says the part of each sample in a CSV file.
     """
     groups = [sample.group for sample in samples if sample.group]
     # Of all sites at once: a patient of two of them is one patient.
     check_groups(groups, [sample.part != "test" for sample in samples], lambda k: samples[k].at)
-    if not split_column:
-        warn_of_divided_groups(groups, [sample.site for sample in samples])
     by_site: dict[str, list[Sample]] = {}
     for sample in samples:
         by_site.setdefault(sample.site, []).append(sample)
     number, sites = {name: k for k, name in enumerate(classes)}, {}
     for site, own in by_site.items():
-        own = [sample for sample in own if val == "join" or sample.part != "val"]
         labels = np.array([number.get(sample.label, 0) for sample in own], dtype=np.int64)
         train, test = _divided(own, labels, split_column, test_fraction)
         if not len(train):
             whose = f"{source}: no sample{f' of {site}' if site else ''}"
             raise UserError(f"{whose} is of the training part; correct data.path or the parts")
         own_groups = [own[k].group for k in train if own[k].group]
-        sites[site] = replace(read(own, train, test), group=number_groups(own_groups))
+        sites[site] = replace(read_site(own, train, test), group=number_groups(own_groups))
     (first, data), *others = sites.items()
     for site, part in others:
         if part.input_shape != data.input_shape:
@@ -124,26 +119,14 @@ def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> l
     Raises UserError, with the line, for a file that cannot be read, a column that is not there, a gap in one.
     """
 
-    def check_header(header: Sequence[str]) -> None:
-        for key, name in columns.items():
-            if header.count(name) > 1:
-                raise UserError(f"{path} has the column {name!r} twice; rename one")
-            if name not in header:
-                one_cell = "; is data.delimiter another one?" if len(header) == 1 else ""
-                raise UserError(f"{path} has no column {name!r} (data.{key}){one_cell}; {nearest(name, header)}")
-
-    header, lines = csv_table(path, delimiter, check_header)
-    places = {key: header.index(name) for key, name in columns.items()}
-    rows = []
-    for number, line in lines:
-        at = f"{path}, line {number}"
-        values = {key: line[place].strip() for key, place in places.items()}
+    table = read(path, delimiter)
+    cells = {key: [str(cell).strip() for cell in text_of(table.column(name, key))] for key, name in columns.items()}
+    values_by_row = (dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True))
+    rows = [Row(table.at(k), values) for k, values in enumerate(values_by_row)]
+    for at, values in rows:
         gap = next((columns[key] for key, value in values.items() if not value), None)
         if gap is not None:
             raise UserError(f"{at}: the column {gap!r} is empty; fill it, or leave the row out")
-        rows.append(Row(at, values))
-    if not rows:
-        raise UserError(f"{path} holds no row below its header")
     return rows
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -48,14 +48,13 @@ def npz(
     std: list[Annotated[float, Field(gt=0)]] | None = None,
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
-    val: Literal["join", "leave"] = "join",
 ) -> Dataset:
     """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
 
     Of silos path may hold {site}, which becomes the silo's name; without path the silo's name is the file's.
     The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...).
-    val: val_x, val_y (val_images, val_labels; val_site), if there, join the training part, as in FedSOL's TissueMNIST
-    (189,106 = 165,466 + 23,640), or are left out. `data.validation` takes its rows from what there is then.
+    val_x, val_y (val_images, val_labels; val_site), if there, join the training part, as in FedSOL's TissueMNIST
+    (189,106 = 165,466 + 23,640). `data.validation` takes its rows from what there is then.
     x: (n, f), grey images (n, H, W), images and volumes with axes as `axes` says; uint8 is scaled to 0..1, other
     numbers are taken as they are. axes: of x, such as NCHW, NHWC, NDHW (volumes of one channel), NDHWC; without it 1 or
     3 entries of the first or the last axis are channels, and other shapes are guessed, with a warning. pixel_range:
@@ -74,7 +73,7 @@ def npz(
         raise UserError(
             f"{at} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
         ) from error
-    return from_arrays(arrays, at, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction, val)
+    return from_arrays(arrays, at, ArrayOptions(axes, pixel_range, mean, std), classes, test_fraction)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -135,7 +134,6 @@ def from_arrays(
     options: ArrayOptions,
     classes: int | None,
     test_fraction: float | None,
-    val: Literal["join", "leave"],
     by_site: bool = False,
 ) -> Dataset:
     """The data set of the arrays x, y and others of KEYS in the file `at`; see `npz`. x may stay on disk."""
@@ -147,8 +145,6 @@ def from_arrays(
             raise UserError(f"{at} has no array '{prefix}{missing}'; it holds {', '.join(arrays) or 'none'}")
         if own:
             parts[prefix] = _part(own, prefix, at, options)
-    if val == "leave":
-        parts.pop("val_", None)
     if parts[""].y.ndim > 1 and classes is None:
         shape = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
         raise UserError(f"{at}: {shape}, the model's outputs; of one-hot rows store y.argmax(1)")
@@ -196,7 +192,7 @@ def join_parts(
             formats = f"rows of x, y are {_format(parts[''])}, of {prefix}x, {prefix}y {_format(part)}"
             raise UserError(f"{at}: {formats}; they must agree")
     if len({part.site is None for prefix, part in parts.items() if prefix != "test_"}) > 1:
-        raise UserError(f"{at} has site and no val_site, or the reverse; say data.val: leave")
+        raise UserError(f"{at} has site and no val_site, or the reverse; store both, or neither")
     trained = [part for prefix, part in parts.items() if prefix != "test_"]
     x = trained[0].x if len(trained) == 1 else stacked([part.x for part in trained])
     y = torch.cat([part.y for part in trained])

@@ -44,27 +44,24 @@ def nifti(
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None,
     size: tuple[Voxels, Voxels, Voxels] | None = None,
     intensity: Intensity = "standardise",
-    val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
     """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz, or named in the CSV file
     root/path; needs nibabel.
 
-    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask
-    (X, Y, Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a
-    folder. image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have
-    in common. A folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file,
-    files relative to root; site_column: whose a row is; split_column: train, val or test; group_column: whose rows stay
-    together, such as a patient's; delimiter: between fields. val: the validation part joins the training part, or is
-    left out. Without a test part, test_fraction (0.2) of each site's pairs is it, the same for every seed.
-    classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
-    masks. A number that is neither a class nor task.ignore is refused.
-    Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head (RAS+), by the file's
-    affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled, images linearly, masks to
-    the nearest voxel. size: voxels of all volumes, which must be of one size without it: they are cropped and padded at
-    the centre, with the least intensity and class 0.
-    intensity: standardise (each channel of each volume to mean 0 and deviation 1); [low, high], which become 0 and 1,
-    with what lies beyond cut off; or stored.
+    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask (X, Y,
+    Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a folder.
+    image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have in
+    common. A folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file, files
+    relative to root; site_column: whose a row is; split_column: train, val (which joins train) or test; group_column:
+    whose rows stay together, such as a patient's; delimiter: between fields. Without a test part, test_fraction (0.2)
+    of each site's pairs is it, the same for every seed. classes: how many, if masks hold class numbers, 0 the
+    background; mask_values: else the number of each class in the masks. A number that is neither a class nor
+    task.ignore is refused. Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head
+    (RAS+), by the file's affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled,
+    images linearly, masks to the nearest voxel. size: voxels of all volumes, which must be of one size without it: they
+    are cropped and padded at the centre, with the least intensity and class 0. intensity: standardise (each channel of
+    each volume to mean 0 and deviation 1); [low, high], which become 0 and 1, with what lies beyond cut off; or stored.
     """
     _check_nibabel()
     if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
@@ -87,9 +84,7 @@ def nifti(
         x, y = torch.stack(volumes), torch.stack(masks)
         return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
 
-    return dataset_of(
-        samples, read, "nifti", silo=site, val=val, test_fraction=test_fraction, split_column=split_column
-    )
+    return dataset_of(samples, read, "nifti", silo=site, test_fraction=test_fraction, split_column=split_column)
 
 
 def _check_nibabel() -> None:

@@ -5,10 +5,9 @@ Texts become windows of symbols: x (n, L), and y (n, L), the symbol after each o
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -22,15 +21,15 @@ from fedmpi.common.text import count, natural_order, show
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
-from fedmpi.data.sources.common import checked_fraction, file_name, find, with_sites
-from fedmpi.data.sources.hdf5 import open_file
-from fedmpi.data.sources.tables.files import Table, in_memory, read
+from fedmpi.data.sources.common import file_name, find, with_sites
+from fedmpi.data.sources.tables.files import read
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
 SKIP = -100  # a target that does not count: the one of the task next_symbol
 FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
 
 Context = Annotated[int, Field(ge=1, le=100_000)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 def text(
@@ -38,47 +37,37 @@ def text(
     *,
     site: str | None = None,
     path: str | None = None,
-    test_path: Annotated[str, Field(min_length=1)] | None = None,
     author_column: str = "author",
     text_column: str = "text",
     context: Context = 80,
     alphabet: Annotated[str, Field(min_length=2)] | None = None,
-    min_chars: Annotated[int, Field(ge=1)] | None = None,
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
+    min_chars: Annotated[int, Field(ge=1)] = 1,
+    test_fraction: Fraction = 0.2,
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
 ) -> Dataset:
-    """The next character, for texts by author: root/path is a CSV, a Parquet or a .jsonl file, or a folder of *.txt;
-    or the HDF5 file of TensorFlow Federated's Shakespeare.
+    """The next character, for texts by author: root/path is a CSV or a Parquet file, or a folder of *.txt.
 
     A file has a row for each text; rows of one author are joined by a line feed, in the file's order, and carriage
     returns become line feeds. author_column: whose each text is; text_column: the texts; delimiter: between the fields
     of a CSV. In a folder AUTHOR.txt is an author's. x is a window of `context` characters, y the character after each
     of them. A text is cut into windows, one after the other, whose rest is left out; one that is too short for a window
-    is refused, or left out with its author by min_chars. The last test_fraction (0.2) of each author's characters is
-    the test part. test_path: a file or folder like that of path, with the test part of each author.
+    is refused, or left out with its author by min_chars. The last test_fraction of each author's characters is the test
+    part.
     alphabet: the characters in the order of their numbers; without it, those of all training parts, sorted, and one
     more, if need be, for what occurs in test parts alone. In silo mode, which needs it, a silo is one author's .txt:
     path may hold {site}, which becomes the silo's name, and without path the silo's name is the file's.
     """
-    share = checked_fraction(test_fraction, f"data.test_path: {test_path}" if test_path else "")
     name = file_name("text", site, path)
+    at = root / name
+    at = at if os.path.isdir(at) and site is None else find(root, (name,), "text", "correct data.root or data.path")
     if site is not None:
-        if test_path is not None:
-            raise UserError("text: data.test_path goes with data.path of all authors, not with silos; leave it out")
         if alphabet is None:
             raise UserError("text: data.alphabet is missing; silos need it, for none knows the others' characters")
-        at = find(root, (name,), "text", "correct data.root or data.path")
-        return windows({site: Text(read_text(at), str(at))}, context, share, alphabet=alphabet)
+        return windows({site: Text(read_text(at), str(at))}, context, test_fraction, alphabet=alphabet)
     columns = author_column, text_column, delimiter
-
-    def read_all(name: str, key: str) -> dict[str, Text]:
-        at = root / name
-        at = at if os.path.isdir(at) else find(root, (name,), "text", f"correct data.root or data.{key}")
-        texts = texts_of(at, *columns)
-        return {author: texts[author] for author in natural_order(texts)}
-
-    tests = read_all(test_path, "test_path") if test_path else None
-    return windows(read_all(name, "path"), context, share, min_chars, alphabet, tests, columns)
+    texts = texts_of(at, *columns)
+    texts = {author: texts[author] for author in natural_order(texts)}
+    return windows(texts, context, test_fraction, min_chars, alphabet, columns)
 
 
 def shakespeare(
@@ -86,7 +75,7 @@ def shakespeare(
     *,
     context: Context = 80,
     min_chars: Annotated[int, Field(ge=1)] = 1000,
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    test_fraction: Fraction = 0.2,
 ) -> Dataset:
     """Tiny Shakespeare (Karpathy 2015): the next character, by role, in the spirit of LEAF's Shakespeare.
 
@@ -116,32 +105,24 @@ class Text(NamedTuple):
 
 def texts_of(at: Path, author_column: str, text_column: str, delimiter: str) -> dict[str, Text]:
     """Read the text of each author in a file, or in a folder of .txt files."""
-    ending = at.suffix.lower()
-    if at.is_dir() or ending == ".txt":
+    if at.is_dir() or at.suffix.lower() == ".txt":
         files = sorted(at.iterdir()) if at.is_dir() else [at]
-        texts = {
-            file.stem: Text(read_text(file), str(file))
-            for file in files
-            if file.suffix.lower() == ".txt" and file.name[0] != "."
-        }
-        if not texts:
+        files = [file for file in files if file.suffix.lower() == ".txt" and not file.name.startswith(".")]
+        if not files:
             raise UserError(f"{at} holds no file *.txt; all that an author wrote is expected in one AUTHOR.txt")
-        return texts
-    if ending in (".h5", ".hdf5"):
-        return _hdf5_texts(at)
-    table = _json_lines(at) if ending in (".jsonl", ".ndjson") else read(at, delimiter)
+        return {file.stem: Text(read_text(file), str(file)) for file in files}
+    table = read(at, delimiter)
     authors, cells = table.words(author_column, "author_column"), table.column(text_column, "text_column")
     if cells.dtype == np.float64:
-        raise UserError(f"{table.path}: column {text_column!r} (data.text_column) holds numbers, not texts")
+        raise UserError(f"{at}: column {text_column!r} (data.text_column) holds numbers, not texts")
     pieces: dict[str, list[str]] = {}
     places: dict[str, str] = {}
     for row, (author, piece) in enumerate(zip(authors, text_of(cells), strict=True)):
         if not author:
             raise UserError(f"{table.at(row)}: column {author_column!r} is empty; every text needs an author")
-        pieces.setdefault(author, []).append(piece)
+        pieces.setdefault(author, []).append(piece.replace("\r\n", "\n").replace("\r", "\n"))
         places.setdefault(author, table.at(row))
-    joined = {author: "\n".join(own).replace("\r\n", "\n").replace("\r", "\n") for author, own in pieces.items()}
-    return {author: Text(text, places[author]) for author, text in joined.items()}
+    return {author: Text("\n".join(own), places[author]) for author, own in pieces.items()}
 
 
 def read_text(file: Path) -> str:
@@ -150,27 +131,6 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8-sig")  # -sig: the mark with which some editors begin a file
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read as text in UTF-8: {error}; save it as UTF-8") from error
-
-
-def _hdf5_texts(at: Path) -> dict[str, Text]:
-    """Read the snippets of each client of TensorFlow Federated's Shakespeare, joined by a line feed."""
-    clients = open_file(at).get("examples", {})
-    texts = {name: clients[name].get("snippets") for name in clients}
-    if not texts or any(snippets is None or snippets.dtype.kind != "O" for snippets in texts.values()):
-        raise UserError(f"{at} has no texts examples/CLIENT/snippets; arrays are read by data.source: hdf5")
-    return {name: Text("\n".join(texts[name].asstr()[()]), f"{at}, client {name}") for name in texts}
-
-
-def _json_lines(at: Path) -> Table:
-    rows, places = [], []
-    for number, line in enumerate(read_text(at).split("\n"), 1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise UserError(f"{at}, line {number} is no JSON: {error}; one object a line is needed") from error
-            places.append(number)
-    return replace(in_memory(rows), path=at, places=np.array(places), unit="line")
 
 
 # ---- windows ----
@@ -238,8 +198,8 @@ def number_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
 
 def check_characters(text: str, alphabet: Sequence[str], where: str, reason: str = "") -> None:
     """Raise UserError for a character that is not in the alphabet, or stands twice in it."""
-    if len({*alphabet}) < len(alphabet):
-        twice = next(symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k])
+    twice = next((symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]), None)
+    if twice is not None:
         raise UserError(f"data.alphabet holds {show(twice)} twice; each character stands once")
     strange = {*text} - {*alphabet}
     if strange:
@@ -262,32 +222,29 @@ def windows(
     texts: Mapping[str, Text],
     context: int,
     test_fraction: float,
-    min_chars: int | None = None,
+    min_chars: int = 1,
     alphabet: str | None = None,
-    tests: Mapping[str, Text] | None = None,
     columns: tuple[str, str, str] = ("author", "text", ","),
 ) -> Dataset:
     """The data set of several authors, who are its sites; only the first 1 - test_fraction of a text is trained on.
 
     A part of n characters is cut into floor((n - 1) / context) windows, one after the other. min_chars: authors with
-    fewer characters are left out. tests: the test part of each author, of whose text all is trained on then. Raises
-    UserError for an author whose training part is shorter than a window and the character after it.
+    fewer characters are left out. Raises UserError for an author whose training part is shorter than a window and the
+    character after it.
     """
-    texts = {name: text for name, text in texts.items() if len(text.text) >= (min_chars or 0)}
+    texts = {name: text for name, text in texts.items() if len(text.text) >= min_chars}
     if not texts:
         raise UserError(f"data.min_chars: {min_chars}: no author has so many characters; lower it")
     train, test = {}, {}
     for name, (characters, place) in texts.items():
-        end = len(characters) - (int(test_fraction * len(characters)) if tests is None else 0)
+        end = len(characters) - int(test_fraction * len(characters))
         train[name], test[name] = characters[:end], characters[end:]
-        if tests is not None and name in tests:
-            test[name] = tests[name].text
         if end < context + 1:
             few = f"author {name!r} has {count(end, 'character')} to train on, of {len(characters)}"
             remedy = f"data.context = {context} needs {context + 1}: lower it, or leave short authors out"
             raise UserError(f"{place}: {few}; {remedy} with data.min_chars")
         if alphabet is not None:
-            check_characters(train[name] + test[name], alphabet, f"{place}: author {name!r}")
+            check_characters(characters, alphabet, f"{place}: author {name!r}")
     symbols = tuple(alphabet or make_alphabet({*"".join(train.values())}, {*"".join(test.values())}))
     rows, test_rows = ([cut(part, symbols, context) for part in parts.values()] for parts in (train, test))
     x, test_x = torch.cat(rows), torch.cat(test_rows)

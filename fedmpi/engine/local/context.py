@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.inputs import arguments
-from fedmpi.data.batches import Shard, batches
+from fedmpi.data.batches import batches
 from fedmpi.engine.checks import check_tensor, not_passed
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local import client_round, training_loop
@@ -170,7 +170,8 @@ class ClientContext(Client):
         return loss
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
-        shard, task = self._rows(part), self.trainer.task
+        data, task = self.trainer.data, self.trainer.task
+        shard = (data.train if part == "train" else data.validation)[self.id]
         total = torch.zeros((), dtype=torch.float64, device=self.w.device)
         weight: int | Tensor = 0
         pairs: list[tuple[Tensor, Tensor]] = []
@@ -261,16 +262,13 @@ class ClientContext(Client):
         self.trainer.messages.check_groups(groups or (), "client.segments")
         return [s for s in self.trainer.model.layout.segments if groups is None or s.group in groups]
 
-    def _rows(self, part: Part) -> Shard:
-        return self.trainer.data.train[self.id] if part == "train" else self.trainer.data.validation[self.id]
-
-    def batches(self, part: Part = "train", generator: torch.Generator | None = None) -> Iterator[Batch]:
-        rows = self._rows(part)
-        return batches(rows, self.batch_size or (len(rows) if generator else None), generator)
+    def batches(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
+        size = self.batch_size or (self.n if generator else None)
+        return batches(self.trainer.data.train[self.id], size, generator)
 
     def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         with self._evaluating():
-            for x, y in batches(self._rows("train"), EVALUATION_BATCH, None):
+            for x, y in batches(self.trainer.data.train[self.id], EVALUATION_BATCH, None):
                 yield (*self.forward(x), y)
 
     def generator(self, *purpose: str | int) -> torch.Generator:

@@ -104,7 +104,7 @@ def train_clients(
         _write_all(clients, fit, here, list(seconds.values()))
         if here is not rows:
             rows.copy_(here)
-        return dict.fromkeys((client.id for client in clients), _do_nothing)
+        return dict.fromkeys((client.id for client in clients), lambda row: None)  # it is written already
     weights = fit.weights()
     return {k.id: partial(_finish, k, fit, i, weights[i], seconds[k.id], *started[i]) for i, k in enumerate(ordered)}
 
@@ -142,10 +142,6 @@ def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, s
     upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
     upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds), non_blocking=True)
     upload.packing.view(rows, "_flag").copy_(torch.tensor(flags), non_blocking=True)
-
-
-def _do_nothing(row: Tensor) -> None:
-    """Write nothing: the upload is written already."""
 
 
 def _start(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:

@@ -26,11 +26,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
 from fedmpi.runtime import build_data, trust
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.finished.models import ClientPredictor, RunModel, client_model, rebuild_model
+from fedmpi.runtime.finished.models import ClientPredictor, RunModel
 from fedmpi.runtime.finished.predict import site_of, write_output
-from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
 from fedmpi.runtime.record.run_dir import serialize_model
-from fedmpi.runtime.record.saved_model import facts_of, personal_notice
+from fedmpi.runtime.record.saved_model import personal_notice
 
 FORMATS = ("safetensors", "onnx")
 NEEDS = ("onnx", "onnxscript", "onnxruntime")  # beside torch, for onnx
@@ -46,20 +45,21 @@ def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | Non
     """
     run, client = which.run, None if which.client is None else str(which.client)
     path = out or run / "export" / f"{Path(which.file).stem}{'' if client is None else f'-client-{client}'}.{to}"
-    _check_format(to, path)
+    if to not in FORMATS:
+        raise UserError(f"--to: {to}; allowed: {', '.join(FORMATS)}")
+    if to == "onnx" and (missing := [name for name in NEEDS if find_spec(name) is None]):
+        raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
+    if path.suffix != f".{to}":
+        raise UserError(f"--out: {path}: a file whose name ends in .{to} is needed, for --to {to}")
     settings = which.settings("compute.compile=false", "compute.device=cpu")
     with trust.guard(which.trusted):
         set_numerics(settings)
-        facts = facts_of(run / which.file)
+        facts = which.facts
         if client is not None:
-            module = client_model(which)
             facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
-        else:
-            module = rebuild_model(run, settings, which.file)
-            if facts.get("kept"):
-                raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
-            if notice := personal_notice(facts):
-                say(notice)
+        elif facts.get("kept"):
+            raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
+        module = which.load(settings)
         if isinstance(module, ClientPredictor):
             raise UserError(
                 f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "
@@ -68,27 +68,7 @@ def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | Non
         content = _onnx(module, settings, client, say) if to == "onnx" else serialize_model(module.state_dict(), facts)
     write_output(path, content)
     say(f"{path}: {sum(p.numel() for p in module.parameters()):,} parameters")
-    if (prepared := _preprocessing(run, settings.data.silos, client)) is not None:
-        write_output(path.with_suffix(".preprocessing.json"), prepared.read_bytes())
     return path
-
-
-def _check_format(to: str, path: Path) -> None:
-    if to not in FORMATS:
-        raise UserError(f"--to: {to}; allowed: {', '.join(FORMATS)}")
-    missing = [name for name in NEEDS if to == "onnx" and find_spec(name) is None]
-    if missing:
-        raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
-    if path.suffix != f".{to}":
-        raise UserError(f"--out: {path}: a file whose name ends in .{to} is needed, for --to {to}")
-
-
-def _preprocessing(run: Path, silos: Sequence[str] | None, client: str | None) -> Path | None:
-    """Return the preprocessing.json of the model: that of the client's site, else the one that all sites share."""
-    sites = [site_of(silos, client)] if silos and client is not None else silos
-    files = [site_file(run, site) for site in sites] if sites else [run / PREPROCESSING]
-    is_shared = all(file.is_file() for file in files) and len({file.read_bytes() for file in files}) == 1
-    return files[0] if is_shared else None
 
 
 # ---- ONNX ----

@@ -40,7 +40,7 @@ from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, INITIAL, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, read_model
+from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, personal_notice, read_model
 
 # What one process needs that trains nobody.
 RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
@@ -111,28 +111,47 @@ class RunModel:
         """The name of the file of the global model."""
         return BEST if self.best else MODEL
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The metadata of the file of the global model."""
+        return facts_of(self.run / self.file)
+
     def settings(self, *overrides: str) -> Settings:
         return trust.run_settings(self.run, self.trusted, [*self.overrides, *overrides])
 
+    def load(self, settings: Settings) -> nn.Module:
+        """Return the module, in evaluation mode; warn of a global model where clients use others.
 
-def client_model(which: RunModel) -> nn.Module:
-    """Return the model with which a client was evaluated after the last round, or that of the best model.
+        Raises UserError: there is no such client, its run has not ended, or the run directory lacks what it kept.
+        """
+        with trust.guard(self.trusted):
+            if self.client is not None:
+                return _client_model(self)
+            module = rebuild_model(self.run, settings, self.file)
+        if notice := personal_notice(self.facts):
+            warnings.warn(notice, stacklevel=3)
+        return module
 
-    Raises UserError: there is no such client, its run has not ended, or the run directory does not have what it kept.
-    """
-    run_dir, name, start = which.run, which.file, which.run / INITIAL
+
+def _client_model(which: RunModel) -> nn.Module:
+    """Return the model with which a client was evaluated after the last round, or that of the best model."""
+    run_dir, start = which.run, which.run / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # The training's files are read as the run did: not as overrides say for a new file.
     own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
     settings = replace(which, overrides=own).settings(*start_from, *RESTORED)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
     settings = settings.model_copy(update={"evaluate": evaluate})
-    with trust.guard(which.trusted), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run has shown them
         set_numerics(settings)
-        module, facts = rebuild_model(run_dir, settings, name), facts_of(run_dir / name)
-        sizes = _sizes(run_dir)
-        number = _number(which.client, _site_names(run_dir, settings), len(sizes))
+        module, facts = rebuild_model(run_dir, settings, which.file), which.facts
+        try:
+            partition = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
+            sizes = np.array(by_client(run_dir, partition)[0], dtype=np.int64)  # (N,) training samples
+        except (OSError, ValueError) as error:
+            raise UserError(f"{run_dir / 'partition.json'} cannot be read: {error}") from error
+        number = _number(which, settings, len(sizes))
         experiment = _experiment(run_dir, settings, facts, number, sizes)
         fed = build.federation(experiment, Solo(torch.device("cpu")), lambda: False)
         t = int(facts["round"]) if which.best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
@@ -140,15 +159,11 @@ def client_model(which: RunModel) -> nn.Module:
         return _own_model(fed, experiment, module, number, t)
 
 
-def _site_names(run_dir: Path, settings: Settings) -> list[str]:
-    """Return the sites of the clients, in their order; [] where clients are no sites."""
-    if settings.data.silos or not (run_dir / PREPROCESSING).is_file():
-        return list(settings.data.silos or ())
-    return list(read_preprocessing(run_dir / PREPROCESSING).client_sites)
-
-
-def _number(client: int | str | None, sites: Sequence[str], clients: int) -> int:
+def _number(which: RunModel, settings: Settings, clients: int) -> int:
     """Return the client's number. Raises UserError if there is no such client."""
+    client, sites = which.client, list(settings.data.silos or ())
+    if not sites and (which.run / PREPROCESSING).is_file():
+        sites = list(read_preprocessing(which.run / PREPROCESSING).client_sites)
     if isinstance(client, str) and client in sites:
         return sites.index(client)
     if isinstance(client, bool) or not str(client).isdecimal() or int(str(client)) >= clients:
@@ -157,74 +172,47 @@ def _number(client: int | str | None, sites: Sequence[str], clients: int) -> int
     return int(str(client))
 
 
-def _sizes(run_dir: Path) -> np.ndarray:
-    """Return (N,) training samples by client, from partition.json."""
-    try:
-        facts = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
-        return np.array(by_client(run_dir, facts)[0], dtype=np.int64)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir / 'partition.json'} cannot be read: {error}") from error
-
-
 # ---- the experiment ----
 def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray) -> Experiment:
     """Build the experiment of the run, with data only where the method's evaluation may use them."""
-    method = build.make_method(settings)
+    method, device = build.make_method(settings), torch.device("cpu")
     is_foreign = any(where.startswith("method") for where in trust.foreign(settings.model_dump(mode="json")))
     if not overrides(method, "predict") and not (is_foreign and any(overrides(method, hook) for hook in OWN)):
         return _without_data(settings, method, facts, sizes)
     if settings.data.silos:  # the data of other sites may not be here
-        return build.experiment(settings, build_data.site_federation(settings, client), torch.device("cpu"))
+        return build.experiment(settings, build_data.site_federation(settings, client), device)
     data = build_data.partitioned(settings)
     recorded = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
     digests = rank_agreement.data_digests(data)
-    different = [key[1:-1] for key, digest in digests.items() if recorded.get(key, digest) != digest]
-    if different:
+    if different := [key[1:-1] for key, digest in digests.items() if recorded.get(key, digest) != digest]:
         raise UserError(
             f"{' and '.join(different)} below {settings.data.root} are not those of the run, and method "
             f"{settings.method.name} needs the client's data to predict; data.root=DIR says where they are"
         )
-    return build.experiment(settings, data, torch.device("cpu"))
+    return build.experiment(settings, data, device)
 
 
 def _without_data(settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray) -> Experiment:
     """Build the experiment of a server without data, with the initial weights."""
-    (shape, dtype), classes = input_of(facts), int(facts["classes"])
-    nobody = np.zeros(len(sizes), dtype=np.int64)
+    (shape, dtype), classes, n = input_of(facts), int(facts["classes"]), len(sizes)
+    no_tests, no_counts = np.zeros(n, dtype=np.int64), np.zeros((n, classes), dtype=np.int64)
+    targets: tuple[tuple[int, ...], torch.dtype] = (), torch.int64
+    sites = tuple(settings.data.silos or ())
     data = Federated(
-        classes=classes,
-        input_shape=shape,
-        x_dtype=dtype,
-        target_shape=(),
-        target_dtype=torch.int64,
-        clients=len(sizes),
-        train_sizes=sizes,
-        test_sizes=nobody,
-        label_counts=np.zeros((len(sizes), classes), dtype=np.int64),
-        train={},
-        test={},
-        global_test=None,
-        parts=None,
-        site_names=tuple(settings.data.silos or ()),
-        counts_shared=False,
+        classes, shape, dtype, *targets, n, sizes, no_tests, no_counts, {}, {}, None, None, sites, counts_shared=False
     )
     module = build.prepared_module(settings, method, shape, classes, dtype)
     if settings.init.source is not None:
         load_initial_weights(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
-    messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(
-        settings, data, method, _NoTask(), net, model, messages, build.make_local_training(settings), None
-    )
+    messages, training = build.make_messages(settings, method, model, net, data), build.make_local_training(settings)
+    return Experiment(settings, data, method, _NoTask(), net, model, messages, training, None)
 
 
 # ---- its state ----
 def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
-    """Bring server and clients to the end of round t.
-
-    Raises UserError where the run directory does not hold what that takes.
-    """
+    """Bring server and clients to the end of round t. Raises UserError if the run directory lacks what that takes."""
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
     if t < 0:  # a run of 0 rounds: all are as they began

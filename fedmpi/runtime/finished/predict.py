@@ -34,10 +34,10 @@ from fedmpi.data.preparation import NewRows, Request, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime import trust
 from fedmpi.runtime.device import pick_device, set_numerics
-from fedmpi.runtime.finished.models import RunModel, client_model, rebuild_model
+from fedmpi.runtime.finished.models import RunModel
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.data_files import PREPROCESSING, Preprocessing, find_own_preprocessing, read_preprocessing
-from fedmpi.runtime.record.saved_model import facts_of, input_of, personal_notice
+from fedmpi.runtime.record.saved_model import input_of
 from fedmpi.tasks import contract
 
 FOLDER = "predictions"  # of a run directory
@@ -60,12 +60,8 @@ def predict(
     settings = which.settings("compute.compile=false")
     with trust.guard(which.trusted):
         set_numerics(settings)
-        if which.client is not None:
-            module = client_model(which)
-        else:
-            module = rebuild_model(which.run, settings, which.file).to(pick_device(settings, detect({})))
-            if notice := personal_notice(facts_of(which.run / which.file)):
-                warnings.warn(notice, stacklevel=2)
+        module = which.load(settings)
+        module = module if which.client is not None else module.to(pick_device(settings, detect({})))
         predictions = Predictor(module, which, settings)(file, site=site, ids=ids)
     columns = {column: np.asarray(values) for column, values in predictions.items()}
     suffix = ".npz" if any(values.ndim > 1 for values in columns.values()) else ".csv"
@@ -94,15 +90,10 @@ def _csv(columns: Mapping[str, np.ndarray]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(zip(*(map(_cell, values) for values in columns.values()), strict=True))
+    for row in zip(*columns.values(), strict=True):  # a whole number of a file has no point, and a gap is empty
+        cells = [int(v) if isinstance(v, float) and v.is_integer() else v for v in row]
+        writer.writerow(["" if v != v else v for v in cells])
     return text.getvalue().encode()
-
-
-def _cell(value: Any) -> str:
-    """Print a value as its type does; a gap is empty, and a whole number of a file has no point."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return "" if value != value else str(value)
 
 
 def _npz(columns: Mapping[str, np.ndarray]) -> bytes:
@@ -140,11 +131,6 @@ class Predictor:
     which: RunModel
     settings: Settings
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """The metadata of the file of the global model."""
-        return facts_of(self.which.run / self.which.file)
-
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
         preprocessing, site = self._preprocessing(site)
         preparation = preprocessing.preparation
@@ -158,7 +144,7 @@ class Predictor:
             message = f"{len(others)} of {count(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
             warnings.warn(f"{message}; all are prepared as rows of {site!r}", stacklevel=2)
         new_rows = replace(new_rows, x=_augmented(new_rows.x, preprocessing.operations))
-        shape, trained = sample_shape(new_rows.x), input_of(self.facts)[0]
+        shape, trained = sample_shape(new_rows.x), input_of(self.which.facts)[0]
         if shape != trained:
             raise UserError(f"the rows become samples of shape {shape}; the model was trained on {trained}")
         scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
@@ -182,7 +168,7 @@ class Predictor:
         """Predict all rows; where they have targets compute the task's metrics of them."""
         construct = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
         with seeds.seeded(self.settings.seed, "task"):
-            task = construct(int(self.facts["classes"]))
+            task = construct(int(self.which.facts["classes"]))
         contract.check_task(task)
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
         shard = Shard(rows.x, targets, torch.arange(len(targets)))

@@ -58,16 +58,6 @@ def _hashes(run: Path) -> dict[int, str]:
 
 
 # ---- some rounds, in a temporary directory: from a checkpoint where one is before them, else the start ----
-def choose_rounds(
-    rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
-) -> list[int]:
-    """Choose rounds to replay: so many at random (None: all), suspects, and the last one if a checkpoint is near."""
-    if number is None or number >= len(rounds):
-        return list(rounds)
-    last = [rounds[-1]] if any(0 < rounds[-1] - t <= NEAR for t in checkpoints) else []
-    return sorted({*SystemRandom().sample(list(rounds), number), *last, *suspects} & {*rounds})
-
-
 def checkpoints(run: Path) -> list[int]:
     """Return the rounds of the checkpoints that are not damaged, ascending."""
     rounds = []
@@ -79,15 +69,25 @@ def checkpoints(run: Path) -> list[int]:
     return rounds
 
 
-def segments(rounds: Sequence[int], checkpoints: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (checkpoint to begin after, -1: the start; last round) for the fewest replays that cover these rounds.
+def segments(
+    rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Choose rounds to replay, and return the fewest replays that cover them.
 
-    >>> segments([3, 11, 12, 19], [9, 18]), segments([3, 11], [])
+    Args:
+        number: so many at random (None: all), suspects, and the last one if a checkpoint is near.
+
+    Returns:
+        (checkpoint to begin after, -1: the start; last round)
+
+    >>> segments([3, 11, 12, 19], None, [], [9, 18]), segments([3, 11], None, [], [])
     ([(-1, 3), (9, 12), (18, 19)], [(-1, 11)])
     """
-    last_rounds: dict[int, int] = {}
-    for t in rounds:
-        last_rounds[max((c for c in checkpoints if c < t), default=-1)] = t
+    chosen = {*rounds}
+    if number is not None and number < len(rounds):
+        last = [rounds[-1]] if any(0 < rounds[-1] - t <= NEAR for t in checkpoints) else []
+        chosen = {*SystemRandom().sample(list(rounds), number), *last, *suspects} & chosen
+    last_rounds = {max((c for c in checkpoints if c < t), default=-1): t for t in sorted(chosen)}
     return sorted(last_rounds.items())
 
 
@@ -101,17 +101,16 @@ def replay_rounds(
     trained, so one more is trained where there is one. Raises KeyboardInterrupt where a signal came.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
-        own = [
-            f"output={json.dumps(place)}",
-            "name=again",
-            "timeline=false",
-            "report=false",
-            "checkpoint.every=1000000",
-        ]
+        own = [f"output={json.dumps(place)}", "name=again", "timeline=false", "report=false"]
+        own += ["checkpoint.every=1000000"]
         own += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
         settings = trust.replay_settings(run, trusted, overrides, own)
-        if start >= 0:
-            _link_checkpoint(run, Path(place) / settings.name, start)
+        if start >= 0:  # a directory of links in which the job resumes after this checkpoint
+            checkpoint, states = run / "checkpoints" / f"{start:06}.safetensors", run.glob("state/**/*.safetensors")
+            for path in (run / IDENTITY, checkpoint, *states):
+                link = Path(place) / settings.name / path.relative_to(run)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.resolve())
         process = CommandProcess()
         process.stop.max_rounds = min(last + 2, total)
         with trust.guard(trusted), redirect_stdout(io.StringIO()):
@@ -119,16 +118,3 @@ def replay_rounds(
         if process.stop.signal:
             raise KeyboardInterrupt
         yield Path(result["directory"]), result["exit_reason"] == "stopped"
-
-
-def _link_checkpoint(run: Path, place: Path, start: int) -> None:
-    """Make a run directory of links in which a job resumes after this checkpoint."""
-    files = [
-        run / IDENTITY,
-        run / "checkpoints" / f"{start:06}.safetensors",
-        *run.glob("state/**/*.safetensors"),
-    ]
-    for path in files:
-        link = place / path.relative_to(run)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path.resolve())

@@ -1,31 +1,45 @@
 """`fedmpi verify`: whether a run's metrics and models are what its config, data and code give.
 
-First what can be seen without training (integrity.py); then some rounds are trained once more and compared. Where code,
-torch or machine are others than the run's, last bits may differ by themselves: such a difference is not called altered.
+First what can be seen without training: the seal, and whether the files follow from each other. Then some rounds are
+trained once more and compared. Where code, torch or machine are others than the run's, last bits may differ by
+themselves: such a difference is not called altered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch.cuda import is_available
 
+from fedmpi import tasks
+from fedmpi.common import registry
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl, to_jsonable
+from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count, shorten
+from fedmpi.config.field_types import flat
 from fedmpi.config.schema import Settings
+from fedmpi.config.yaml_source import read
 from fedmpi.engine.faults import lost_ranks
+from fedmpi.flat.model import FlatModel
 from fedmpi.runtime import trust
-from fedmpi.runtime.finished import integrity, replay
-from fedmpi.runtime.finished.integrity import ALTERED, UNKNOWN, VERIFIED, Findings
-from fedmpi.runtime.reading.compare import MISSING, MODEL, RunRecord, made_with, row_differences
+from fedmpi.runtime.finished import replay
+from fedmpi.runtime.finished.models import rebuild_model
+from fedmpi.runtime.reading.compare import MISSING, RunRecord, differing_rows, made_with
 from fedmpi.runtime.reading.files import json_of, no_run
 from fedmpi.runtime.record.data_files import PREPROCESSING
-from fedmpi.runtime.record.run_dir import BEST, SEAL, SEALED_BY_ROUND, RunDirectory
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors
+from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, SEALED_BY_ROUND, RunDirectory, seal, seal_digest
+from fedmpi.runtime.record.saved_model import best_model, facts_of
+from fedmpi.runtime.record.summary import metric_names, summary
 
 Say = Callable[[str], None]
+Rows = Sequence[Mapping[str, Any]]
+VERIFIED, ALTERED, UNKNOWN = 0, 1, 2  # exit codes
 SHOWN = 6  # differences of a row
 
 
@@ -48,6 +62,31 @@ class Options:
     noted: str | None = None
 
 
+@dataclass
+class Findings:
+    """What was altered, and why it is not known whether something was, printed as it comes.
+
+    suspects: rounds whose lines have changed since the seal.
+    """
+
+    say: Say
+    altered: int = 0
+    unsure: int = 0
+    suspects: set[int] = field(default_factory=set)
+
+    def add_altered(self, text: str) -> None:
+        self.altered += 1
+        self.say(f"  ALTERED {text}")
+
+    def add_unsure(self, text: str) -> None:
+        self.unsure += 1
+        self.say(f"  cannot tell: {text}")
+
+    @property
+    def code(self) -> int:
+        return ALTERED if self.altered else UNKNOWN if self.unsure else VERIFIED
+
+
 def verify_all(place: Path, say: Say, options: Options) -> int:
     """Verify a run directory, or each in the directory of a sweep; 1 if any was altered, else 2 if any is unknown."""
     is_run, working_dir = (place / "config.yaml").is_file(), Path.cwd()
@@ -64,9 +103,8 @@ def verify_all(place: Path, say: Say, options: Options) -> int:
             say(f"  cannot tell: {error}")
             codes[run.name] = UNKNOWN
     if len(runs) > 1:
-        named = {ALTERED: "altered", UNKNOWN: "cannot be told"}
         parts = [f"{list(codes.values()).count(VERIFIED)} verified"]
-        for code, word in named.items():
+        for code, word in ((ALTERED, "altered"), (UNKNOWN, "cannot be told")):
             names = [name for name in codes if codes[name] == code]
             parts += [f"{len(names)} {word} ({', '.join(names)})"] if names else []
         say(f"{count(len(runs), 'run')}: {'; '.join(parts)}")
@@ -80,34 +118,126 @@ def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
     directory is none, or not trusted.
     """
     say(f"{run}")
-    findings, run = Findings(say), working_dir / run
-    is_sealed, replayed = integrity.check_seal(run, options.noted, findings), set[int]()
+    findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()
+    is_sealed = _check_seal(run, options.noted, findings)
     try:
         settings = trust.run_settings(run, options.trusted, options.overrides).begun_in(working_dir)
     except UserError as error:
         if not findings.altered:
             raise
         findings.add_unsure(str(error))
-        rows = []
     else:
-        rows = integrity.read_rows(run / "metrics.jsonl", findings)
+        rows = _read_rows(run / "metrics.jsonl", findings)
         reason = str((json_of(run / "summary.json") or {}).get("exit_reason", ""))
         with trust.guard(options.trusted):
-            integrity.check_files(run, settings, rows, reason, findings)
+            _check_files(run, settings, rows, reason, findings)
         replayed = _replay(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
     rest = len(rows) - len(replayed)
-    if findings.code == VERIFIED and not (rows and (is_sealed or not rest)):
+    if findings.code == VERIFIED and not rows:
+        findings.add_unsure("no round of this run was written")
+    elif findings.code == VERIFIED and rest and not is_sealed:
         findings.add_unsure(
             f"there is no {SEAL}: the run was killed, or has not ended; --rounds all replays all rounds"
-            if rows
-            else "no round of this run was written"
         )
     by_seal = f"; the other {rest} by the seal, which is no proof against who rewrites it, too" if rest else ""
-    verdicts = {ALTERED: f"ALTERED: {count(len(findings.altered), 'finding')}", UNKNOWN: "CANNOT TELL"}
+    verdicts = {ALTERED: f"ALTERED: {count(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
     say(verdicts.get(findings.code, f"verified{by_seal}"))
     return findings.code
 
 
+# ---- without training ----
+def _check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
+    """Compare files and rounds with the seal. Returns whether there is one. noted: the seal that was published."""
+    if not (run / SEAL).is_file():
+        if noted is not None:
+            findings.add_unsure(f"there is no {SEAL}, which should have the seal {noted}")
+        return False
+    sealed, now = json_of(run / SEAL) or {}, seal(run)
+    digest = str(sealed.get("seal"))
+    if digest != seal_digest(sealed):
+        findings.add_altered(f"{SEAL}: its content is not that of the SHA-256 in it")
+    if noted is not None and not digest.startswith(noted.lower()):
+        findings.add_altered(f"{SEAL}: the seal is {digest[: max(len(noted), 12)]}, not {noted}")
+    files, rounds = (dict(sealed.get(key) or {}) for key in ("files", "rounds"))
+    for name in {**files, **now["files"]}:
+        before, after = files.get(name), now["files"].get(name)
+        if before != after:
+            old, new = rounds.get(name, {}), now["rounds"].get(name, {})
+            changed = [t for t in {**old, **new} if old.get(t) != new.get(t)] if old and new else []
+            findings.suspects |= {int(t) for t in changed if t.isdecimal()}
+            where = f", round {', '.join(changed[:8])}," if changed else ""
+            how = "is missing" if after is None else "was added" if before is None else "has changed"
+            findings.add_altered(f"{name}{where} {how} since the run ended")
+    if not findings.altered:
+        findings.say(f"  ok seal {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
+    return True
+
+
+def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl file; lines that cannot be read are findings."""
+    try:
+        lines = read_jsonl(path, rounds=True)
+    except UserError as error:
+        findings.add_altered(str(error))
+        return []
+    for number in lines.damaged:
+        findings.add_altered(f"{path.name}:{number}: is no row of a run")
+    if lines.cut:
+        findings.add_altered(f"{path.name}: its last line is cut")
+    return lines.rows
+
+
+def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
+    """Check that rows, settings, summary, models and checkpoints agree. reason: why the run ended; "": it has not."""
+    rounds, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
+    if rounds != list(range(first, first + len(rows))):
+        findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
+    elif reason == "finished" and len(rows) != max(settings.rounds, 1):
+        findings.add_altered(f"metrics.jsonl: {count(len(rows), 'round')} of a finished run of {settings.rounds}")
+    identity = json_of(run / "identity.json") or {}
+    written = {key: repr(value) for key, value in flat(read(run / "config.yaml").data, "").items() if value != MARK}
+    for key in identity.keys() & written.keys():
+        if identity[key] not in (written[key], hashlib.sha256(written[key].encode()).hexdigest()):
+            both = f"{key} is {written[key]} in the one, {identity[key]} in the other"
+            findings.add_altered(f"config.yaml or identity.json: {both}")
+    if reason and rows:
+        _check_summary(run, rows, settings, findings)
+    hashes = {row["round"]: row.get("sha256") for row in rows}
+    for name in (name for name in (MODEL, BEST) if rows and (run / name).exists()):
+        t = rows[-1]["round"] if name == MODEL else facts_of(run / name).get("round")
+        try:
+            model = FlatModel(rebuild_model(run, settings, name))
+            if (digest := model.layout.sha256(model.w)) != hashes.get(t):
+                both = f"{digest[:12]}, metrics.jsonl {str(hashes.get(t))[:12]}"
+                findings.add_altered(f"{name}: its weights have the SHA-256 {both}")
+        except UserError as error:
+            findings.add_altered(str(error))
+    for path in sorted([*run.glob("checkpoints/*.safetensors"), *run.glob("state/**/*.safetensors")]):
+        try:
+            tensors, facts = read_tensors(path)
+            if serialize_tensors(tensors, facts) != path.read_bytes():
+                raise CorruptFileError(f"{path}: its header is not as fedmpi writes it")
+        except CorruptFileError as error:
+            findings.add_altered(str(error))
+
+
+def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
+    """Check that summary.json follows from the rows."""
+    classes = str(facts_of(run / MODEL).get("classes", ""))
+    task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
+    lost, falling = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "falling", ()))
+    try:
+        recomputed = summary(rows, metric_names(rows), "", lost, best_model(run), falling)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
+    written = json_of(run / "summary.json") or {}
+    was, now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
+    for key in {**now, **was}:
+        if was.get(key) != now.get(key):
+            findings.add_altered(f"summary.json: {key} is {was.get(key)}, metrics.jsonl makes {now.get(key)}")
+
+
+# ---- by training ----
 def _replay(
     run: Path, settings: Settings, rounds: list[int], reason: str, options: Options, findings: Findings
 ) -> set[int]:
@@ -116,11 +246,9 @@ def _replay(
     # A run that goes on evaluates the round of its checkpoint once more, and knows then of ranks lost after it was.
     late = {row["round"] for row in record.rows("faults.jsonl").values() if lost_ranks.late(row)}
     checkpoints = [t for t in replay.checkpoints(run) if t in rounds and t + 1 not in late]
-    chosen = replay.choose_rounds(rounds, options.number, findings.suspects, checkpoints)
     reasons = dict[str, None]()
-    for start, last in replay.segments(chosen, checkpoints):
-        begin = f"after checkpoint {start}" if start >= 0 else "from the start"
-        findings.say(f"  replaying to round {last}, {begin}")
+    for start, last in replay.segments(rounds, options.number, findings.suspects, checkpoints):
+        findings.say(f"  replaying to round {last}, {f'after checkpoint {start}' if start >= 0 else 'from the start'}")
         which = (start, last, len(rounds))
         with replay.replay_rounds(run, options.trusted, options.overrides, *which) as (path, stopped):
             replayed = RunRecord(path, strict=False)
@@ -159,18 +287,13 @@ def _row_differences(
     end = max(replayed.rounds, default=-1) if stopped else None  # not evaluated
     texts = []
     for name in SEALED_BY_ROUND:
-        rows, again = record.rows(name), replayed.rows(name)
-        for key in {**rows, **again}:
-            t, is_metrics = key[0], name == "metrics.jsonl"
-            if t not in replayed.rounds or t > last or (t == end and not is_metrics):
-                continue
-            if name == "analysis.jsonl" and t == start:
-                continue
-            partial = is_metrics and t == end
-            differences = row_differences(rows.get(key, {}), again.get(key, {}), tolerance, partial=partial)
-            each = [f"{what} is {_short(a)}, replaying gives {_short(b)}" for what, a, b in differences[:SHOWN]]
-            who = "".join(f", {'client ' * (k == 0)}{part}" for k, part in enumerate(key[1:]) if part is not None)
-            texts += [f"{name}, round {t}{who}: {'; '.join(each)}"] if each else []
+        left_out = {end if name != "metrics.jsonl" else None, start if name == "analysis.jsonl" else None}
+        for (t, client, protocol, *_), differences in differing_rows(record, replayed, name, tolerance, partial=end):
+            if t in replayed.rounds and t <= last and t not in left_out:
+                each = [f"{what} is {_short(a)}, replaying gives {_short(b)}" for what, a, b in differences[:SHOWN]]
+                who = "" if client is None else f", client {client}"
+                who += "" if protocol is None else f", {protocol}"
+                texts.append(f"{name}, round {t}{who}: {'; '.join(each)}")
     return texts
 
 
@@ -188,7 +311,6 @@ def _reasons_for_other_bits(run: Path, settings: Settings, changes: dict[str, An
         reasons += ["GPUs give the same bits to one process with compute.deterministic"] if is_available() else []
     reasons += RunDirectory(run).accepted_changes()
     if settings.compute.pack != 1 and ranks > 1:
-        reasons.append(
-            f"{count(ranks, 'rank')} trained clients in other groups (compute.pack: {settings.compute.pack})"
-        )
+        pack = settings.compute.pack
+        reasons.append(f"{count(ranks, 'rank')} trained clients in other groups (compute.pack: {pack})")
     return reasons

@@ -14,7 +14,7 @@ import ast
 import math
 import time
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from fedmpi.common.formatting import duration, table
@@ -28,8 +28,6 @@ from fedmpi.runtime.record import lock
 RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
 WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0  # rounds; written lately: within so many seconds and rounds
 FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
-TIMELINE, WAITS = "timeline", ("word", "uploads")  # as engine/timeline.py, which is not imported from here, has them
-TIMELINE_ROUNDS, TIMELINE_BYTES = 10, 1 << 16  # the last ones, at the end of each rank's file
 SHOWN = 4  # metrics
 Facts = dict[str, Any]
 
@@ -37,11 +35,11 @@ Facts = dict[str, Any]
 def status(run: Path, now: float | None = None) -> Facts:
     """Return the facts of one run, of JSON's types alone; None is what the directory does not tell.
 
-    Beside those of `brief`: ranks, lost (rank -> round), hosts, launcher, job, started; slowest; figures (metrics) and
+    Beside those of `brief`: ranks, lost (rank -> round), hosts, launcher, job, started; figures (metrics) and
     figures_round; sent_bytes, received_bytes (rank 0's); faults; holder (who has, or had, the lock).
     """
     lines = read_jsonl(run / "metrics.jsonl", rounds=True)
-    figures, figures_round = _metrics(lines.rows)
+    rows, (figures, figures_round) = lines.rows, _metrics(lines.rows)
     about = files.json_of(run / "environment.json") or {}
     ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
     faults = [row for row in read_jsonl(run / "faults.jsonl", rounds=True).rows if isinstance(row.get("ranks"), dict)]
@@ -54,15 +52,14 @@ def status(run: Path, now: float | None = None) -> Facts:
         "launcher": about.get("launcher"),
         "job": about.get("slurm_job_id"),
         "started": about.get("started"),
-        "slowest": slowest(run),
         "figures": figures,
         "figures_round": figures_round,
-        "sent_bytes": sum(row.get("sent_bytes", 0) for row in lines.rows),
-        "received_bytes": sum(row.get("received_bytes", 0) for row in lines.rows),
+        "sent_bytes": sum(row.get("sent_bytes", 0) for row in rows),
+        "received_bytes": sum(row.get("received_bytes", 0) for row in rows),
         "faults": {
             "losses": len(faults),
-            "rounds_with_refused": sum(bool(row.get("refused")) for row in lines.rows),
-            "diverged": next((row["diverged"] for row in lines.rows if "diverged" in row), None),
+            "rounds_with_refused": sum(bool(row.get("refused")) for row in rows),
+            "diverged": next((row["diverged"] for row in rows if "diverged" in row), None),
         },
     }
 
@@ -79,10 +76,9 @@ def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -
     done = lines.rows[-1]["round"] + 1 if lines.rows else 0
     identity, summary = files.json_of(run / "identity.json") or {}, files.json_of(run / "summary.json") or {}
     rounds, round_s = _rounds(identity), _round_s(lines.rows)
-    written = files.changed([run / "metrics.jsonl", run / "log.txt", *(run / TIMELINE).glob("rank-*.jsonl")])
+    written = files.changed([run / "metrics.jsonl", run / "log.txt", *run.glob("timeline/rank-*.jsonl")])
     is_late = written is None or now - written >= LATELY_S + TIMES * (round_s or 0.0)
     is_locked, who = lock.inspect(run)
-    has_begun = bool(lines.rows or identity or "host" in who)
     reason = str(summary.get("exit_reason", ""))
     is_over = reason == "finished" and rounds is not None and done >= rounds
     if is_locked and not is_over:
@@ -92,24 +88,26 @@ def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -
         state, why = _ended(reason)
     elif is_locked is None and not is_late:
         state, why = RUNNING, "its directory was written lately"
-    elif has_begun:
+    elif lines.rows or identity or "host" in who:
         state, why = DIED, "" if lines.rows else "before its first round was complete"
     else:
         state, why = NEVER, "the directory holds nothing of a run"
-    checkpoint = _checkpoint(run, now)
+    newest = max(run.glob("checkpoints/[0-9]*.safetensors"), default=None)
+    times = files.changed([newest] if newest else []), written
+    age, since = (None if t is None else max(now - t, 0.0) for t in times)
     has_eta = state == RUNNING and not is_late and rounds is not None and round_s is not None
     return {
         "directory": str(run),
         "name": run.resolve().name,
         "state": state,
         "why": why,
-        "resume": checkpoint is not None and state in (STOPPED, FAILED, DIED),
+        "resume": newest is not None and state in (STOPPED, FAILED, DIED),
         "rounds_done": done,
         "rounds": rounds,
         "round_s": round_s,
         "eta_s": max((rounds or 0) - done, 0) * (round_s or 0.0) if has_eta else None,
-        "since_s": max(now - written, 0.0) if written is not None else None,
-        "checkpoint": checkpoint,
+        "since_s": since,
+        "checkpoint": {"round": int(newest.stem), "age_s": age} if newest else None,
         "unreadable": len(lines.damaged),
     }
 
@@ -122,7 +120,7 @@ def code(facts: Facts) -> int:
 
 
 def _ended(reason: str) -> tuple[str, str]:
-    if reason == "finished" or reason.startswith("early stopped"):
+    if reason.startswith(("finished", "early stopped")):
         return FINISHED, reason.partition(": ")[2]
     if reason.startswith(("stopped", "signal ")):
         return STOPPED, reason if reason.startswith("signal") else "on request"
@@ -141,7 +139,7 @@ def _round_s(rows: list[Facts]) -> float | None:
     """Return the mean seconds of the last rounds; the first one, which is longer, counts only alone."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
-    return fmean(later[-WINDOW:]) if later else walls[0] if walls else None
+    return fmean(later[-WINDOW:] or walls) if walls else None
 
 
 def _metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
@@ -154,120 +152,57 @@ def _metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
     return {}, None
 
 
-def _checkpoint(run: Path, now: float) -> Facts | None:
-    newest = max((run / "checkpoints").glob("[0-9]*.safetensors"), default=None)
-    if newest is None:
-        return None
-    written = files.changed([newest])
-    return {"round": int(newest.stem), "age_s": None if written is None else max(now - written, 0.0)}
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def slowest(run: Path) -> Facts:
-    """Return who holds a run up, by the timelines of its last rounds.
-
-    {"client": {client, rank, seconds}, "rank": {rank, busy}}, as far as it is known. A client's seconds are the median
-    of its trainings. The slowest rank is the one that waits least: `busy` is the share of its time in which it did not.
-    """
-    seconds: dict[tuple[int, int], list[float]] = {}  # by client and rank
-    busy: dict[int, float] = {}
-    for path in sorted((run / TIMELINE).glob("rank-*.jsonl")):
-        rank, rows = int(path.stem.removeprefix("rank-")), files.tail(path, TIMELINE_BYTES)
-        waited = total = 0.0
-        for row in [row for row in rows if "spans" in row][-TIMELINE_ROUNDS:]:
-            total += row["s"]
-            waited += sum(ms for name, ms in row.get("rest", {}).items() if name in WAITS) / 1e3
-            for name, _, ms, *who in row["spans"]:
-                waited += ms / 1e3 if name in WAITS else 0.0
-                if name == "train" and who and isinstance(who[0], int):
-                    seconds.setdefault((who[0], rank), []).append(ms / 1e3)
-        if total:
-            busy[rank] = max(1 - waited / total, 0.0)
-    facts: Facts = {}
-    if seconds:
-        (client, rank), trainings = max(seconds.items(), key=lambda item: median(item[1]))
-        facts["client"] = {"client": client, "rank": rank, "seconds": median(trainings)}
-    if len(busy) > 1:
-        rank = max(busy, key=lambda each: busy[each])
-        facts["rank"] = {"rank": rank, "busy": busy[rank]}
-    return facts
 
 
 # ---- output ----
 def lines(facts: Facts) -> list[str]:
     """Return what `fedmpi status` shows of a run: a line for each thing."""
-    rows = [
-        ("run", facts["directory"]),
-        ("state", _state_text(facts)),
-        ("round", _rounds_text(facts)),
-        ("ranks", _ranks_text(facts)),
-        ("slowest", _slowest_text(facts["slowest"])),
-        ("figures", _metrics_text(facts)),
-        (
-            "bytes",
-            f"{size_text(facts['received_bytes'])} up, {size_text(facts['sent_bytes'])} down (rank 0's connection)",
-        ),
-        ("faults", _faults_text(facts)),
-        ("checkpoint", _checkpoint_text(facts["checkpoint"])),
-        ("next", f"fedmpi resume {facts['directory']}" if facts["resume"] else ""),
-    ]
-    return table([row for row in rows if row[1]], "left")
-
-
-def _state_text(facts: Facts) -> str:
-    who, since = facts["holder"], facts["since_s"]
-    why = f": {facts['why']}" if facts["why"] else ""
-    where = f" (process {who.get('pid')} on {who.get('host')})" if facts["state"] == RUNNING and who else ""
-    ago = f", last written {duration(since)} ago" if since is not None and facts["state"] != FINISHED else ""
-    return f"{facts['state']}{why}{where}{ago}"
-
-
-def _rounds_text(facts: Facts) -> str:
-    of = f" of {facts['rounds']:,}" if facts["rounds"] is not None else ""
-    pace = f", {duration(facts['round_s'])} a round" if facts["round_s"] is not None else ""
-    left = f", {duration(facts['eta_s'])} left" if facts["eta_s"] is not None else ""
-    return f"{facts['rounds_done']:,}{of}{pace}{left}"
-
-
-def _ranks_text(facts: Facts) -> str:
-    if facts["ranks"] is None:
-        return ""
-    lost = "".join(f"; rank {rank} lost in round {t}" for rank, t in facts["lost"].items())
-    job = f", Slurm job {facts['job']}" if facts["job"] else ""
-    return f"{facts['ranks']} on {count(len(facts['hosts']), 'host')}{job}{lost}"
-
-
-def _slowest_text(slow: Facts) -> str:
-    client, rank = slow.get("client"), slow.get("rank")
-    parts = [f"client {client['client']}, {duration(client['seconds'])} on rank {client['rank']}"] if client else []
-    parts += [f"rank {rank['rank']}, busy {100 * rank['busy']:.0f} % of the time"] if rank else []
-    return "; ".join(parts)
-
-
-def _metrics_text(facts: Facts) -> str:
+    who, since, checkpoint = facts["holder"], facts["since_s"], facts["checkpoint"]
+    has_holder, is_finished = who and facts["state"] == RUNNING, facts["state"] == FINISHED
+    up, down = (size_text(facts[key]) for key in ("received_bytes", "sent_bytes"))
+    lost = [f"; rank {rank} lost in round {t}" for rank, t in facts["lost"].items()]
     metrics = facts["figures"]
     first = [name for name in ("loss", "accuracy", "train_loss") if name in metrics]
-    names = list(dict.fromkeys([*first, *metrics]))[:SHOWN]
-    text = ", ".join(f"{name} {format_metric(name, metrics[name], 4)}" for name in names)
-    return f"{text} (round {facts['figures_round'] + 1})" if text else ""
+    shown = [f"{k} {format_metric(k, metrics[k], 4)}" for k in list(dict.fromkeys([*first, *metrics]))[:SHOWN]]
+    rows = {
+        "run": [facts["directory"]],
+        "state": [
+            facts["state"],
+            f": {facts['why']}" if facts["why"] else "",
+            f" (process {who.get('pid')} on {who.get('host')})" if has_holder else "",
+            f", last written {duration(since)} ago" if since is not None and not is_finished else "",
+        ],
+        "round": [
+            f"{facts['rounds_done']:,}",
+            f" of {facts['rounds']:,}" if facts["rounds"] is not None else "",
+            f", {duration(facts['round_s'])} a round" if facts["round_s"] is not None else "",
+            f", {duration(facts['eta_s'])} left" if facts["eta_s"] is not None else "",
+        ],
+        "ranks": [
+            f"{facts['ranks']} on {count(len(facts['hosts']), 'host')}",
+            f", Slurm job {facts['job']}" if facts["job"] else "",
+            *lost,
+        ],
+        "figures": [", ".join(shown), f" (round {facts['figures_round'] + 1})" if shown else ""],
+        "bytes": [f"{up} up, {down} down (rank 0's connection)"],
+        "faults": ["; ".join(_faults(facts)) or "none"],
+        "checkpoint": [
+            f"after round {checkpoint['round'] + 1}" if checkpoint else "none",
+            f", {duration(checkpoint['age_s'])} old" if checkpoint and checkpoint["age_s"] is not None else "",
+        ],
+        "next": [f"fedmpi resume {facts['directory']}" if facts["resume"] else ""],
+    }
+    if facts["ranks"] is None:
+        del rows["ranks"]
+    return table([(name, text) for name, parts in rows.items() if (text := "".join(parts))], "left")
 
 
-def _faults_text(facts: Facts) -> str:
-    faults = facts["faults"]
+def _faults(facts: Facts) -> list[str]:
+    faults, unreadable = facts["faults"], facts["unreadable"]
     parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
     if rounds := faults["rounds_with_refused"]:
         parts.append(f"uploads refused in {count(rounds, 'round')}")
     parts += [f"diverged from round {faults['diverged']} on"] if faults["diverged"] is not None else []
-    unreadable = facts["unreadable"]
-    parts += [f"{count(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else []
-    return "; ".join(parts) or "none"
-
-
-def _checkpoint_text(checkpoint: Facts | None) -> str:
-    if checkpoint is None:
-        return "none"
-    age = f", {duration(checkpoint['age_s'])} old" if checkpoint["age_s"] is not None else ""
-    return f"after round {checkpoint['round'] + 1}{age}"
+    return [*parts, f"{count(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else parts

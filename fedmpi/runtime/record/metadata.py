@@ -36,11 +36,7 @@ def describe_environment(
 ) -> dict[str, Any]:
     """Return the contents of environment.json: versions, machine, command.
 
-    Args:
-        launcher: torchrun | mpi | slurm | single.
-        backend: the communication back end in use.
-        ranks: facts about each rank, in order, such as {"host": ..., "device": ...}.
-        threads: per rank.
+    ranks: facts about each rank, in order, such as {"host": ..., "device": ...}; threads: per rank.
     """
     import torch
 
@@ -173,16 +169,10 @@ def defaults(
 
 def _declared_defaults(target: Any) -> dict[str, Any]:
     """Return the defaults of a dataclass's fields, or of a function's parameters."""
-    if not dataclasses.is_dataclass(target):
-        parameters = inspect.signature(target).parameters.values()
-        return {each.name: each.default for each in parameters if each.default is not each.empty}
-    declared: dict[str, Any] = {}
-    for f in dataclasses.fields(target):
-        if f.init and f.default is not dataclasses.MISSING:
-            declared[f.name] = f.default
-        elif f.init and f.default_factory is not dataclasses.MISSING:
-            declared[f.name] = f.default_factory()
-    return declared
+    parameters = inspect.signature(target).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
+    return defaults | {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
 
 
 def _path_text(value: Any) -> str:

@@ -14,7 +14,6 @@ from fedmpi.common.formatting import duration, table
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, format_metric
 from fedmpi.config.schema import Settings
-from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import scheduler
 from fedmpi.engine.local.local_training_config import learning_rate
 from fedmpi.engine.messages import Messages
@@ -58,21 +57,15 @@ def describe_experiment(experiment: Experiment) -> str:
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
     """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
-    if own_length:
-        amount = ""
-    elif train.epochs is not None:
-        amount = f"{count(train.epochs, 'epoch')} "
-    else:
-        amount = f"{count(train.steps or 0, 'step')} "
+    work = count(train.steps or 0, "step") if train.epochs is None else count(train.epochs, "epoch")
+    amount = "" if own_length else f"{work} "
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     end = "" if train.schedule == "constant" else f", {last:.3g} at last"
     warm_up = f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
-    optimiser: list[str] = [] if train.optim == "sgd" else [train.optim]
-    if "momentum" in OPTIONS[train.optim]:
-        optimiser += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
+    momentum = f", {'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}" if train.momentum else ""
     who = f"{members} of {count(clients, 'client')}"
-    return f"{who}, {amount}in {batches}; lr {train.lr:g}, {train.schedule}{end}{warm_up}; {', '.join(optimiser)}"
+    return f"{who}, {amount}in {batches}; {train.optim}{momentum}, lr {train.lr:g}, {train.schedule}{end}{warm_up}"
 
 
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
@@ -95,13 +88,7 @@ def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def resume_line(after: int, rounds: int, rows: int) -> str:
-    """Say where a resumed run goes on.
-
-    Args:
-        after: the last complete round, -1: none.
-        rounds: of the whole run.
-        rows: rounds that metrics.jsonl has.
-    """
+    """Say where a run goes on. after: the last complete round, -1: none; rows: rounds that metrics.jsonl has."""
     if after >= 0:
         return f"going on after round {after} ({after + 1} of {rounds} done)"
     anew = f"no checkpoint is whole, {count(rows, 'round')} to be trained anew" if rows else "no round was complete"
@@ -110,14 +97,8 @@ def resume_line(after: int, rounds: int, rows: int) -> str:
 
 # ---- during ----
 def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], seconds: Sequence[float]) -> str:
-    """Return the line on a round: its number, its metrics if it was evaluated, its seconds, and the time left.
-
-    Args:
-        row: of metrics.jsonl.
-        rounds: of the whole run.
-        names: the metrics to show.
-        seconds: that each round of this job took.
-    """
+    """Return the line on a row of metrics.jsonl: its number, the metrics `names` if the round was evaluated, its
+    seconds, and the time left. seconds: that each round of this job took."""
     done = int(row["round"]) + 1
     metrics = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
     left_s = max(rounds - done, 0) * fmean(seconds)
@@ -148,12 +129,7 @@ def result_lines(
 ) -> list[str]:
     """Return the lines that a run prints last: metrics of a few clients, the headline metric, faults, traffic.
 
-    Args:
-        rows: those of metrics.jsonl.
-        result: the content of summary.json.
-        headline: the metric that is shown first.
-        clients: rows of clients.jsonl of the last evaluation.
-        experiment: of the run.
+    rows: of metrics.jsonl; result: summary.json; clients: rows of clients.jsonl of the last evaluation.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
     if 0 < len(clients) <= MOST_CLIENTS:

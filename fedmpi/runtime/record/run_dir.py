@@ -123,12 +123,8 @@ class RunDirectory:
     def truncate_after(self, t: int, analysed: bool = True) -> int:
         """Keep the rows of the rounds before t, for a run that resumes after round t and writes that row again.
 
-        Args:
-            t: the round of the checkpoint.
-            analysed: whether the analysis of round t stays: if it was the last round, it may have been an extra one.
-
-        Returns:
-            How many rows metrics.jsonl had.
+        analysed: whether the analysis of round t stays: if it was the last round, it may have been an extra one.
+        Returns how many rows metrics.jsonl had.
         """
         ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed, "placement.jsonl": t + 2}
         rows_before = len(read_jsonl(self.path / "metrics.jsonl", rounds=True).rows)

@@ -65,7 +65,7 @@ def test_virtual(monkeypatch, capsys, place):
     assert main(monkeypatch, "analyse", "virtual", place / "atoms", "--trust", "--to", place / "new") == 0
     data, out = capsys.readouterr().out.split("\n", 1)
     assert data == "data: digits {test_fraction: 0.2}, files below data"
-    assert out.startswith("round 2: 3 clients train, then 11 models are evaluated\naccuracy on the global test set of")
+    assert out.startswith("round 2: 3 clients train, then 10 models are evaluated\naccuracy on the global test set of")
     facts = json.loads((place / "new" / "virtual.json").read_text())
     assert (facts["round"], len(facts["models"]), facts["run"]) == (2, 9, str(place / "atoms"))
 
@@ -92,7 +92,7 @@ def test_communication(monkeypatch, capsys, place):
     up = [float(line.split()[2].replace(",", "")) for line in out[2:4]]
     assert up[0] - up[1] == 3 * 24 / 2
     facts = json.loads((place / "new" / "communication.json").read_text())
-    assert [len(run["points"]) for run in facts["runs"]] == [2, 2]
+    assert [point["settings"] for point in facts["points"]] == [str(run) for run in runs for _ in range(2)]
     assert (place / "new" / "communication.png").stat().st_size > 10_000
 
 

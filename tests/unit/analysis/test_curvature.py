@@ -16,13 +16,12 @@ def random():
 def test_eigenpairs_of_a_matrix():
     A = torch.randn(40, 40, generator=random(), dtype=torch.float64)
     A = A + A.T
-    found = curvature.largest_eigenpairs(lambda v: A @ v, A[0], 3, random())
+    found, first = curvature.largest_eigenpairs(lambda v: A @ v, A[0], 3, random())
     values, vectors = torch.linalg.eigh(A)
-    torch.testing.assert_close(found.values, values.flip(0)[:3], rtol=1e-3, atol=0)
-    assert (found.vectors[0] @ vectors[:, -1]).abs() == pytest.approx(1, abs=1e-3)
-    assert 3 < found.steps < 200
-    every = curvature.largest_eigenpairs(lambda v: A[:2, :2] @ v, A[0, :2], 5, random())
-    torch.testing.assert_close(every.values, torch.linalg.eigvalsh(A[:2, :2]).flip(0))
+    torch.testing.assert_close(found, values.flip(0)[:3], rtol=1e-3, atol=0)
+    assert (first[0] @ vectors[:, -1]).abs() == pytest.approx(1, abs=1e-3)
+    every, _ = curvature.largest_eigenpairs(lambda v: A[:2, :2] @ v, A[0, :2], 5, random())
+    torch.testing.assert_close(every, torch.linalg.eigvalsh(A[:2, :2]).flip(0))
 
 
 @pytest.fixture

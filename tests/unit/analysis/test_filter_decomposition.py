@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import CPU, federated, play, settings
-from torch import nn
 
 from fedmpi.analysis import filter_decomposition
 from fedmpi.analysis.filter_decomposition import (
-    atom_layers,
     client_variance,
-    dense,
+    factors,
     kernel_mean,
     measure_variance,
     product_mean,
@@ -23,7 +21,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
-from fedmpi.models.atoms import AtomConv2d, decompose
+from fedmpi.models.atoms import AtomConv2d
 from fedmpi.runtime import build
 
 
@@ -63,43 +61,23 @@ def test_replicate_variance_is_the_unbiased_one():
     assert replicate_variance(W) == pytest.approx(W.var(0, unbiased=True).sum().item(), rel=1e-12)
 
 
-def kernels_of(module):
-    return {path: layer.kernels for path, layer in module.named_modules() if isinstance(layer, AtomConv2d)}
-
-
 @pytest.mark.parametrize("net", ["cnn", "norm"])
 def test_factors_are_those_of_the_layers(net):
     made = build.experiment(settings("fedatom", net, options={"atoms": 3}), federated(), CPU)
-    expected = kernels_of(made.model.module)
-    layers = atom_layers(made)
-    assert [layer.path for layer in layers] == list(expected)
-    for layer in layers:
-        alpha, D = layer.factors(torch.stack([made.model.w, 2 * made.model.w]))
-        W = expected[layer.path].double().flatten(2).flatten(0, 1)  # (o i, u v)
+    module, w = made.model.module, made.model.w
+    kernels = {path: layer.kernels for path, layer in module.named_modules() if isinstance(layer, AtomConv2d)}
+    layers = factors(made, torch.stack([w, 2 * w]))
+    assert list(layers) == list(kernels)
+    for path, (alpha, D) in layers.items():
+        W = kernels[path].double().flatten(2).flatten(0, 1)  # (o i, u v)
         torch.testing.assert_close(alpha @ D, torch.stack([W, 4 * W]), rtol=1e-5, atol=1e-6)  # W in fp32
 
 
 def test_a_model_without_atoms_is_refused():
     made = build.experiment(settings("fedavg", "cnn"), federated(), CPU)
     with pytest.raises(UserError, match=r"method\.name: fedavg on model mcmahan_cnn has no filter atoms") as caught:
-        atom_layers(made)
+        factors(made, made.model.w[None])
     assert "\n" not in str(caught.value)
-
-
-def test_dense_convolutions_with_the_same_kernels_give_the_same_outputs():
-    """Stride, padding, groups, bias, and a layer that stands in two places."""
-    torch.manual_seed(0)
-    twice = nn.Conv2d(6, 6, 3, padding=1, groups=2)
-    first = nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=False, padding_mode="circular")
-    module = decompose(nn.Sequential(first, twice, nn.ReLU(), nn.BatchNorm2d(6), twice, nn.Conv2d(6, 4, 1))).eval()
-    x = torch.randn(3, 2, 9, 9)
-    plain = dense(module, kernels_of(module))
-    assert [type(layer) for layer in plain if isinstance(layer, nn.Conv2d)] == [nn.Conv2d] * 4
-    assert plain[1] is plain[4]
-    torch.testing.assert_close(plain(x), module(x), rtol=1e-5, atol=1e-5)
-    halved = dense(module, {path: W / 2 for path, W in kernels_of(module).items()})
-    torch.testing.assert_close(halved[0](x), module[0](x) / 2)
-    assert isinstance(module[0], AtomConv2d)  # the module itself stays as it was
 
 
 def built(config):
@@ -130,11 +108,7 @@ def test_replicates_are_rounds_with_another_seed():
         other = made.settings.model_copy(update={"seed": seeds.derive(made.settings.seed, "replicate", number)})
         fed = build.federation(replace(made, settings=other), Solo(CPU), lambda: False)
         fed.run()
-        W.append(
-            torch.cat(
-                [(alpha @ D).flatten() for alpha, D in (x.factors(fed.server.w[None]) for x in atom_layers(made))]
-            )
-        )
+        W.append(torch.cat([(alpha @ D).flatten() for alpha, D in factors(made, fed.server.w[None]).values()]))
     assert row["product_mean"] == pytest.approx(replicate_variance(torch.stack(W)), rel=1e-4)  # the server adds in fp32
 
 
@@ -166,10 +140,10 @@ def test_a_product_takes_coefficients_here_atoms_there_and_the_rest_from_the_agg
 
 
 def test_the_weighted_mean_of_all_products_is_the_aggregate(made, found):
-    w, (layer,) = linear.combine(found.w, found.p), atom_layers(made)
+    w = linear.combine(found.w, found.p)
 
     def kernels(model):
-        alpha, D = layer.factors(model[None])
+        ((alpha, D),) = factors(made, model[None]).values()
         return (alpha @ D)[0]
 
     pairs = [(i, j) for i in range(3) for j in range(3)]
@@ -178,16 +152,3 @@ def test_the_weighted_mean_of_all_products_is_the_aggregate(made, found):
         for i, j in pairs
     )
     torch.testing.assert_close(mean, kernels(w), rtol=1e-5, atol=1e-6)  # w in fp32
-
-
-def test_averaged_kernels_stand_in_a_dense_network(made, found):
-    w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
-    plain = filter_decomposition.kernel_averaged(made, found, w, b)
-    expected = torch.zeros(())
-    for share, model in zip(found.p, found.w, strict=True):
-        made.model.load(model)
-        expected = expected + share * next(m for m in made.model.module.modules() if isinstance(m, AtomConv2d)).kernels
-    torch.testing.assert_close(plain[0].weight.double(), expected.double(), rtol=1e-5, atol=1e-6)
-    values = dict(made.model.layout.tensors(w))
-    assert torch.equal(plain[-1].weight, values["6.weight"])
-    assert torch.equal(plain[1].running_mean, made.model.buffer_layout.tensors(b)["1.running_mean"])

@@ -28,33 +28,37 @@ def write(folder, text, name="run.yaml"):
     return path
 
 
+@pytest.fixture
+def load(tmp_path):
+    """Loads GOOD with overrides."""
+    path = write(tmp_path, GOOD)
+    return lambda *overrides: config.load(path, overrides)
+
+
 def message(path, *overrides):
     with pytest.raises(UserError) as caught:
         config.load(path, overrides)
     return str(caught.value)
 
 
-def test_defaults_and_options(tmp_path):
-    settings = config.load(write(tmp_path, GOOD))
+def test_defaults_and_options(load):
+    settings = load()
     assert (settings.name, settings.seed, settings.rounds, settings.output) == ("run", 0, 20, Path("runs"))
-    assert settings.data.partition is not None
     assert (settings.data.partition.clients, settings.data.partition.options) == (4, {"alpha": 0.3})
     assert settings.method.options == {"margin": 0.03}
-    assert settings.server.rule.name == "auto"
-    assert settings.train.batch_size == 50
+    assert (settings.server.rule.name, settings.train.batch_size) == ("auto", 50)
 
 
-def test_an_exponent_without_a_point_is_a_number_and_a_date_is_text(tmp_path):
-    path = write(tmp_path, GOOD)
-    assert config.load(path).train.lr == 1e-3
-    assert config.load(path, ["train.lr=2E-4"]).train.lr == 2e-4
-    assert config.load(path, ["method.margin=-5e+1"]).method.options == {"margin": -50.0}
+def test_an_exponent_without_a_point_is_a_number_and_a_date_is_text(load):
+    assert load().train.lr == 1e-3
+    assert load("train.lr=2E-4").train.lr == 2e-4
+    assert load("method.margin=-5e+1").method.options == {"margin": -50.0}
     for name in ("2024-05-01", "e5-2"):
-        assert config.load(path, [f"name={name}"]).name == name
+        assert load(f"name={name}").name == name
 
 
-def test_overrides_win_and_the_last_of_two_wins(tmp_path):
-    settings = config.load(write(tmp_path, GOOD), ["train.epochs=5", "train.epochs=7", "train={lr: 0.5}", "seed=3"])
+def test_overrides_win_and_the_last_of_two_wins(load):
+    settings = load("train.epochs=5", "train.epochs=7", "train={lr: 0.5}", "seed=3")
     assert (settings.train.epochs, settings.train.lr, settings.seed) == (7, 0.5, 3)
     assert settings.origin("train.epochs") == "command line: train.epochs=7"
     assert settings.origin("train.lr") == "command line: train={lr: 0.5}"
@@ -72,63 +76,52 @@ def test_base_files_lie_beneath_and_are_relative_to_the_file_that_names_them(tmp
     assert settings.origins("method") == {"": f"{path}:4", "name": f"{path}:4", "margin": f"{path}:4"}
 
 
-def test_another_method_does_not_inherit_the_options_of_the_first(tmp_path):
-    path = write(tmp_path, GOOD)
-    assert config.load(path, ["method.mu=1", "method.name=fedprox"]).method.options == {"mu": 1}
-    partition = config.load(path, ["data.partition.scheme=iid"]).data.partition
-    assert partition is not None
+def test_another_method_does_not_inherit_the_options_of_the_first(load):
+    assert load("method.mu=1", "method.name=fedprox").method.options == {"mu": 1}
+    partition = load("data.partition.scheme=iid").data.partition
     assert (partition.clients, partition.options) == (4, {})
-    assert config.load(path, ["method.name=fedld"]).method.options == {"margin": 0.03}
+    assert load("method.name=fedld").method.options == {"margin": 0.03}
 
 
-def test_server_rule_by_name_or_with_options(tmp_path):
-    path = write(tmp_path, GOOD)
-    assert config.load(path, ["server.rule=krum"]).origin("server.rule.name") == "command line: server.rule=krum"
-    rule = config.load(path, ["server.rule=krum", "server.rule.byzantine=1"]).server.rule
+def test_sections_in_short(load):
+    """A server rule by its name, to which options may be added; `comm.wire: int8` is what clients send."""
+    assert load("server.rule=krum").origin("server.rule.name") == "command line: server.rule=krum"
+    rule = load("server.rule=krum", "server.rule.byzantine=1").server.rule
     assert (rule.name, rule.options) == ("krum", {"byzantine": 1})
-
-
-def test_wire_by_name_or_in_full(tmp_path):
-    """`comm.wire: int8` is what clients send."""
-    path = write(tmp_path, f"{GOOD}comm: {{wire: int8}}")
-    wire = config.load(path).comm.wire
+    wire = load("comm.wire=int8").comm.wire
     assert (wire.up.name, wire.up.feedback) == ("int8", True)
-    wire = config.load(path, ["comm.wire={up: {name: topk, fraction: 0.02, feedback: false}}"]).comm.wire
+    wire = load("comm.wire=int8", "comm.wire={up: {name: topk, fraction: 0.02, feedback: false}}").comm.wire
     assert (wire.up.name, wire.up.fraction, wire.up.feedback) == ("topk", 0.02, False)
-    assert config.load(path, ["comm.wire.up=fp16"]).comm.wire.up.name == "fp16"
+    assert load("comm.wire=int8", "comm.wire.up=fp16").comm.wire.up.name == "fp16"
 
 
-def test_resolved_loads_to_the_same_settings(tmp_path):
-    more = ["evaluate.protocol=[global, personal]", "method.bound=.inf", "comm.wire=topk"]
-    settings = config.load(write(tmp_path, GOOD), more)
+def test_resolved_loads_to_the_same_settings(load, tmp_path):
+    settings = load("evaluate.protocol=[global, personal]", "method.bound=.inf", "comm.wire={up: topk}")
     again = config.load(write(tmp_path, yaml.safe_dump(settings.model_dump(mode="json")), "again.yaml"))
     assert again.model_dump(mode="json") == settings.model_dump(mode="json")
     assert again.method.options["bound"] == float("inf")
 
 
-def test_digest_items_name_the_keys_that_differ(tmp_path):
-    path = write(tmp_path, GOOD)
-    one, two = (config.load(path, [f"train.lr={lr}", f"data.root=/{lr}"]).digest_items() for lr in (0.1, 0.2))
+def test_digest_items_name_the_keys_that_differ(load):
+    one, two = (load(f"train.lr={lr}", f"data.root=/{lr}").digest_items() for lr in (0.1, 0.2))
     assert {key for key in one if one[key] != two[key]} == {"train.lr"}  # each host may keep its data where it likes
     assert one["data.partition.alpha"] == "0.3"
     assert all(isinstance(text, str) for text in one.values())
 
 
 @pytest.mark.parametrize("key", ["compute.precision", "compute.tf32", "compute.cudnn_benchmark"])
-def test_what_decides_last_bits_is_part_of_a_runs_identity(tmp_path, key):
-    path, other = write(tmp_path, GOOD), {"compute.precision": "bf16"}.get(key, "true")
-    one, two = (config.load(path, words).identity() for words in ([], [f"{key}={other}"]))
+def test_what_decides_last_bits_is_part_of_a_runs_identity(load, key):
+    one, two = load().identity(), load(f"{key}={'bf16' if 'precision' in key else 'true'}").identity()
     assert {name for name in one if one[name] != two[name]} == {key}
 
 
-def test_data_root(tmp_path, monkeypatch):
-    path = write(tmp_path, GOOD)
+def test_data_root(load, monkeypatch):
     monkeypatch.delenv("FEDMPI_DATA", raising=False)
-    assert config.load(path).data.root == Path("data")
+    assert load().data.root == Path("data")
     monkeypatch.setenv("FEDMPI_DATA", "/scratch/d")
-    assert config.load(path).data.root == Path("/scratch/d")
-    assert config.load(path, ["data.root=other"]).data.root == Path("other")
-    assert config.load(path, ["data.root=~/d"]).data.root == Path.home() / "d"
+    assert load().data.root == Path("/scratch/d")
+    assert load("data.root=other").data.root == Path("other")
+    assert load("data.root=~/d").data.root == Path.home() / "d"
 
 
 # every kind of mistake: (lines put behind GOOD or overrides) -> exact line of the message
@@ -138,38 +131,42 @@ EDITS = [
         "cohort: {fractoin: 1}",
         "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: draw, fraction, placement",
     ),
-    ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be a whole number"),
-    ("name: no", "{path}:7: name: False is not allowed; must be text (in quotes, for YAML reads yes, no, on, off"),
-    ("  batch_size: ful", "{path}:7: train.batch_size: 'ful' is not allowed; must be a whole number or 'full'"),
-    ("  weight_decay: .nan", "{path}:7: train.weight_decay: nan is not allowed; must be a finite number"),
+    ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be: whole number"),
+    ("name: no", "{path}:7: name: False is not allowed; must be: text"),
     (
-        "  schedule: off",
-        "{path}:7: train.schedule: False is not allowed; must be 'constant', 'exponential', 'cosine' or",
+        "  batch_size: ful",
+        "{path}:7: train.batch_size: 'ful' is not allowed; must be: whole number >= 1, <= 1,000,",
     ),
+    ("  weight_decay: .nan", "{path}:7: train.weight_decay: nan is not allowed; must be: number"),
+    ("  schedule: off", "{path}:7: train.schedule: False is not allowed; must be: constant, exponential"),
     ("seed: 1\nseed: 2", "{path}:8: seed: duplicate key; it already stands at {path}:7"),
     (
         "evaluate: {protocol: [globl]}",  # and not, besides, that a list without it is too short
         "{path}:7: evaluate.protocol.0: 'globl' is not allowed; must be 'global', 'sites', 'personal', "
         "'personal_on_global' or 'ft(EPOCHS)'",
     ),
-    ("evaluate: {protocol: []}", "{path}:7: evaluate.protocol: [] is not allowed; must be a list of at least 1"),
+    (
+        "evaluate: {protocol: []}",
+        "{path}:7: evaluate.protocol: [] is not allowed; must be: list of: text (at least",
+    ),
     ("no: 3", "{path}:7: the key 'no' is not plain text; put it in quotes"),
     ("seed: !!python/name:os.system", "{path}:7: seed: the YAML tag !!python/name:os.system is not read here"),
     ("seed: [1, 2", "{path}:8:1: not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
     ("\tseed: 1", "{path}:7:1: not valid YAML: while scanning for the next token, found character '\\t'"),
     ("cohort: &a {x: *a}", "{path}: nested too deep, or an alias (*) within its own anchor"),
+    ("seed: ${env:GONE}", "{path}:7: seed: the environment variable GONE is not set; set it, or"),
 ]
 
 
 @pytest.mark.parametrize(("text", "expected"), EDITS)
 def test_mistakes_in_a_file(tmp_path, text, expected):
     path = write(tmp_path, GOOD + text + "\n")
-    assert message(path).startswith(expected.format(path=path, folder=tmp_path))
+    assert message(path).startswith(expected.format(path=path))
 
 
 @pytest.mark.parametrize("mark", [",", "|", ":", "#", "-", "'", "\t"])
-def test_a_single_mark_on_the_command_line_is_a_text(tmp_path, mark):
-    assert config.load(write(tmp_path, GOOD), [f"data.delimiter={mark}"]).data.options["delimiter"] == mark
+def test_a_single_mark_on_the_command_line_is_a_text(load, mark):
+    assert load(f"data.delimiter={mark}").data.options["delimiter"] == mark
 
 
 def test_an_override_that_yaml_cannot_read_is_answered_with_how_to_write_a_text(tmp_path):
@@ -181,24 +178,20 @@ def test_an_override_that_yaml_cannot_read_is_answered_with_how_to_write_a_text(
 
 
 def test_all_mistakes_come_in_one_message_in_their_order(tmp_path):
-    path = write(tmp_path, GOOD + "  epochs: 3\nrounds: x\nsede: 1\n")
-    lines = message(path, "train.momentum=2").splitlines()
-    assert lines[0] == "4 mistakes in the config"
+    """A mistake in a base, which is named twice here, has the line in the base."""
+    base = write(tmp_path, "train: {momentum: x}\nseed: 1\nseed: 2", "base.yaml")
+    path = write(tmp_path, "base: [base.yaml, base.yaml]\n" + GOOD + "  epochs: 3\nrounds: x\nsede: 1\n")
+    first, *lines = message(path, "train.clip_norm=-2").splitlines()
     wheres = [
-        f"{path}:7: train.epochs",
-        f"{path}:8: rounds",
-        f"{path}:9: sede",
-        "command line: train.momentum=2: train",
+        f"{base}:3: seed: duplicate key; it already stands at {base}:2",
+        f"{path}:8: train.epochs: duplicate key",
+        f"{base}:1: train.momentum: 'x' is not allowed",
+        f"{path}:9: rounds: 'x' is not allowed",
+        f"{path}:10: sede: unknown key",
+        "command line: train.clip_norm=-2: train.clip_norm: -2 is not allowed",
     ]
-    assert [line.startswith(f"  {where}") for line, where in zip(lines[1:], wheres, strict=True)] == [True] * 4
-
-
-def test_a_mistake_in_a_base_is_named_with_the_line_of_the_base(tmp_path):
-    write(tmp_path, "train: {epochs: x}\nseed: 1\nseed: 2", "base.yaml")
-    lines = message(write(tmp_path, "base: [base.yaml, base.yaml]\n" + GOOD.replace("  epochs: 2\n", ""))).splitlines()
-    assert lines[1] == f"  {tmp_path}/base.yaml:3: seed: duplicate key; it already stands at {tmp_path}/base.yaml:2"
-    assert lines[2].startswith(f"  {tmp_path}/base.yaml:1: train.epochs: 'x' is not allowed")
-    assert len(lines) == 3
+    assert first == "6 mistakes in the config"
+    assert [line.startswith(f"  {where}") for line, where in zip(lines, wheres, strict=True)] == [True] * 6
 
 
 def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_directory(tmp_path, monkeypatch):
@@ -217,15 +210,12 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
     assert options["parts"] == [f"{tmp_path}/here/mine.py:f", {"head": f"{tmp_path}/here/only.py:g"}]
 
 
-# ---- references to environment variables ----
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("seed=${env:GONE}", "command line: seed=${env:GONE}: seed: the environment variable GONE is not set; set it"),
         ("method={name: fedprox, mu: '${env:GONE}'}", "method.mu: the environment variable GONE is not set"),
-        ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be a whole number"),
+        ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be: whole number"),
         ("seed=${env:}", "seed: '${env:}': write ${env:NAME}"),
         ("name=run-${USER}", "name: 'run-${USER}': write ${env:NAME}"),
         ("name=a${env:TEXT", "name: 'a${env:TEXT': write ${env:NAME}"),
@@ -241,15 +231,12 @@ def test_what_no_reference_stands_for_is_one_mistake(tmp_path, monkeypatch, over
     told = message(write(tmp_path, GOOD), override)
     assert said in told
     assert told.count("\n") == 0
-    if "GONE" in said:
-        told = message(write(tmp_path, GOOD + "seed: ${env:GONE}\n"))
-        assert told.startswith(f"{tmp_path / 'run.yaml'}:7: seed: the environment variable GONE is not set; set it, or")
 
 
-def test_a_secret_from_a_variable_is_not_shown(tmp_path, monkeypatch):
+def test_a_secret_from_a_variable_is_not_shown(load, monkeypatch):
     monkeypatch.setenv("HIDDEN", "hunter2")
-    settings = config.load(write(tmp_path, GOOD), ["method.token=${env:HIDDEN}"])
+    settings = load("method.token=${env:HIDDEN}")
     assert settings.method.options["token"] == "hunter2"
     assert "hunter2" not in text_for(redacted(settings.model_dump(mode="json")))
-    for text in ("method.token=${env:HIDDEN}", "method={token: ${env:HIDDEN}}"):
+    for text in ("method.token=${env:HIDDEN}", "method={token: '${env:HIDDEN}'}", "method={token: ${env:HIDDEN}}"):
         assert "hunter2" not in shown(text)

@@ -1,8 +1,6 @@
 """The reader of CSV files: cells as they stand, in any order of blocks, and what other sources get from it."""
 
 import csv
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from fedmpi.data.sources.labelled_files import read_rows
 from fedmpi.data.sources.tables.files import read
 from fedmpi.data.sources.tables.preparation import column_moments, standardise_columns
 from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.text import text
 
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 
@@ -57,21 +54,6 @@ def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
     assert [part.tolist() for part in parts] == [[1], [0]]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("crlf.csv", b'author,text\r\nann,"a\r\nb\rc\r\n"\r\n'),
-        ("crlf.jsonl", b'{"author": "ann", "text": "a\\r\\nb\\rc\\r\\n"}\r\n'),
-    ],
-)
-def test_carriage_returns_in_texts_become_line_feeds(tmp_path, name, content):
-    (tmp_path / "lf.csv").write_bytes(b'author,text\nann,"a\nb\nc\n"\n')
-    (tmp_path / name).write_bytes(content)
-    given = {"context": 2, "test_fraction": 0, "alphabet": "\nabc"}
-    expected = text(tmp_path, path="lf.csv", **given).train_x.tolist()
-    assert text(tmp_path, path=name, **given).train_x.tolist() == expected
-
-
 EXCEL = "\n".join(["a,b", *["1,2"] * 9000, "K\xf6ln,3"])  # beyond the block that is decoded first
 
 
@@ -93,25 +75,6 @@ def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, conte
     for reader in (lambda path: read(path, ","), lambda path: read_rows(path, {"a": "a"})):
         with pytest.raises(UserError, match=message):
             reader(tmp_path / name)
-
-
-def test_a_large_table_takes_less_than_four_times_its_file(tmp_path):
-    """The peak of reading and preparing 12 MB of numbers, in a process of its own; before, it was eight times that."""
-    row = ",".join(f"{value:.4f}" for value in np.random.default_rng(0).normal(size=20))
-    lines = (f"{k % 97}{row[1:]},{'ab'[k % 2]}\n" for k in range(80_000))
-    path = tmp_path / "large.csv"
-    path.write_text(",".join(f"c{k}" for k in range(20)) + ",y\n" + "".join(lines), encoding="ascii")
-    program = (
-        "import resource, sys, pathlib\n"
-        "from fedmpi.data.sources.tables.table import table\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
-        "before = peak()\n"
-        "table(pathlib.Path(sys.argv[1]), path='large.csv', label_column='y')\n"
-        "print(peak() - before)\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", program, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 4 * path.stat().st_size
 
 
 @pytest.mark.parametrize("columns", [1, 2, 8, 9, 17])

@@ -85,13 +85,3 @@ def test_rows_of_a_patient_in_a_table_are_on_one_side(tmp_path):
     options = {"label_column": "sick", "group_column": "who", "split_column": "part", "site_column": "at"}
     with pytest.raises(UserError, match=r"b\.csv, line 3: rows of 'a' \(data\.group_column\) are to .*line 2 of"):
         table(tmp_path, path="b.csv", **options)  # also where its two parts lie at two sites
-
-
-@pytest.mark.parametrize(("source", "options"), [(table, {"features": ["age"]}), (csv_images, GREY)])
-def test_a_patient_of_two_sites_is_warned_of(tmp_path, source, options):
-    """Each site parts its own rows, as it would as a silo."""
-    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{'uk' if i % 3 else 'at'},{people(i)},{i}" for i in range(20)]
-    write(tmp_path, header="path,label,site,who,age", rows=rows)
-    columns = {"site_column": "site", "group_column": "who"}
-    with pytest.warns(UserWarning, match="'p0' has rows at 'at' and at 'uk': if that is one patient"):
-        source(tmp_path, path="a.csv", test_fraction=0.3, **columns, **options)

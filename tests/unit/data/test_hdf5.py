@@ -12,7 +12,6 @@ from fedmpi.data.preparation import Request
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.named_arrays import npz
-from fedmpi.data.sources.text import text
 from fedmpi.data.streaming import StoredArrays, Stream
 
 h5py = pytest.importorskip("h5py")
@@ -54,10 +53,7 @@ def test_names_in_the_config_and_a_file_for_the_test_part(tmp_path):
     )
     save(tmp_path / "test.h5", {"scan": X[15:], "grade": Y[15:].reshape(5, 1, 1), "who": ["a", "c", "b", "a", "10"]})
     options = {"inputs": "scan", "labels": "grade", "sites": "who"}
-    with (
-        pytest.warns(UserWarning, match=r"train\.h5: not read: x;"),
-        pytest.warns(UserWarning, match=r"1 client with test rows alone, .*: c"),
-    ):
+    with pytest.warns(UserWarning, match=r"train\.h5: not read: x;"):
         data = hdf5(tmp_path, path="train.h5", test_path="test.h5", **options)
     assert data.train_x.tolist() == X[:15].tolist()
     assert data.train_y.tolist() == Y[:15].tolist()
@@ -171,10 +167,6 @@ def test_a_file_that_is_no_hdf5(tmp_path):
         ({"x": X, "y": Y[:7]}, r"the arrays must have one row a sample.* found x 20, y 7"),
         ({"a/x": X, "a/y": Y, "b/x": X}, r"one row a sample.* found x 40, y 20"),
         ({"a/x": X, "a/y": Y, "b/x": X[:, :2], "b/y": Y}, r"/b/x has the shape \(20, 2\) and /a/x \(20, 3\)"),
-        (
-            {"examples/a/snippets": ["to be"], "examples/a/label": [1]},
-            r"texts by author, which data\.source: text reads",
-        ),
         ({"x": ["a", "b"], "y": [0, 1]}, r"a\.h5: x is object of shape \(2,\), not rows of numbers"),
         ({"x": np.float32(1), "y": Y}, r"/x has the shape \(\)"),
     ],
@@ -183,21 +175,3 @@ def test_mistakes(tmp_path, arrays, said):
     save(tmp_path / "a.h5", arrays)
     with pytest.raises(UserError, match=said):
         hdf5(tmp_path, path="a.h5")
-
-
-def test_federated_shakespeare(tmp_path):
-    """TensorFlow Federated's shakespeare: the source text reads the snippets, and the test part is the second file."""
-    save(tmp_path / "train.h5", {"examples/B/snippets": ["abcab", "ca"], "examples/A10/snippets": ["cabca"]})
-    save(tmp_path / "test.h5", {"examples/A10/snippets": ["abc"], "examples/B/snippets": ["bca", "z"]})
-    data = text(tmp_path, path="train.h5", test_path="test.h5", context=2)
-    assert data.site_names == ("A10", "B")
-    assert data.meaning == ("\n", "a", "b", "c", "\N{REPLACEMENT CHARACTER}")
-    assert data.train_x.tolist() == [[3, 1], [2, 3], [1, 2], [3, 1], [2, 0]]  # ca bc, of "abcab\nca" ab ca b\n
-    assert data.train_y.tolist() == [[1, 2], [3, 1], [2, 3], [1, 2], [0, 3]]
-    assert data.test_x.tolist() == [[1, 2], [2, 3], [1, 0]]  # ab, of "bca\nz" bc a\n
-    assert data.test_site.tolist() == [0, 1, 1]
-    with pytest.raises(UserError, match=r"'z', which is not in data\.alphabet"):
-        text(tmp_path, path="train.h5", test_path="test.h5", context=2, alphabet="abc\n")
-    save(tmp_path / "x.h5", {"x": X})
-    with pytest.raises(UserError, match=r"x\.h5 has no texts examples/CLIENT/snippets"):
-        text(tmp_path, path="x.h5")

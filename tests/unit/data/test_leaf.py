@@ -120,11 +120,7 @@ def test_users_without_training_rows(tmp_path):
     """Their test rows are in the global test set; `-t user` of preprocess.sh tests on other users alone."""
     save(tmp_path, "train", {"a": ([[1.0]], [0]), "c": ([[2.0]], [1]), "empty": ([], [])})
     save(tmp_path, "test", {"b": ([[3.0]], [0]), "c": ([[4.0], [5.0]], [1, 0])})
-    with (
-        pytest.warns(UserWarning, match=r"1 client with test rows alone, .*: b"),
-        pytest.warns(UserWarning, match=r"1 client without a test row: a"),
-    ):
-        data = leaf(tmp_path, path=".")
+    data = leaf(tmp_path, path=".")
     assert data.site_names == ("a", "c")
     assert data.test_site.tolist() == [-1, 1, 1]
     found = split(data, "site", None, 0)

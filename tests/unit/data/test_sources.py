@@ -219,7 +219,7 @@ def test_npz_holds_out_a_stratified_part(tmp_path):
 
 
 def test_npz_validation_part_joins_the_training_part(tmp_path):
-    """Behind the training rows and with their normalisation; val: leave has none of it."""
+    """Behind the training rows and with their normalisation."""
     x = np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2)
     y = np.array([[0], [1], [2], [1], [0], [3], [1]], dtype=np.uint8)
     parts = {"train": slice(0, 3), "val": slice(3, 5), "test": slice(5, 7)}
@@ -229,9 +229,6 @@ def test_npz_validation_part_joins_the_training_part(tmp_path):
     assert data.train_y.tolist() == [0, 1, 2, 1, 0]
     torch.testing.assert_close(data.train_x[:, 0], (torch.from_numpy(x[:5] / 255).float() - 0.1) / 0.5)
     assert (data.test_y.tolist(), data.classes) == ([3, 1], 4)
-    left = npz(tmp_path, site="a.npz", val="leave", mean=[0.1], std=[0.5], classes=5)
-    assert (left.train_y.tolist(), left.classes) == ([0, 1, 2], 5)
-    assert torch.equal(left.train_x, data.train_x[:3])
     rows = {"x": x[:3], "y": y[:3], "val_x": x[3:5], "val_y": y[3:5], "site": [0, 1, 0], "val_site": [2, 1]}
     np.savez(tmp_path / "b.npz", **rows, test_x=x[5:], test_y=y[5:])
     assert npz(tmp_path, path="b.npz").site.tolist() == [0, 1, 0, 2, 1]
@@ -262,7 +259,6 @@ def test_image_folder(tmp_path):
     joined = image_folder(tmp_path, **grey)
     assert joined.train_y.tolist() == [*data.train_y.tolist(), 0, 0]
     assert torch.equal(joined.train_x[:10], data.train_x[:10])
-    assert len(image_folder(tmp_path, **grey, val="leave").train_y) == 10
     (tmp_path / "test").rename(tmp_path / "testing")
     assert image_folder(tmp_path, **grey).test_y.tolist() == [1] * 3
 

@@ -1,6 +1,5 @@
 """Texts by author become windows of symbols and the symbols after them; each author's end is the test part."""
 
-import json
 import os
 from pathlib import Path
 
@@ -47,21 +46,14 @@ def test_a_folder_of_authors(folder):
     assert (given.meaning, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
 
 
-def test_tables_and_json_lines_say_the_same(folder):
-    (folder / "a.csv").write_text(f'author,text\nbob,"{BOB[:5]}\n{BOB[5:]}"\nann,{ANN}\n')
-    rows = [
-        {"author": "bob", "text": BOB[:5], "year": 1},
-        {"author": "ann", "text": ANN},
-        {"author": "bob", "text": BOB[5:]},
-    ]
-    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "novels" / "bob.txt").write_text(f"{BOB[:5]}\n{BOB[5:]}")
-    expected = text(folder, path="novels", context=2)
-    for path in ("a.csv", "a.jsonl"):
-        data = text(folder, path=path, context=2)
-        assert data.meaning == expected.meaning
-        for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site"):
-            assert torch.equal(getattr(data, name), getattr(expected, name))
+def test_a_table_says_the_same(folder):
+    """Rows of one author are joined by a line feed, and so are lines of any ending."""
+    (folder / "a.csv").write_bytes(f'author,text\nbob,"{BOB[:5]}"\nann,{ANN}\nbob,"{BOB[5:9]}\r\n{BOB[9:]}"\n'.encode())
+    (folder / "novels" / "bob.txt").write_text(f"{BOB[:5]}\n{BOB[5:9]}\n{BOB[9:]}")
+    expected, data = (text(folder, path=path, context=2) for path in ("novels", "a.csv"))
+    assert data.meaning == expected.meaning
+    for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site"):
+        assert torch.equal(getattr(data, name), getattr(expected, name))
 
 
 def test_silos_are_the_sites_of_one_text(folder):

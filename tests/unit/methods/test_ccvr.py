@@ -1,4 +1,4 @@
-"""CCVR: pooled statistics and their draws by hand, and a calibration against the paper's steps."""
+"""CCVR: a calibration against the paper's steps."""
 
 import math
 
@@ -11,41 +11,15 @@ from torch.nn.functional import cross_entropy
 from fedmpi.common import seeds
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.methods.ccvr import draws, pooled, statistics
+from fedmpi.methods.ccvr import draws
 
 
 def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-# mu (3, 2), Sigma [[4, -2], [-2, 4]]; mu (1, 3), Sigma [[2, 6], [6, 18]]; the mean of all five is (11, 12) / 5. Squares
-# 39 - 24.2 and 56 - 28.8, products 26 - 26.4, divided by 4
-TWO = tensor((1, 2), (3, 4), (5, 0)), tensor((0, 0), (2, 6))
-MU, SIGMA = [2.2, 2.4], [[3.7, -0.1], [-0.1, 6.8]]
-
-
-def pool(*clients):
-    """N, mu and Sigma of clients' features (n, z)."""
-    mu, sigma = zip(*(statistics(z) for z in clients), strict=True)
-    return pooled(tensor(*map(len, clients)), torch.stack(mu), torch.stack(sigma))
-
-
 def near(found, expected, atol=1e-12):
     torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), rtol=0, atol=atol)
-
-
-# ---- (1), (2) ----
-def test_two_clients_by_hand():
-    mu, sigma = statistics(TWO[0])
-    near(mu, [3, 2])
-    near(sigma, [[4, -2], [-2, 4]])
-    N, mu, sigma = pool(*TWO)
-    assert N == 5
-    near(mu, MU)
-    near(sigma, SIGMA)
-    near(sigma, torch.cov(torch.cat(TWO).T))
-    # In float32 and 4096 away: sums of squares would leave [[0, -2], [-2, 8]].
-    near(pool(*((z + 4096).float() for z in TWO))[2], SIGMA, 1e-2)
 
 
 # ---- (3) ----

@@ -1,7 +1,6 @@
 """FedDisco: weights that count against clients whose labels are far from uniform."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,20 +8,7 @@ from helpers import play, settings
 from naive import FULL, NET, assert_is_fedavg, descend, gradient, module_of, rows_of
 from torch.nn.functional import cross_entropy
 
-from fedmpi.flat.packing import Views
-from fedmpi.method import Uploads
 from fedmpi.methods.feddisco import FedDisco
-
-COUNTS = torch.tensor([[50, 50], [90, 10], [50, 0]])  # p = .4, .4, .2
-
-
-def new_weights(counts, cohort=None, **options):
-    """p' of a cohort, by default all of these clients: the direction of unit updates."""
-    counts = torch.as_tensor(counts)
-    cohort = cohort or list(range(len(counts)))
-    n = counts[cohort].sum(1).double()
-    updates = Uploads(cohort, n, n / n.sum(), Views({"dw": torch.eye(len(n), dtype=torch.float64)}))
-    return FedDisco(**options).aggregate(SimpleNamespace(label_counts=counts), updates)[0].tolist()
 
 
 def by_hand(counts, n, a, b, metric, normalise):
@@ -35,32 +21,6 @@ def by_hand(counts, n, a, b, metric, normalise):
     total = sum(d) if normalise and sum(d) else 1
     score = [max(v - a * e / total + b, 0) for v, e in zip(n, d, strict=True)]
     return [v / sum(score) for v in score] if sum(score) else n
-
-
-@pytest.mark.parametrize(
-    ("counts", "changes", "expected"),
-    [
-        # d = 0, .3468340, .6531660: scores .5, .3265830, -.0265830
-        (COUNTS, {}, [0.6048999371683729, 0.3951000628316271, 0]),
-        # the distances as they are: .5, .5 - .2 sqrt 2, .3 - .25 sqrt 2 < 0; normalised 0, 4/9, 5/9: 1/2, 5/18, 1/45
-        (COUNTS, {"metric": "l2", "normalise": False}, [0.6971971263449016, 0.3028028736550984, 0]),
-        (COUNTS, {"metric": "l2"}, [5 / 8, 25 / 72, 1 / 36]),
-        # a = 0 is FedAvg without b, and with b = .1 halfway to equal weights: (.5, .5, .3) / 1.3
-        (COUNTS, {"a": 0.0, "b": 0.0}, [0.4, 0.4, 0.2]),
-        (COUNTS, {"a": 0.0}, [5 / 13, 5 / 13, 3 / 13]),
-        # all uniform, d = 0: (.85, .35) / 1.2. All alike, d = 1/2: (.6, .1) / .7, FedAvg for b = a / K
-        ([[150, 150], [50, 50]], {}, [17 / 24, 7 / 24]),
-        ([[270, 30], [90, 10]], {}, [6 / 7, 1 / 7]),
-        # one class each, ten in all: .75 - .5 ln 10 + .1 and .25 - .5 ln 10 + .1 are below 0, so p; normalised .6 : .1
-        ([[300, *[0] * 9], [*[0] * 9, 100]], {"normalise": False}, [0.75, 0.25]),
-        ([[300, *[0] * 9], [*[0] * 9, 100]], {}, [6 / 7, 1 / 7]),
-        # alone: 1 whatever the score, here below 0; uniform, though 49 (1 / 49) is not 1 in float64
-        ([[7, 3]], {"a": 9.0}, [1]),
-        ([[3] * 49, [1] * 49], {}, [17 / 24, 7 / 24]),
-    ],
-)
-def test_weights_by_hand(counts, changes, expected):
-    assert new_weights(counts, **changes) == pytest.approx(expected, abs=1e-14)
 
 
 def full_gradient(module, x, y):

@@ -1,34 +1,10 @@
-"""pFedMe: Moreau envelopes by hand, against the paper's loops, and what becomes of theta."""
+"""pFedMe: Moreau envelopes and theta against the paper's loops."""
 
 import pytest
 import torch
 from helpers import play, settings
 from naive import NET, batches, gradient, load_pieces, module_of, pieces, weighted_mean
 from torch.nn.functional import cross_entropy
-
-# f = (theta - 1)^2 / 2 from 0, lam 2, lr and personal_lr .1, K = 2, R = 2:  theta <- .7 theta + .1 + .2 w,
-# w <- w - .2 (w - theta)
-UNIT = {"a": [[1.0]], "b": [[1.0]], "copies": [1]}
-HAND = {"lam": 2.0, "personal_lr": 0.1, "steps": 2}
-SAME = {"a": [[1.0], [1.0]], "b": [[1.0], [1.0]], "copies": [1, 3]}
-
-
-def small(play_quadratic, bowls=UNIT, rounds=2, **changes):
-    changes["options"] = HAND | changes.get("options", {})
-    changes["train"] = {"lr": 0.1, "epochs": 2, **changes.get("train", {})}
-    changes["evaluate"] = {"protocol": ["global", "personal"]}
-    return play_quadratic("pfedme", bowls, (0.0,), rounds=rounds, **changes)
-
-
-def thetas(it, t):
-    return [line["x0"] for line in it.lines if line["round"] == t and line["protocol"] == "personal"]
-
-
-def test_who_makes_no_step_keeps_theta(play_quadratic):
-    """drop_last leaves client 0 without a batch: it sends w, its theta is the initial model; w' = (w + w_1) / 2."""
-    it = small(play_quadratic, SAME, rounds=1, train={"batch_size": 2, "drop_last": True})
-    assert it.w.item() == pytest.approx(0.080172 / 2, abs=1e-14)
-    assert thetas(it, 0) == pytest.approx([0, 0.26486], abs=1e-14)
 
 
 def by_hand(it, lam, personal_lr, steps, start, decay, beta):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedmpi.reports import diagnostics, report
-from fedmpi.reports.groups import read
 from fedmpi.reports.page import Figure
+from fedmpi.reports.runs import read
 
 
 def made(path, rows, seed=0, file="analysis"):
@@ -67,7 +67,7 @@ def test_features_of_one_run(tmp_path):
 
 
 # ---- local steps ----
-STEPS = {"loss": 0.5, "cosine": -0.25, "head": -0.5, "step_losses": [0.0, 0.1], "step_cosines": [None, -0.25]}
+STEPS = {"loss": 0.5, "cosine": -0.25, "head": -0.5}
 LAYERS = {
     "layers": ["body", "head"],
     "strength": [0.1, 0.2],
@@ -81,11 +81,9 @@ LAYERS = {
 def test_local_steps_of_one_run(tmp_path):
     rows = [{"round": t, "orthogonality": {**STEPS, "cosine": -0.1 * t}, "layers": LAYERS} for t in range(9)]
     found = figures(diagnostics.local_steps, made(tmp_path / "r", rows))
-    assert list(found) == ["steps-loss", "steps-cosine", "steps-first", "steps-layers"]
+    assert list(found) == ["steps-loss", "steps-cosine", "steps-layers"]
     assert found["steps-cosine"].data[2] == [2, -0.2, -0.5]
     assert [line.y[1] for line in found["steps-cosine"].chart.series] == [-0.1, -0.5]
-    assert [line.label for line in found["steps-first"].chart.series] == ["round 2", "round 5", "round 8"]
-    assert found["steps-first"].data[:2] == [[2, 1, None], [2, 2, -0.25]]
     bars = found["steps-layers"]
     assert (bars.chart.rows, bars.chart.spans) == (["body", "head"], {"strength": [(0, 0.0, 0.1), (1, 0.0, 0.2)]})
     assert bars.data[1] == [0, "head", 0.2, 0.8, 0.4, 2.0, 16]

@@ -106,16 +106,3 @@ def test_fewer_rounds(runs, copy):
     done = fedmpi("compare", runs / "a", copy)
     assert done.returncode == 1
     assert "the same results as far as both go (A has 4 rounds, B 3 rounds)" in done.stdout
-
-
-def test_sweeps_run_by_run(runs, tmp_path):
-    shutil.copytree(runs, tmp_path / "other", ignore=shutil.ignore_patterns("again"))
-    changed(tmp_path / "other" / "lr" / "metrics.jsonl", 3, sha256="0" * 64)
-    facts = comparing.compare_sweeps(runs, tmp_path / "other")
-    assert (facts["same"], facts["only"]) == (False, [["again"], []])
-    assert comparing.lines(facts)[2:] == [
-        "lr: the models differ from round 3 on",
-        "only in A: again",
-        "1 of 2 runs that both have with the same results",
-    ]
-    assert fedmpi("compare", runs, runs).returncode == 0

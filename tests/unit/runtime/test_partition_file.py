@@ -12,9 +12,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out, split
 from fedmpi.data.partitions.given import file
-from fedmpi.reports.groups import read
 from fedmpi.reports.results import CLIENTS, partition
-from fedmpi.reports.run_data import Run
+from fedmpi.reports.runs import Run, read
 from fedmpi.runtime.record.data_files import MANY, by_client, write_partition
 from fedmpi.runtime.record.run_dir import RunDirectory
 

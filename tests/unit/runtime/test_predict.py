@@ -251,47 +251,7 @@ def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(study,
             predictions(run, file, overrides=[text])
 
 
-# ---- tables of known studies ----
-def test_heart_disease_gives_the_recorded_accuracy_by_hospital(tmp_path):
-    g, test = np.random.default_rng(0), []
-    for name in HOSPITALS:
-        y = np.arange(40) % 3
-        x = np.round(g.normal(60, 20, (40, 13)) + 9 * y[:, None], 1)
-        x[::4, FEATURES.index("chol")] = 0  # not measured
-        cells = [[*("?" if g.random() < 0.1 else f"{v}" for v in row), f"{k}"] for row, k in zip(x, y, strict=True)]
-        (tmp_path / f"processed.{name}.data").write_text("\n".join(map(",".join, cells)) + "\n")
-        rows = holdout((y > 0).astype(np.int64), 0.2)[1]
-        test += [[*cells[k][:-1], str(int(y[k] > 0)), name] for k in rows]
-    cut = {"partition": {"scheme": "site"}}
-    run, last = train(tmp_path, {"source": "heart_disease", **cut})
-    found = package.load(run).predict(write(tmp_path / "new.csv", [*FEATURES, "num", "hospital"], test))
-    assert found.metrics["accuracy"] == last["accuracy"]
-    assert {*found["prediction"]} <= {"0", "1"}
-    alone = write(tmp_path / "va.csv", FEATURES, [row[:13] for row in test if row[-1] == "va"])
-    own = package.load(run).predict(alone, site="va")["prediction"]
-    assert list(own) == [p for p, row in zip(found["prediction"], test, strict=True) if row[-1] == "va"]
-
-
-def test_leafs_next_characters_give_the_recorded_accuracy(tmp_path):
-    draw = random.Random(0)
-    (tmp_path / "new").mkdir()
-    for part, n in (("train", 40), ("test", 15)):
-        strings = ["".join(draw.choice("abcd" if part == "train" else "abcde") for _ in range(6)) for _ in range(n)]
-        user = {"x": [text[:5] for text in strings], "y": [text[5] for text in strings]}
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "all.json").write_text(
-            json.dumps({"users": ["me"], "num_samples": [n], "user_data": {"me": user}})
-        )
-        if part == "test":
-            for k, text in enumerate(strings):
-                (tmp_path / "new" / f"{k:02}.txt").write_text(text)
-    more = {"task": {"name": "next_symbol"}, "model": {"name": "char_lstm"}}
-    run, last = train(tmp_path, {"source": "leaf", "path": "."}, **more)
-    found = package.load(run).predict(tmp_path / "new")
-    assert found.metrics["accuracy"] == last["accuracy"]
-
-
-# ---- images ----
+# ---- other sources ----
 def pictures(folder, names, n, seed, size=9):
     g = np.random.default_rng(seed)
     files = []
@@ -304,46 +264,141 @@ def pictures(folder, names, n, seed, size=9):
     return files
 
 
-def test_a_folder_of_images_gives_the_recorded_accuracy(tmp_path):
+def heart_disease(place):
+    g, test = np.random.default_rng(0), []
+    for name in HOSPITALS:
+        y = np.arange(40) % 3
+        x = np.round(g.normal(60, 20, (40, 13)) + 9 * y[:, None], 1)
+        x[::4, FEATURES.index("chol")] = 0  # not measured
+        cells = [[*("?" if g.random() < 0.1 else f"{v}" for v in row), f"{k}"] for row, k in zip(x, y, strict=True)]
+        (place / f"processed.{name}.data").write_text("\n".join(map(",".join, cells)) + "\n")
+        rows = holdout((y > 0).astype(np.int64), 0.2)[1]
+        test += [[*cells[k][:-1], str(int(y[k] > 0)), name] for k in rows]
+    file = write(place / "new.csv", [*FEATURES, "num", "hospital"], test)
+    return {"source": "heart_disease", "partition": {"scheme": "site"}}, {}, file
+
+
+def leaf(place):
+    draw = random.Random(0)
+    (place / "new").mkdir()
+    for part, n in (("train", 40), ("test", 15)):
+        strings = ["".join(draw.choice("abcd" if part == "train" else "abcde") for _ in range(6)) for _ in range(n)]
+        users = {"me": {"x": [text[:5] for text in strings], "y": [text[5] for text in strings]}}
+        (place / part).mkdir()
+        content = {"users": ["me"], "num_samples": [n], "user_data": users}
+        (place / part / "all.json").write_text(json.dumps(content))
+    for k, text in enumerate(strings):
+        (place / "new" / f"{k:02}.txt").write_text(text)
+    return (
+        {"source": "leaf", "path": "."},
+        {"task": {"name": "next_symbol"}, "model": {"name": "char_lstm"}},
+        place / "new",
+    )
+
+
+def image_folder(place):
+    """With operations of data.augment, of which those that draw nothing are for new images, too."""
     names = ["cat", "dog", "owl"]
-    pictures(tmp_path / "train", names, 8, 0)
-    pictures(tmp_path / "test", names, 5, 1)
+    pictures(place / "train", names, 8, 0)
+    pictures(place / "test", names, 5, 1)
     data = {"source": "image_folder", "size": 8, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}
-    run, last = train(tmp_path, {**data, "augment": ["flip"]})
-    got, said = predictions(run, tmp_path / "test")
-    assert f"accuracy {last['accuracy']:.2f}" in said[0]
-    folders = [name.split("/")[0] for name in column(got, "file")]
-    assert percent_equal(column(got, "prediction"), folders) == last["accuracy"]
-    alone = package.load(run).predict(tmp_path / "test" / "owl" / "3.png")
-    assert alone["prediction"] == [next(row["prediction"] for row in got if row["file"] == "owl/3.png")]
-    listed = package.load(run).predict([tmp_path / "test" / "owl" / "3.png", tmp_path / "test" / "cat" / "0.png"])
-    assert listed["prediction"][0] == alone["prediction"][0]
+    return {**data, "augment": ["flip", {"centre_crop": 6}]}, {}, place / "test"
 
 
-def test_a_csv_of_images_gives_the_recorded_accuracy(tmp_path):
+def csv_images(place):
     names = ["10", "2"]  # as numbers: class 0 is 2
-    files = pictures(tmp_path / "all", names, 12, 0)
-    parts = ["test" if k % 3 == 0 else "train" for k in range(len(files))]
+    files = pictures(place / "all", names, 12, 0)
     rows = [
-        [f"all/{file.parent.name}/{file.name}", file.parent.name, part] for file, part in zip(files, parts, strict=True)
+        [f"all/{file.parent.name}/{file.name}", file.parent.name, "train" if k % 3 else "test"]
+        for k, file in enumerate(files)
     ]
-    write(tmp_path / "list.csv", ["picture", "kind", "part"], rows)
+    write(place / "list.csv", ["picture", "kind", "part"], rows)
     data = {"source": "csv_images", "path": "list.csv", "picture_column": "picture", "label_column": "kind"}
-    run, last = train(tmp_path, {**data, "split_column": "part", "size": 8, "channels": 1})
-    test = [row for row in rows if row[2] == "test"]
-    got, said = predictions(run, write(tmp_path / "new.csv", ["picture", "kind", "part"], test), ids=["part"])
-    assert f"accuracy {last['accuracy']:.2f}" in said[0]
-    assert percent_equal(column(got, "prediction"), [cells[1] for cells in test]) == last["accuracy"]
-    assert column(got, "file") == [row[0] for row in test]
-    plain = write(tmp_path / "plain.csv", ["picture"], [row[:1] for row in test])
-    assert package.load(run).predict(plain)["prediction"] == [row["prediction"] for row in got]
-    (tmp_path / "elsewhere").mkdir()
-    far = write(tmp_path / "elsewhere" / "new.csv", ["picture"], [row[:1] for row in test])
-    places = rf"in {far.parent}: names are relative to the folder of new\.csv, not to the run's data\.root"
-    with pytest.raises(UserError, match=rf"new\.csv, line 2: there is no picture {test[0][0]} {places}"):
-        package.load(run).predict(far)
-    with pytest.raises(UserError, match="has no column 'picture'"):
-        package.load(run).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
+    file = write(place / "new.csv", ["picture", "kind", "part"], [row for row in rows if row[2] == "test"])
+    return {**data, "split_column": "part", "size": 8, "channels": 1}, {}, file
+
+
+def pixels_to_16(place):
+    data = digits(place)
+    np.savez(place / "new.npz", x=data.test_x[:, 0].numpy() * 16.0, y=data.test_y.numpy())
+    return {"source": "digits"}, {}, place / "new.npz"
+
+
+def saved(folder, columns):
+    """A data set as save_to_disk of Hugging Face's datasets writes it."""
+    import pyarrow
+
+    folder.mkdir(parents=True)
+    table = pyarrow.table(columns)
+    with pyarrow.ipc.new_stream(str(folder / "data.arrow"), table.schema) as file:
+        file.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def saved_dataset(place, of_pictures=False):
+    pytest.importorskip("pyarrow")
+    g, label = np.random.default_rng(0), [WORDS[k % 2] for k in range(40)]
+    x = [(g.normal(0, 1, 4) + k % 2).tolist() for k in range(40)]
+    for k in range(40) if of_pictures else ():
+        file = io.BytesIO()
+        Image.fromarray(g.integers(0, 180 + 70 * (k % 2), (8, 8), np.uint8)).save(file, "PNG")
+        x[k] = {"bytes": file.getvalue(), "path": None}
+    saved(place / "d" / "train", {"x": x[:28], "label": label[:28]})
+    saved(place / "d" / "test", {"x": x[28:], "label": label[28:]})
+    (place / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    np.savez(place / "new.npz", x=np.array([] if of_pictures else x[28:]), y=[name == "red" for name in label[28:]])
+    for k, name in enumerate(label[28:] if of_pictures else ()):
+        (place / "new" / name).mkdir(parents=True, exist_ok=True)
+        (place / "new" / name / f"{k}.png").write_bytes(x[28 + k]["bytes"])
+    data = {"source": "saved_dataset", "path": "d", "input_column": "x"}
+    return data, {}, place / ("new" if of_pictures else "new.npz")
+
+
+def saved_pictures(place):
+    return saved_dataset(place, of_pictures=True)
+
+
+def texts(place):
+    draw = random.Random(0)
+    (place / "texts").mkdir()
+    last_parts = []
+    for name in ("ann", "bob"):
+        text = "".join(draw.choice("abab abc\n") for _ in range(400))
+        (place / "texts" / f"{name}.txt").write_text(text)
+        last_parts.append([name, text[320:]])  # test_fraction is 0.2
+    model = {"name": "char_lstm", "embedding": 4, "hidden": 8, "layers": 1}
+    file = write(place / "new.csv", ["author", "text"], last_parts)
+    return {"source": "text", "path": "texts", "context": 10}, {"model": model, "task": {"name": "next_symbol"}}, file
+
+
+SOURCES = [heart_disease, leaf, image_folder, csv_images, pixels_to_16, saved_dataset, saved_pictures, texts]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_test_rows_of_a_source_give_the_recorded_accuracy(tmp_path, source):
+    data, more, file = source(tmp_path)
+    run, last = train(tmp_path, data, **more)
+    found = package.load(run).predict(file)
+    assert found.metrics["accuracy"] == last["accuracy"]
+    assert all(len(column) == len(next(iter(found.values()))) for column in found.values())
+
+
+def test_images_by_folder_file_and_list(animals, tmp_path):
+    files = pictures(tmp_path, ["cat", "dog"], 3, 1)
+    found = package.load(animals).predict(tmp_path)
+    assert list(found["file"]) == ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png", "dog/2.png"]
+    assert package.load(animals).predict(files[4])["prediction"] == [found["prediction"][4]]
+    assert package.load(animals).predict([files[4], files[0]])["prediction"][1] == found["prediction"][0]
+
+
+def test_names_of_images_are_relative_to_the_folder_of_the_csv_file(animals, tmp_path):
+    with pytest.raises(
+        UserError, match=r"new\.csv, line 2: there is no picture a\.png .*relative to the folder of new"
+    ):
+        package.load(animals).predict(write(tmp_path / "new.csv", ["path"], [["a.png"]]))
+    with pytest.raises(UserError, match="has no column 'path'"):
+        package.load(animals).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
 
 
 def test_images_of_another_size_are_refused_where_the_training_scaled_none(tmp_path):
@@ -363,17 +418,16 @@ def animals(tmp_path_factory):
 
 
 def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(animals, tmp_path):
-    run = animals
     files = pictures(tmp_path / "new", ["cat", "dog"], 3, 1)
     rows = [[f"new/{file.parent.name}/{file.name}", file.parent.name] for file in files]
-    whole = package.load(run).predict(write(tmp_path / "new.csv", ["path", "label"], rows[1:]))
+    whole = package.load(animals).predict(write(tmp_path / "new.csv", ["path", "label"], rows[1:]))
     rows[0][1] = "wolf"
     file = write(tmp_path / "new.csv", ["path", "label"], rows)
-    got, said = predictions(run, file)
+    got, said = predictions(animals, file)
     assert len(got) == 6
     assert said[-1] == f"metrics: {file}, line 2: 'wolf' is no class of the training; 1 row of 6 left out"
-    assert package.load(run).predict(file).metrics == whole.metrics
-    none = package.load(run).predict(write(tmp_path / "new.csv", ["path", "label"], rows[:1]))
+    assert package.load(animals).predict(file).metrics == whole.metrics
+    none = package.load(animals).predict(write(tmp_path / "new.csv", ["path", "label"], rows[:1]))
     assert none.metrics == {}
 
 
@@ -382,22 +436,6 @@ def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(animals
     takes = "give a picture, a folder of them, a CSV file that names them, or a list of files"
     with pytest.raises(UserError, match=f"rows: .* is not understood by this run; {takes}"):
         package.load(animals).predict(rows)
-
-
-def test_operations_of_data_augment_that_draw_nothing_are_done_to_new_images(tmp_path):
-    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
-    pictures(tmp_path / "test", ["cat", "dog"], 6, 1)
-    augment = ["flip", {"centre_crop": 6}]
-    run, last = train(tmp_path, {"source": "image_folder", "size": 8, "augment": augment})
-    assert package.load(run).predict(tmp_path / "test").metrics["accuracy"] == last["accuracy"]
-
-
-# ---- arrays ----
-def test_digits_give_the_recorded_accuracy_of_pixels_from_0_to_16(tmp_path):
-    run, last = train(tmp_path, {"source": "digits"})
-    data = digits(tmp_path)
-    np.savez(tmp_path / "new.npz", x=data.test_x[:, 0].numpy() * 16.0, y=data.test_y.numpy())
-    assert package.load(run).predict(tmp_path / "new.npz").metrics["accuracy"] == last["accuracy"]
 
 
 @pytest.mark.parametrize("kind", ["uint8 images", "numbers", "hdf5"])
@@ -435,14 +473,12 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     y = g.integers(0, 2, (24, 8, 8))
     x = (y[:, None] + g.normal(0, 0.5, (24, 1, 8, 8))).astype(np.float32)
     np.savez(tmp_path / "a.npz", x=x[:16], y=y[:16], test_x=x[16:], test_y=y[16:])
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\ndef net(shape, classes): return nn.Conv2d(1, classes, 3, padding=1)\n"
-    )
+    net = "from torch import nn\ndef net(shape, classes): return nn.Conv2d(1, classes, 3, padding=1)\n"
+    (tmp_path / "net.py").write_text(net)
     own = {"model": {"name": f"{tmp_path}/net.py:net"}, "task": {"name": "segmentation"}}
     run, last = train(tmp_path, {"source": "npz", "path": "a.npz", "classes": 2}, **own)
     np.savez(tmp_path / "new.npz", x=x[16:], y=y[16:])
-    said = []
-    out = command.predict(RunModel(run, True), tmp_path / "new.npz", said.append)
+    out = command.predict(RunModel(run, True), tmp_path / "new.npz", print)
     assert out == run / "predictions" / "new.npz"
     with np.load(out) as found:
         mask = found["mask"]
@@ -450,71 +486,17 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     both, either = ((mask == 1) & (y[16:] == 1)).sum(), (mask == 1).sum() + (y[16:] == 1).sum()
     assert 2 * both / either == pytest.approx(last["dice"], abs=1e-12)
     with pytest.raises(UserError, match=r"a file whose name ends in \.npz is needed"):
-        command.predict(RunModel(run, True), tmp_path / "new.npz", said.append, out=tmp_path / "masks.csv")
+        command.predict(RunModel(run, True), tmp_path / "new.npz", print, out=tmp_path / "masks.csv")
 
 
-def saved(folder, columns):
-    """A data set as save_to_disk of Hugging Face's datasets writes it."""
-    import pyarrow
-
-    folder.mkdir(parents=True)
-    table = pyarrow.table(columns)
-    with pyarrow.ipc.new_stream(str(folder / "data.arrow"), table.schema) as file:
-        file.write_table(table)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
-    (folder / "dataset_info.json").write_text("{}")
-
-
-@pytest.mark.parametrize("kind", ["lists", "pictures"])
-def test_a_saved_data_set_gives_the_recorded_accuracy(tmp_path, kind):
-    pytest.importorskip("pyarrow")
-    g, label = np.random.default_rng(0), [WORDS[k % 2] for k in range(40)]
-    if kind == "lists":
-        x = [(g.normal(0, 1, 4) + k % 2).tolist() for k in range(40)]
-    else:
-        x = []
-        for k in range(40):
-            file = io.BytesIO()
-            Image.fromarray(g.integers(0, 180 + 70 * (k % 2), (8, 8), np.uint8)).save(file, "PNG")
-            x.append({"bytes": file.getvalue(), "path": None})
-    saved(tmp_path / "d" / "train", {"x": x[:28], "label": label[:28]})
-    saved(tmp_path / "d" / "test", {"x": x[28:], "label": label[28:]})
-    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    run, last = train(tmp_path, {"source": "saved_dataset", "path": "d", "input_column": "x"})
-    if kind == "lists":
-        np.savez(tmp_path / "new.npz", x=np.array(x[28:]))
-    for k, cell in enumerate(x[28:] if kind == "pictures" else ()):
-        (tmp_path / "new").mkdir(exist_ok=True)
-        (tmp_path / "new" / f"{k:02}.png").write_bytes(cell["bytes"])
-    found = package.load(run).predict(tmp_path / ("new.npz" if kind == "lists" else "new"))
-    assert percent_equal(found["prediction"], label[28:]) == last["accuracy"]
-
-
-# ---- texts ----
-@pytest.mark.parametrize("form", ["folder", "csv"])
-def test_texts_give_the_recorded_accuracy(tmp_path, form):
-    draw = random.Random(0)
-    texts = {name: "".join(draw.choice("abab abc\n") for _ in range(400)) for name in ("ann", "bob")}
-    (tmp_path / "texts").mkdir()
-    for name, text in texts.items():
-        (tmp_path / "texts" / f"{name}.txt").write_text(text)
-    model = {"name": "char_lstm", "embedding": 4, "hidden": 8, "layers": 1}
-    data = {"source": "text", "path": "texts", "context": 10}
-    run, last = train(tmp_path, data, model=model, task={"name": "next_symbol"})
-    last_parts = {name: text[320:] for name, text in texts.items()}  # test_fraction is 0.2
-    if form == "folder":
-        file = tmp_path / "new"
-        file.mkdir()
-        for name, text in last_parts.items():
-            (file / f"{name}.txt").write_text(text)
-    else:
-        file = write(tmp_path / "new.csv", ["author", "text"], last_parts.items())
-    found = package.load(run).predict(file)
-    assert found.metrics["accuracy"] == last["accuracy"]
+def test_symbols_are_those_of_windows_of_the_text(tmp_path):
+    data, more, file = texts(tmp_path)
+    run, last = train(tmp_path, data, **more)
+    found, parts = package.load(run).predict(file), {row["author"]: row["text"] for row in read(file)}
     # 80 characters: windows at 1, 11, ..., 61 with all targets, and the last ten, whose next one is not known
     assert list(found["character"]) == [*range(1, 71, 10), 71] * 2
     right = [
-        symbol == last_parts[name][start + k]
+        symbol == parts[name][start + k]
         for name, start, symbols in zip(found["text"], found["character"], found["symbols"], strict=True)
         for k, symbol in enumerate(symbols)
         if start + k < 80 and start < 71

@@ -53,8 +53,10 @@ def test_formats_and_what_they_cost():
 def test_how_a_run_trains(tmp_path):
     words = ["train.schedule=step", "train.lr=0.01", "train.batch_size=10", "train.warmup_rounds=2"]
     config = load(ROOT / "configs" / "quickstart.yaml", [*words, "rounds=0"])
-    text = "4 of 4 clients, 2 epochs in batches of 10; lr 0.01, step, 0.01 at last, after a warm-up of 2 rounds; "
-    assert report_text.describe_training(config, 4).startswith(text)
+    text = (
+        "4 of 4 clients, 2 epochs in batches of 10; sgd, momentum 0.9, lr 0.01, step, 0.01 at last, after a warm-up of "
+    )
+    assert report_text.describe_training(config, 4) == f"{text}2 rounds"
 
 
 def facts(*gpus):

@@ -321,16 +321,6 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
     assert [row["round"] for row in it.rows] == [ROUNDS - 1, ROUNDS, ROUNDS + 1]
 
 
-def test_no_fewer_rounds_than_are_done(tmp_path):
-    """It would never come to the last one."""
-    begin(tmp_path, config("fedavg"))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    said = rf"rounds: 1, but this run has completed {ROUNDS} of them.*ask for {ROUNDS} or more"
-    with pytest.raises(UserError, match=said):
-        begin(tmp_path, small_settings("fedavg", "norm", rounds=1))
-    assert all(path.read_bytes() == content for path, content in before.items())
-
-
 @pytest.mark.parametrize(
     ("now", "fine"),
     [

@@ -1,19 +1,28 @@
-"""The run directory, its summary, its environment, and the console."""
+"""The run directory: its files, its lock, its summary, and what records a run."""
 
 import errno
+import fcntl
+import gc
 import io
 import json
 import math
 import os
 import threading
+import warnings
+import weakref
+from contextlib import ExitStack
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers import settings, small_settings
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.record import durable, run_dir
+from fedmpi.runtime import checkpoints, run
+from fedmpi.runtime.record import durable, lock, run_dir
+from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.report_text import round_line
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
@@ -182,3 +191,93 @@ def test_lines_of_rounds():
     assert [round_line(row, 3, names, seconds[: n + 1]) for n, row in enumerate(ROWS)] == LINES
     row = {"round": 5, "wall_s": 30.0, "loss": math.nan}
     assert round_line(row, 10, names, [30.0]) == "round 6/10  loss nan  30.0 s  eta 2 min"
+
+
+# ---- one job at a time ----
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_second_is_told_who_holds_it_and_the_lock_ends_with_its_holder(tmp_path):
+    with lock.hold(tmp_path):
+        before = contents(tmp_path)
+        with pytest.raises(UserError) as caught, lock.hold(tmp_path):
+            pass
+        host = json.loads((tmp_path / "lock").read_text())["host"]
+        assert str(caught.value).startswith(f"{tmp_path} is in use: process {os.getpid()} on host {host} has had it")
+        assert contents(tmp_path) == before
+    with lock.hold(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
+    def none(file, how):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.warns(UserWarning, match="this file system has no locks"), lock.hold(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("how", ["auto", "must"])
+def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
+    """No second directory beside it; if it died at once, its place is taken."""
+    (tmp_path / "run").mkdir()
+    config = settings(output=str(tmp_path), checkpoint={"resume": how})
+    with lock.hold(tmp_path / "run"), ExitStack() as mine, pytest.raises(UserError, match="is in use"):
+        checkpoints.open_directory(config, {}, mine)
+    with ExitStack() as mine:
+        if how == "must":
+            with pytest.raises(UserError, match="holds no run to go on with"):
+                checkpoints.open_directory(config, {}, mine)
+        else:
+            assert checkpoints.open_directory(config, {}, mine)[0].path == tmp_path / "run"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(lock.json, "dumps", Mock(side_effect=full))
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}/lock: No space left"), lock.hold(tmp_path):
+        pass
+
+
+# ---- the recorder ----
+def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
+    """A recorder lives on where the error reporter of a job may still call its `close_failed`."""
+    recorders, models = [], []
+
+    class Watched(Recorder):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            recorders.append(self)
+
+    build = run.build.experiment
+
+    def experiment(*arguments):
+        made = build(*arguments)
+        models.append(weakref.ref(made.model))
+        return made
+
+    monkeypatch.setattr(run, "Recorder", Watched)
+    monkeypatch.setattr(run.build, "experiment", experiment)
+    run.execute(small_settings("fedavg", "mlp", rounds=1, output=str(tmp_path)))
+    gc.collect()
+    assert models[0]() is None
+    assert recorders[0].close_failed("the launcher has died") == ""
+
+
+def test_warnings_are_logged_also_those_before_there_was_a_log():
+    """Afterwards the filters of warnings are as they were."""
+    recorder, before = RankRecorder(), list(warnings.filters)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        with recorder.collect_warnings():
+            warnings.warn("early", stacklevel=1)
+            lines = list(recorder.early_lines)
+            recorder.log = lines.append
+            warnings.warn("late", stacklevel=1)
+    assert lines == ["warning: early", "warning: late"]
+    with recorder.collect_warnings():
+        pass
+    assert list(warnings.filters) == before

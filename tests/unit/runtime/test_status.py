@@ -118,18 +118,6 @@ def test_figures_bytes_faults_and_ranks(tmp_path):
     assert "400 B down" in text
 
 
-def test_who_holds_a_run_up(tmp_path):
-    """A client by the median of its trainings; a rank by the share of its time in which it did not wait."""
-    (tmp_path / "timeline").mkdir()
-    for rank, (train, wait) in enumerate([(200, 700), (900, 0)]):
-        spans = [["train", 0, train, 5 + rank], ["uploads", 0, wait]]
-        rows = [{"job": 1.0, "rank": rank}, *({"round": t, "at": t, "s": 1.0, "spans": spans} for t in range(3))]
-        text = "".join(f"{json.dumps(each)}\n" for each in rows)
-        (tmp_path / "timeline" / f"rank-{rank:04}.jsonl").write_text(text)
-    slow = status.slowest(tmp_path)
-    assert slow == {"client": {"client": 6, "rank": 1, "seconds": 0.9}, "rank": {"rank": 1, "busy": 1.0}}
-
-
 def test_half_lines_and_lines_that_are_none(tmp_path):
     run = made(tmp_path / "run", FEW)
     whole = (run / "metrics.jsonl").read_text()

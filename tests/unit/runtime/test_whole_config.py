@@ -1,9 +1,12 @@
 """config.yaml of a run directory says everything: it alone gives the same run, wherever directory and plug-ins go."""
 
+import json
+
 import pytest
 import torch
 import yaml
 from every_method import VARIANTS
+from helpers import fedmpi as command
 from helpers import play, small_settings
 
 import fedmpi
@@ -12,6 +15,7 @@ from fedmpi.common import registry
 from fedmpi.config.resume_rules import comparable
 from fedmpi.methods import registry as every_method
 from fedmpi.runtime import introspection
+from fedmpi.runtime.reading import compare
 from fedmpi.runtime.record import metadata
 from fedmpi.runtime.run import execute
 
@@ -105,3 +109,33 @@ def test_a_model_is_loaded_from_the_runs_own_copy(made, tmp_path, what):
     else:
         after = fedmpi.load(run, trust=True)
     assert torch.equal(before(x), after(x))
+
+
+def test_commands_take_the_copy_of_code_that_is_gone(made, tmp_path):
+    run, file = made[0], made[1].rename(tmp_path / "own.py")
+    for words in (("verify", run), ("replay", run), ("export", run), ("resume", run, "rounds=3")):
+        done = command(*words, *(["--trust"] if words[0] != "resume" else []))
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+    name = yaml.safe_load((run / "config.yaml").read_text())["model"]["name"]
+    assert name == f"{run}/plugins/mynet.py:net"
+    (run / "plugins" / "mynet.py").unlink()
+    done = command("resume", run, "rounds=4")
+    assert done.returncode == 2
+    assert "plugins/mynet.py is missing: it is the copy of" in done.stderr
+    done = command("resume", run, "rounds=4", f"model.name={file.rename(tmp_path / 'mynet.py')}:net")
+    assert done.returncode == 0, done.stderr  # the options of the model stay, too
+
+
+def test_runs_of_one_code_at_two_places_have_the_same_settings(made, tmp_path):
+    run, file = made
+    other = file.rename(tmp_path / "mynet.py")
+    execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs", "name=d", f"model.name={other}:net"]))
+    assert "mynet.py" not in json.dumps(compare.compare(run, tmp_path / "runs" / "d")["settings"])
+
+
+def test_a_missing_file_is_a_mistake_only_where_it_is_used(tmp_path):
+    (tmp_path / "c.yaml").write_text(CONFIG.format("gone.py:net"))
+    done = command("run", "c.yaml", cwd=tmp_path)
+    assert "c.yaml:4: model '" in done.stderr
+    assert f"there is no such file: {tmp_path}/gone.py" in done.stderr
+    assert config.load(tmp_path / "c.yaml", ["model={name: linear}"]).model.name == "linear"

@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.labelled_files import (
-    Read,
+    ReadSite,
     Sample,
     dataset_of,
     files_in_table,
@@ -51,15 +51,14 @@ def csv_images(
     std: Std = (0.5,),
     pixel_range: PixelRange | None = None,
     class_names: ClassNames | None = None,
-    val: Literal["join", "leave"] = "join",
     test_fraction: Fraction | None = None,
 ) -> Dataset:
     """Pictures that the CSV file root/path names, a row each, with their class and, if wanted, their site and part.
 
     picture_column: files, relative to root/folder; label_column: classes; site_column: sites, for `scheme: site` and
     for silos, which open the pictures of their own rows alone; split_column: train, val or test of each row. Without
-    it, test_fraction (0.2) of each class of each site is its test part, the same for every seed. val: its pictures join
-    the training part, or are left out. group_column: whose pictures stay together, such as patients': in the test part,
+    it, test_fraction (0.2) of each class of each site is its test part, the same for every seed; val joins train.
+    group_column: whose pictures stay together, such as patients': in the test part,
     the training part or what data.validation puts aside.
     class_names: the classes in order, else those in the column, in natural order (1, 2, 10); silos need it, for a
     site's table may lack a class. delimiter: between fields.
@@ -81,7 +80,6 @@ def csv_images(
         "csv_images",
         classes=names,
         silo=site,
-        val=val,
         test_fraction=test_fraction,
         split_column=split_column,
     )
@@ -99,18 +97,17 @@ def image_folder(
     std: Std = (0.5,),
     pixel_range: PixelRange | None = None,
     class_names: ClassNames | None = None,
-    val: Literal["join", "leave"] = "join",
     test_fraction: Fraction | None = None,
 ) -> Dataset:
     """Pictures root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, root/path/SITE of that form.
 
     sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder. class_names: the classes in
     order, else the folders' names in natural order (1, 2, 10); silos need it, for a site may lack a class and would
-    number the others differently. val: pictures in val/ beside train/ join the training part, or are left out. Without
-    test/, test_fraction (0.2) of each class (of each site) is the test part, the same for every seed.
-    size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
-    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
-    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it.
+    number the others differently. Pictures in val/ beside train/ join the training part. Without test/, test_fraction
+    (0.2) of each class (of each site) is the test part, the same for every seed. size: each picture is scaled and cut
+    at its centre to size x size; without it all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels
+    in 0..1, one number or one a channel. pixel_range: [low, high], which become 0 and 1; or file, the least and the
+    largest value of each file; images of more than 8 bits need it.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("image_folder", class_names, site)
@@ -120,8 +117,6 @@ def image_folder(
     names = list(class_names or natural_order(name for folder in training for name in subfolders(folder)))
     samples: list[Sample] = []
     for name, part, folder in folders:
-        if part == "val" and val == "leave":
-            continue
         own = pictures_by_class(folder, names, part=part, site=name)
         if folder in training and not any(sample.file.parent.parent == folder for sample in own):
             raise UserError(
@@ -173,7 +168,7 @@ def pictures_by_class(
     return samples
 
 
-def read_classes(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> Read:
+def read_classes(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
     """Return the function that makes a data set of samples with these classes. columns: of `ImagePreparation`."""
     number = {name: k for k, name in enumerate(names)}
 

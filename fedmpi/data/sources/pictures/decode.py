@@ -91,12 +91,6 @@ def probe(file: Path, options: DecodeOptions) -> tuple[int, ...]:
         return options.channels, height, width
 
 
-def count_channels(file: Path | bytes) -> Literal[1, 3]:
-    """1 for a grey image, 3 for any other one."""
-    with _open(file) as image:
-        return 1 if image.mode in ("1", "L") or _is_deep(image) else 3
-
-
 def _open(file: Path | bytes) -> Image.Image:
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
 

@@ -43,23 +43,21 @@ def image_mask(
     mean: tuple[float, ...] = (0.5,),
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
     pixel_range: PixelRange | None = None,
-    val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
     """Pictures and masks, root/path/images/NAME.* and root/path/masks/NAME.*, or named in the CSV file root/path.
 
     For the task segmentation. sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder.
-    image_pattern, mask_pattern: where the two are below that folder; * stands for the name that they have in common.
-    A folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file, files
-    relative to root; site_column: whose a row is; split_column: train, val or test; group_column: whose rows stay
-    together; delimiter: between fields. val: the validation part joins the training part, or is left out. Without a
-    test part, test_fraction (0.2) of each site's pairs is it, the same for every seed.
-    classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
-    masks, such as [0, 255]. A number that is neither a class nor task.ignore is refused.
-    size: each picture is scaled and cut at its centre to size x size, and so is its mask, to the nearest pixel; without
-    it all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels in 0..1, one number or one
-    a channel. pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each file;
-    images of more than 8 bits need it.
+    image_pattern, mask_pattern: where the two are below that folder; * stands for the name that they have in common. A
+    folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file, files relative
+    to root; site_column: whose a row is; split_column: train, val (which joins train) or test; group_column: whose rows
+    stay together; delimiter: between fields. Without a test part, test_fraction (0.2) of each site's pairs is it, the
+    same for every seed. classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number
+    of each class in the masks, such as [0, 255]. A number that is neither a class nor task.ignore is refused. size:
+    each picture is scaled and cut at its centre to size x size, and so is its mask, to the nearest pixel; without it
+    all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
+    pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each file; images of
+    more than 8 bits need it.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     numbers = MaskValues("image_mask", classes, mask_values)
@@ -76,9 +74,7 @@ def image_mask(
         x, test_x = (made.normalised(images[rows]) for rows in (train, test))
         return Dataset(x, masks[train], test_x, masks[test], numbers.many, preparation=made)
 
-    return dataset_of(
-        samples, read, "image_mask", silo=site, val=val, test_fraction=test_fraction, split_column=split_column
-    )
+    return dataset_of(samples, read, "image_mask", silo=site, test_fraction=test_fraction, split_column=split_column)
 
 
 def _masks(pairs: Sequence[Sample], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:

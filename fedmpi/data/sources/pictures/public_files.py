@@ -23,7 +23,6 @@ from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PACS_SITES = ("art_painting", "cartoon", "photo", "sketch")  # as the catalogue lists them, and those of Office-Home
-PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")  # as the authors number them
 HOME_SITES = ("art", "clipart", "product", "real_world")
 HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
@@ -82,15 +81,7 @@ def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction
     Folders SITE/CLASS in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold. test_fraction of each class of
     each site is its test part, the same for every seed. size: each picture is scaled and cut to size x size.
     """
-    remedy = ready("pacs", root, False)
-    samples = [
-        sample
-        for name in chosen_sites("pacs", PACS_SITES, site)
-        for sample in pictures_by_class(
-            _folder(root, "pacs", PACS_SITES.index(name), remedy), PACS_CLASSES, allowed="PACS's", site=name
-        )
-    ]
-    return _of_domains("pacs", samples, PACS_CLASSES, site, size, test_fraction)
+    return _styles("pacs", PACS_SITES, 7, root, site, size, test_fraction)
 
 
 def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
@@ -101,17 +92,23 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
     each class of each site is its test part, the same for every seed. size: each picture is scaled and cut to size x
     size.
     """
-    remedy = ready("office_home", root, False)
-    samples: list[Sample] = []
+    return _styles("office_home", HOME_SITES, 65, root, site, size, test_fraction)
+
+
+def _styles(
+    what: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
+) -> Dataset:
+    """A data set whose sites are styles of pictures, in the folders of the catalogue. number: of the classes."""
+    remedy, samples = ready(what, root, False), []
     classes: list[str] = []
-    for name in chosen_sites("office_home", HOME_SITES, site):
-        folder = _folder(root, "office_home", HOME_SITES.index(name), remedy)
-        classes = classes or subfolders(folder)
-        if len(subfolders(folder)) != 65:
-            holds = f"{folder} holds {len(subfolders(folder))} folders of classes"
-            raise UserError(f"{holds}; Office-Home has 65 at each site")
-        samples += pictures_by_class(folder, classes, allowed="Office-Home's", site=name)
-    return _of_domains("office_home", samples, classes, site, size, test_fraction)
+    for name in chosen_sites(what, sites, site):
+        folder = _folder(root, what, sites.index(name), remedy)
+        own = subfolders(folder)
+        classes = classes or own
+        if len(own) != number:
+            raise UserError(f"{folder} holds {len(own)} folders of classes; {what} has {number} at each site")
+        samples += pictures_by_class(folder, classes, allowed=what, site=name)
+    return _of_domains(what, samples, classes, site, size, test_fraction)
 
 
 def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:

@@ -37,17 +37,27 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
         UserError: with the first image that cannot be read, or is of another shape than the first one.
     """
 
+    def name(k: int) -> str:
+        row, file = rows[k] if rows else "", files[k]
+        return row or f"picture {k}" if isinstance(file, bytes) else f"{row}: {file}" if row else str(file)
+
     def call(function: Callable[[Any, DecodeOptions], Result], k: int) -> Result:
-        return naming_errors(lambda file: function(file, options), files[k], rows[k] if rows else "")
+        try:
+            return function(files[k], options)
+        except FileNotFoundError as error:
+            row = f"{rows[k]}: " if rows and rows[k] else ""
+            where = "; correct the row, or data.root, below which it is looked for" if row else ""
+            raise UserError(f"{row}there is no picture {files[k]!s}{where}") from error
+        except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+            remedy = "" if isinstance(error, UserError) else "; mend or remove it"
+            raise UserError(f"{name(k)} cannot be read as a picture: {error}{remedy}") from error
 
     first = call(decode, 0)
 
     def check_shape(k: int, shape: tuple[int, ...]) -> None:
         if shape != first.shape:
-            name = "picture 0" if isinstance(files[0], bytes) else files[0]
-            sizes = f"is {shape[2]}x{shape[1]}, {name} is {first.shape[2]}x{first.shape[1]}"
-            where = _name(files[k], rows[k] if rows else "")
-            raise UserError(f"{where} {sizes}: give data.size, to which all pictures are scaled and cut")
+            sizes = f"is {shape[2]}x{shape[1]}, {name(0)} is {first.shape[2]}x{first.shape[1]}"
+            raise UserError(f"{name(k)} {sizes}: give data.size, to which all pictures are scaled and cut")
 
     def decode_one(k: int) -> np.ndarray:
         image = call(decode, k)
@@ -83,24 +93,6 @@ def _run_threads(do: Callable[[int], None], many: int, block: int) -> None:
     with ThreadPoolExecutor(threads, thread_name_prefix="pictures") as pool:
         for _ in pool.map(run, range(0, many, block)):  # in their order, and others are cancelled after an error
             pass
-
-
-def naming_errors(function: Callable[[Any], Result], file: Path | bytes, row: str) -> Result:
-    """Call a function with an image; raise what goes wrong as a UserError that names it, and the row that names it."""
-    try:
-        return function(file)
-    except FileNotFoundError as error:
-        where = "; correct the row, or data.root, below which it is looked for" if row else ""
-        raise UserError(f"{row}{': ' if row else ''}there is no picture {file!s}{where}") from error
-    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
-        remedy = "" if isinstance(error, UserError) else "; mend or remove it"
-        raise UserError(f"{_name(file, row)} cannot be read as a picture: {error}{remedy}") from error
-
-
-def _name(file: Path | bytes, row: str) -> str:
-    if isinstance(file, bytes):
-        return row
-    return f"{row}: {file}" if row else str(file)
 
 
 @final

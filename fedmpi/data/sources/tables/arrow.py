@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,9 @@ def cells(column: Any) -> np.ndarray:
     return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()], dtype=object)
 
 
-def array(column: Any, name: str, path: Path) -> np.ndarray:
-    """Return a column of numbers as (n,), of lists of one length as (n, length), nested ones as (n, length, ...).
+def inputs(column: Any, name: str, path: Path) -> Any:
+    """Return the inputs in a column: (n, 1) numbers, of lists of one length (n, length), of nested ones
+    (n, length, ...); or a list of pictures, the bytes of each, or its file where only that is named.
 
     Raises:
         UserError: the first row that is a null, or not as long as row 0.
@@ -76,6 +77,8 @@ def array(column: Any, name: str, path: Path) -> np.ndarray:
     from pyarrow import compute
 
     kind, values, shape = pyarrow.types, column.combine_chunks(), [len(column)]
+    if kind.is_struct(column.type):
+        return [_picture(cell or {}, row, name, path) for row, cell in enumerate(column.to_pylist())]
     values = values.chunk(0) if isinstance(values, pyarrow.ChunkedArray) else values
     if isinstance(values, pyarrow.ExtensionArray):  # Array2D, Array3D, ... of `datasets`
         values = values.storage
@@ -92,22 +95,13 @@ def array(column: Any, name: str, path: Path) -> np.ndarray:
         values = values.cast(pyarrow.int8())
     if not (kind.is_integer(values.type) or kind.is_floating(values.type)):
         raise UserError(f"{path}: column {name!r} is {column.type}; numbers, lists of them, or pictures are understood")
-    return values.to_numpy(zero_copy_only=False).reshape(shape)
+    return values.to_numpy(zero_copy_only=False).reshape(shape if len(shape) > 1 else (-1, 1))
 
 
-def pictures(column: Any, name: str, path: Path) -> list[bytes | Path] | None:
-    """Return the bytes of each picture in a column of the type Image of `datasets`, or its file where only that is
-    named; None for a column of another type."""
-    import pyarrow
-
-    if not pyarrow.types.is_struct(column.type):
-        return None
-    out: list[bytes | Path] = []
-    for row, cell in enumerate(column.to_pylist()):
-        if cell and cell.get("bytes"):
-            out.append(cell["bytes"])
-        elif cell and cell.get("path"):
-            out.append(path / cell["path"])
-        else:
-            raise UserError(f"{path}, row {row}: column {name!r} holds no picture; drop the row")
-    return out
+def _picture(cell: Mapping[str, Any], row: int, name: str, path: Path) -> bytes | Path:
+    """The content of a cell of the type Image of `datasets`."""
+    if cell.get("bytes"):
+        return bytes(cell["bytes"])
+    if not cell.get("path"):
+        raise UserError(f"{path}, row {row}: column {name!r} holds no picture; drop the row")
+    return path / cell["path"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,20 +35,13 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Mean and standard deviation of each column of numbers."""
-
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Fit:
     """What the training rows of one site, or of all, give: by column the value that fills a gap, None where gaps stay;
-    and the moments by which numbers are standardised, None where they are not."""
+    and by column of numbers the mean and deviation by which it is standardised, None where it is not."""
 
     fill: tuple[float | str | None, ...]
-    moments: Moments | None = None
+    mean: tuple[float, ...] | None = None
+    deviation: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,9 +90,9 @@ class TablePreparation(Preparation):
             if column.values is None:
                 x = cells[:, None]
                 for k, fit in enumerate(self.sites.values()):
-                    if fit.moments is not None:
-                        mean, deviation = fit.moments.mean[numeric], fit.moments.deviation[numeric]
-                        x[owner == k] = standardise_columns(x[owner == k], [mean], [deviation])
+                    if fit.mean is not None:
+                        own = owner == k
+                        x[own] = standardise_columns(x[own], fit.mean[numeric], fit.deviation[numeric])
                 numeric += 1
             else:
                 x = cells[:, None] == np.array(column.values, dtype=object)
@@ -219,11 +212,12 @@ def fit_preparation(
         fills.append([None if cells is None else _fill_value(cells[group]) for group in groups.values()])
     sites = {name: Fit(fill) for name, fill in zip(groups, zip(*fills, strict=True), strict=True)}
     if standardise != "none":
-        filled = replace(plain, sites=sites)
-        parts = list(groups.values()) if standardise == "site" else [train] * len(sites)
-        moments = _moments(filled, rows, owner, parts[:1] if standardise == "pooled" else parts)
-        for k, name in enumerate(sites):
-            sites[name] = replace(sites[name], moments=moments[k % len(moments)])
+        numeric = [at for at, column in enumerate(plain.columns) if column.values is None]
+        parts = list(groups.values()) if standardise == "site" else [train]
+        moments = _moments(replace(plain, sites=sites), rows, owner, numeric, parts)
+        for k, (name, fit) in enumerate(sites.items()):
+            mean, deviation = moments[k % len(parts)].tolist()
+            sites[name] = replace(fit, mean=tuple(mean), deviation=tuple(deviation))
     alike = len(set(sites.values())) == 1
     return replace(plain, sites={"": next(iter(sites.values()))} if alike else sites)
 
@@ -239,21 +233,23 @@ def _fill_value(cells: np.ndarray) -> float | str | None:
 
 
 def _moments(
-    preparation: TablePreparation, rows: Table, owner: np.ndarray, groups: Sequence[np.ndarray]
-) -> list[Moments]:
-    """Moments of the filled numeric columns over each group of rows, (n,) bool."""
-    numeric = [at for at, column in enumerate(preparation.columns) if column.values is None]
-    parts = [np.zeros((len(groups), 2, 0))]
+    preparation: TablePreparation,
+    rows: Table,
+    owner: np.ndarray,
+    numeric: Sequence[int],
+    parts: Sequence[np.ndarray],
+) -> np.ndarray:
+    """(parts, 2, columns): means and deviations of the filled columns `numeric` over each part of the rows."""
+    moments = [np.zeros((len(parts), 2, 0))]
     # Never a single one of several: NumPy adds up one column in another order, and its last bit may differ.
     for few in np.array_split(numeric, max(len(numeric) // COLUMNS, 1)) if numeric else ():
         x = np.stack([preparation.filled_column(at, rows, owner) for at in few], axis=1)
-        parts.append(np.stack([column_moments(x[group]) for group in groups]))
-    means_and_deviations = np.concatenate(parts, axis=2)  # (groups, 2, numeric columns)
-    return [Moments(tuple(mean.tolist()), tuple(std.tolist())) for mean, std in means_and_deviations]
+        moments.append(np.stack([column_moments(x[part]) for part in parts]))
+    return np.concatenate(moments, axis=2)
 
 
-def standardise_columns(x: np.ndarray, mean: Sequence[float], deviation: Sequence[float]) -> np.ndarray:
-    """Return (x - mean) / deviation, (n, f); NaN, and a column that does not vary, become 0."""
+def standardise_columns(x: np.ndarray, mean: Any, deviation: Any) -> np.ndarray:
+    """Return (x - mean) / deviation, (n, f), both (f,); NaN, and a column that does not vary, become 0."""
     std = np.asarray(deviation)
     return np.divide(x - np.asarray(mean), std, out=np.zeros_like(x), where=(std > 0) & ~np.isnan(x))
 

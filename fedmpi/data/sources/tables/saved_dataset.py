@@ -22,7 +22,7 @@ from fedmpi.data.sources.arrays import ArrayOptions, samples
 from fedmpi.data.sources.common import PARTS, gaps_allowed
 from fedmpi.data.sources.named_arrays import ArrayPreparation, Part, join_parts
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import DecodeOptions, PixelRange, Size, count_channels
+from fedmpi.data.sources.pictures.decode import DecodeOptions, PixelRange, Size
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, targets
@@ -34,58 +34,51 @@ def saved_dataset(
     root: Path,
     *,
     path: str,
-    input_column: str | Annotated[list[str], Field(min_length=1)],
+    input_column: str,
     label_column: str = "label",
     site_column: str | None = None,
     symbols: bool = False,
     size: Size | None = None,
-    channels: Literal[1, 3] | None = None,
+    channels: Literal[1, 3] = 3,
     mean: tuple[float, ...] | None = None,
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None,
     pixel_range: PixelRange | None = None,
     axes: str | None = None,
-    val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
     """The folder root/path that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; pyarrow reads it.
 
-    input_column: a column of numbers, of lists of one length, nested ones too, or of pictures; or several columns of
-    numbers, side by side. uint8 and pictures are scaled to 0..1, other numbers are taken as they are; with symbols they
-    stay whole (for an embedding). label_column: class labels, or numbers (a regression). site_column says whose a row
-    is. Of several splits train and validation (valid, val, dev) are trained on, and test is the test part; without it,
-    test_fraction (0.2) of each class is, the same for every seed. val: the validation split joins the training part, or
-    is left out.
-    axes: of lists nested thrice (Array3D) or four times, such as NHWC; without it 1 or 3 entries of the first or the
-    last axis are channels, and other shapes are guessed, with a warning. pixel_range: [low, high], which become 0 and
-    1; or file, the least and the largest value of each picture; pictures of more than 8 bits need it. mean, std: one
-    number a channel, of pixels in 0..1.
-    Of pictures: size: each is scaled and cut at its centre to size x size; without it all must be of one size.
-    channels: 1 grey, 3 colour; without it as the first one is.
+    input_column: a column of numbers, of lists of one length, nested ones too, or of pictures. uint8 and pictures are
+    scaled to 0..1, other numbers are taken as they are; with symbols they stay whole (for an embedding). label_column:
+    class labels, or numbers (a regression). site_column says whose a row is. Of several splits train and validation
+    (valid, val, dev) are trained on, and test is the test part; without it, test_fraction (0.2) of each class is, the
+    same for every seed. axes: of lists nested thrice (Array3D) or four times, such as NHWC; without it 1 or 3 entries
+    of the first or the last axis are channels, and other shapes are guessed, with a warning. pixel_range: [low, high],
+    which become 0 and 1; or file, the least and the largest value of each picture; pictures of more than 8 bits need
+    it. mean, std: one number a channel, of pixels in 0..1. Of pictures: size: each is scaled and cut at its centre to
+    size x size; without it all must be of one size. channels: 1 grey, 3 colour.
     """
     folder = root / path
-    columns = [input_column] if isinstance(input_column, str) else input_column
-    splits = _splits(folder, val)
-    read = [_read(folder / name, columns, label_column, site_column) for name in splits]
+    splits = _splits(folder)
+    read = [_read(folder / name, input_column, label_column, site_column) for name in splits]
     labels = _joined([part for _, part in read], folder)
     lengths = [len(part) for _, part in read]
-    places = [f"{labels.at(row)}: column {columns[0]!r}" for row in range(len(labels))]
+    places = [f"{labels.at(row)}: column {input_column!r}" for row in range(len(labels))]
     names = list(labels.named[label_column]) if label_column in labels.named else None
     target = targets(labels, [label_column], "auto", names)
     owner, site_names = labels.owners(site_column)
 
     preparation: Preparation | None = None
     if isinstance(read[0][0], list):
-        _refuse(folder, columns[0], "numbers", {"axes": axes, "symbols": symbols or None})
+        _refuse(folder, input_column, "numbers", {"axes": axes, "symbols": symbols or None})
         files = [file for files, _ in read for file in files]
-        first = reading.naming_errors(count_channels, files[0], places[0])
-        decoding = DecodeOptions(size, channels or first, mean or (0.0,), std or (1.0,), pixel_range)
+        decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range)
         images = reading.read(files, decoding, places)
         stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
         preparation = ImagePreparation(decoding, stored, stored[0], target.names)
         x: Any = preparation.normalised(images)
     else:
-        given = {"size": size, "channels": channels}
-        _refuse(folder, columns[0], "pictures", given)
+        _refuse(folder, input_column, "pictures", {"size": size})
         if any(each.shape[1:] != read[0][0].shape[1:] for each, _ in read):
             raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
         array = np.concatenate([each for each, _ in read])
@@ -118,7 +111,7 @@ def _refuse(folder: Path, column: str, kind: str, given: Mapping[str, object]) -
             raise UserError(f"{folder}: data.{key}: {value} {what}; leave it out")
 
 
-def _splits(folder: Path, val: str) -> list[str]:
+def _splits(folder: Path) -> list[str]:
     """Return the splits to read, "." for a data set without splits; warn of those that are no part."""
     if os.path.isfile(folder / "state.json"):
         return ["."]
@@ -131,10 +124,10 @@ def _splits(folder: Path, val: str) -> list[str]:
     unread = [name for name in names if name.lower() not in PARTS]
     if unread:
         warnings.warn(f"data: not read: {', '.join(unread)} of {folder}; parts are {', '.join(PARTS)}", stacklevel=3)
-    return [*known["train"], *(known["val"] if val == "join" else ()), *known["test"]]
+    return [*known["train"], *known["val"], *known["test"]]
 
 
-def _read(folder: Path, columns: Sequence[str], label_column: str, site_column: str | None) -> tuple[Any, Table]:
+def _read(folder: Path, input_column: str, label_column: str, site_column: str | None) -> tuple[Any, Table]:
     """Return the inputs of one split, (n, ...) numbers or a list of pictures, and its labels and sites."""
     state, info = (_json(folder / file) for file in ("state.json", "dataset_info.json"))
     files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
@@ -142,18 +135,11 @@ def _read(folder: Path, columns: Sequence[str], label_column: str, site_column: 
     if missing or not files:
         raise UserError(f"{folder}: {missing[0].name if missing else 'an .arrow file'} is not there; {REMEDY}")
     table = arrow.read_stream(files)
-    options: dict[str | None, str] = {label_column: "label_column", site_column: "site_column"}
-    options |= dict.fromkeys(columns, "input_column")
+    options = {label_column: "label_column", site_column: "site_column", input_column: "input_column"}
     for name, key in options.items():
         if name and name not in table.column_names:
             raise UserError(f"{folder} has no column {name!r} (data.{key}); {nearest(name, table.column_names)}")
-    x: Any = arrow.pictures(table.column(columns[0]), columns[0], folder) if len(columns) == 1 else None
-    if x is None:
-        arrays = [arrow.array(table.column(name), name, folder) for name in columns]
-        odd = next((name for name, values in zip(columns, arrays, strict=True) if values.ndim > 1), None)
-        if odd is not None and len(columns) > 1:
-            raise UserError(f"{folder}: column {odd!r} holds lists; of several columns each is of numbers")
-        x = arrays[0] if odd is not None else np.stack(arrays, axis=1)
+    x = arrow.inputs(table.column(input_column), input_column, folder)
     cells = {name: arrow.cells(table.column(name)) for name in (label_column, site_column) if name}
     labels = Table(folder, cells, np.arange(len(x)), "row")
     feature = (info.get("features") or {}).get(label_column) or {}

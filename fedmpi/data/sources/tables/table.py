@@ -24,7 +24,6 @@ from fedmpi.data.sources.common import (
     gaps_allowed,
     holdout,
     number_groups,
-    warn_of_divided_groups,
 )
 from fedmpi.data.sources.tables.files import INDEX, Table, ordered, read, spelling, targets
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fit_preparation
@@ -110,7 +109,6 @@ def table(
         train = _trained_on(rows, split_column)
         check_groups(groups, train, rows.at)  # of all sites: a patient of two is one patient
     else:
-        warn_of_divided_groups(groups, [names[k] for k in owner] if names else ())
         train = np.ones(len(rows), dtype=bool)
         for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
             train[own[holdout(aim.strata[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False

@@ -37,13 +37,13 @@ def tcga_brca(root: Path) -> Dataset:
     parts, owner = zip(*(fold[pid] for pid in table.words("pid", "source")), strict=True)
     train, site = np.array(parts) == "train", torch.tensor(owner)
     names = [name for name in table.columns if name not in ("pid", *AIMS)]
-    x, y = (_numbers(table, columns) for columns in (names, AIMS))
-    for row, (event, days) in enumerate(y.tolist()):
-        if event not in (0, 1) or days < 0:
-            raise UserError(f"{table.at(row)}: E is {event:g} and T {days:g}; 0 or 1, and days >= 0, are needed")
+    x, y = (
+        torch.from_numpy(np.stack([table.numbers(name, "source") for name in columns], axis=1)).float()
+        for columns in (names, AIMS)
+    )
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
     owners = site[first], site[last], REGIONS
-    preparation = TablePreparation(tuple(map(Column, names)), {"": Fit((None,) * len(names), None)}, AIMS)
+    preparation = TablePreparation(tuple(map(Column, names)), {"": Fit((None,) * len(names))}, AIMS)
     return Dataset(x[first], y[first], x[last], y[last], 1, *owners, preparation=preparation)
 
 
@@ -56,12 +56,3 @@ def _folds(folds: Table) -> dict[str, tuple[str, int]]:
             raise UserError(f"{folds.at(row)}: fold2 is {fold!r}; train_0 to test_{len(REGIONS) - 1} are allowed")
         folds_by_patient[pid] = part, int(number)
     return folds_by_patient
-
-
-def _numbers(table: Table, names: tuple[str, ...] | list[str]) -> torch.Tensor:
-    """(n, columns) float32, none of it missing."""
-    columns = [table.numbers(name, "source") for name in names]
-    for name, column in zip(names, columns, strict=True):
-        if np.isnan(column).any():
-            raise UserError(f"{table.at(int(np.isnan(column).argmax()))}: column {name!r} is empty; fetch it anew")
-    return torch.from_numpy(np.stack(columns, axis=1)).float()
