@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import inf
@@ -153,10 +154,6 @@ class SimulatedStore:
                 values[key] = desired.encode()
             return values.get(key, expected.encode())
 
-    def delete_key(self, key: str) -> bool:
-        with self._opened() as values:
-            return values.pop(key, None) is not None
-
     def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=300)) -> None:
         there = Condition(lambda: self._is_gone() or all(key in self.values for key in keys))
         if not self.rank.clock.wait(there, timeout.total_seconds()):
@@ -185,24 +182,13 @@ class SimulatedStore:
     def _is_gone(self) -> bool:
         return self.rank.job.ranks[0].dead
 
-    def _opened(self) -> _Locked:
+    @contextmanager
+    def _opened(self) -> Iterator[dict[str, bytes]]:
         self.rank.clock.pause_while_frozen()
         if self._is_gone():
             raise DistNetworkError("rank 0's store has ended")
-        return _Locked(self.rank.job.time.lock, self.values)
-
-
-@dataclass
-class _Locked:
-    lock: threading.RLock
-    values: dict[str, bytes]
-
-    def __enter__(self) -> dict[str, bytes]:
-        self.lock.acquire()
-        return self.values
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
+        with self.rank.job.time.lock:
+            yield self.values
 
 
 class SkippingClock(Clock):

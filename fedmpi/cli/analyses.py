@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from fedmpi import config as configs
 from fedmpi.cli.shared import (
@@ -26,7 +27,7 @@ analyse = group("Look behind the figures of runs, in one process; write numbers 
 def variance(
     config: Config,
     overrides: Overrides = None,
-    replicates: Annotated[int, typer.Option(min=2, help="How many times each measured round is made.")] = 5,
+    replicates: Annotated[int, Option(min=2, help="How many times each measured round is made.")] = 5,
     to: To = Path("analysis"),
 ) -> None:
     """Measure how much aggregated convolution kernels vary from one repetition of a round to the next.
@@ -56,10 +57,8 @@ def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"),
 
 @analyse.command(short_help="A metric against parameters transmitted.")
 def communication(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Written by `fedmpi run`; ratios are to the first.")
-    ],
-    metric: Annotated[str, typer.Option(help="A metric in metrics.jsonl.")] = "accuracy",
+    runs: Annotated[list[Path], Argument(metavar="RUN_DIR...", help="Ratios are to the first.")],
+    metric: Annotated[str, Option(help="A metric in metrics.jsonl.")] = "accuracy",
     to: To = Path("analysis"),
 ) -> None:
     """Compare runs: a metric against the parameters that their clients have sent and received by then."""
@@ -84,7 +83,7 @@ def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")
 @analyse.command(short_help="Which rank did what when.")
 def timeline(
     run: RunDir,
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds are drawn, the last ones.")] = 10,
+    rounds: Annotated[int, Option(min=1, help="How many rounds are drawn, the last ones.")] = 10,
     to: To = Path("analysis"),
 ) -> None:
     """Show how busy each rank of the run in RUN_DIR was and for what it waited, and draw its last rounds."""
@@ -99,10 +98,10 @@ def timeline(
 def curvature(
     run: RunDir,
     overrides: Overrides = None,
-    samples: Annotated[int, typer.Option(min=1, help="Training samples that the loss is over.")] = 2048,
-    top: Annotated[int, typer.Option(min=1, max=50, help="How many eigenvalues, the largest ones.")] = 5,
-    grid: Annotated[int, typer.Option(min=3, max=201, help="Points a side of the landscape.")] = 21,
-    span: Annotated[float, typer.Option(min=1e-6, help="The landscape reaches from -span to span.")] = 1.0,
+    samples: Annotated[int, Option(min=1, help="Training samples that the loss is over.")] = 2048,
+    top: Annotated[int, Option(min=1, max=50, help="How many eigenvalues, the largest ones.")] = 5,
+    grid: Annotated[int, Option(min=3, max=201, help="Points a side of the landscape.")] = 21,
+    span: Annotated[float, Option(min=1e-6, help="The landscape reaches from -span to span.")] = 1.0,
     to: To = Path("analysis"),
     trust: Trust = False,
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from fedmpi.cli.runs import app
 from fedmpi.cli.shared import (
@@ -28,9 +29,7 @@ from fedmpi.runtime.reading import compare as comparing
 
 @app.command(short_help="Show how far a run or a sweep is.")
 def status(
-    where: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR | SWEEP_DIR | SWEEP", help="A run's directory; a sweep's, or its file.")
-    ],
+    where: Annotated[Path, Argument(metavar="RUN_DIR | SWEEP_DIR | SWEEP")],
     as_json: AsJson = False,
 ) -> None:
     """Show how far a run is, by its files alone: round, time left, ranks, figures, bytes, faults, checkpoint; of
@@ -38,15 +37,15 @@ def status(
     and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
     from fedmpi.sweeps.status import look
 
-    facts, lines, code, _ = look(where)
+    facts, lines, code = look(where)
     typer.echo(json.dumps(facts, allow_nan=False, indent=2) if as_json else "\n".join(lines))
     raise typer.Exit(code)
 
 
 @app.command(short_help="Show how two runs differ.")
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run's directory.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    a: Annotated[Path, Argument(metavar="A", help="A run's directory.")],
+    b: Annotated[Path, Argument(metavar="B", help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
     """Show which settings, data, code, versions and machines of two runs differ, and from which round on their results
@@ -58,25 +57,12 @@ def compare(
 
 @app.command(short_help="Show runs as a page.")
 def report(
-    directories: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR... | SWEEP_DIR", help="Written by `fedmpi run` or `fedmpi sweep`.")
-    ],
-    to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: report.html in the directory, of several here.")
-    ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write each figure, too: .svg, .png, and its numbers as .csv.")
-    ] = None,
-    sites: Annotated[
-        bool, typer.Option("--sites", help="Instead: a page for each site and a model card, in RUN_DIR/sites.")
-    ] = False,
-    alone: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN_DIR", help="With --sites: a run of method local to compare with."),
-    ] = None,
-    about: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --sites: YAML, `Intended use: text` and the like.")
-    ] = None,
+    directories: Annotated[list[Path], Argument(metavar="RUN_DIR... | SWEEP_DIR", help="What to show.")],
+    to: Annotated[Path | None, Option(metavar="FILE", help="Default: report.html in the directory.")] = None,
+    figures: Annotated[Path | None, Option(metavar="DIR", help="Write each figure: .svg, .png and .csv.")] = None,
+    sites: Annotated[bool, Option("--sites", help="Write a page for each site and a model card.")] = False,
+    alone: Annotated[Path | None, Option(metavar="RUN_DIR", help="With --sites: a run of method local.")] = None,
+    about: Annotated[Path | None, Option(metavar="FILE", help="With --sites: YAML, `Intended use: text`.")] = None,
 ) -> None:
     """Write all that is recorded of one run, of several, or of all in a sweep's directory as one file of HTML, which
     needs nothing else: learning, clients, updates, classes, partition, traffic, time, faults, settings."""
@@ -97,15 +83,11 @@ def report(
 
 @app.command(short_help="Check that a run's results are its own.")
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of `fedmpi run`; or a sweep's directory.")],
+    directory: Annotated[Path, Argument(metavar="RUN_DIR", help="Of `fedmpi run`; or a sweep's directory.")],
     overrides: Overrides = None,
-    rounds: Annotated[str, typer.Option(metavar="N", help="How many rounds are replayed, or `all`.")] = "3",
-    tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="Compare figures within this (1e-3), not bits: on other machines.")
-    ] = None,
-    seal: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The seal that was published with the run, 8 digits or more.")
-    ] = None,
+    rounds: Annotated[str, Option(metavar="N", help="How many rounds are replayed, or `all`.")] = "3",
+    tolerance: Annotated[float | None, Option(min=0.0, help="Compare figures within this, not bits.")] = None,
+    seal: Annotated[str | None, Option(metavar="HEX", help="The published seal, 8 digits or more.")] = None,
     trust: Trust = False,
 ) -> None:
     """Check that nothing in RUN_DIR was altered since the run ended, that its files follow from each other, and train N
@@ -130,14 +112,10 @@ def verify(
 def export(
     directory: RunDir,
     overrides: Overrides = None,
-    to: Annotated[
-        str, typer.Option(metavar="FORMAT", help="safetensors (weights) or onnx (pip install 'fedmpi[export]').")
-    ] = "safetensors",
+    to: Annotated[str, Option(metavar="FORMAT", help="safetensors (weights) or onnx.")] = "safetensors",
     best: Best = False,
     client: Client = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: RUN_DIR/export/model and the format's ending.")
-    ] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="Default: RUN_DIR/export/model.FORMAT.")] = None,
     trust: Trust = False,
 ) -> None:
     """Write the global model of RUN_DIR, or that of a client, as a file that needs no fedmpi. Outputs of ONNX files are
@@ -151,20 +129,12 @@ def export(
 @app.command(short_help="Predict new rows with a run's model.")
 def predict(
     directory: RunDir,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Rows of the kind that the run was trained on; a folder of pictures.")
-    ],
+    file: Annotated[Path, Argument(metavar="FILE", help="Rows, or a folder of pictures.")],
     overrides: Overrides = None,
-    to: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Default: RUN_DIR/predictions/ and the file's name as .csv.")
-    ] = None,
+    to: Annotated[Path | None, Option(metavar="OUT", help="Default: RUN_DIR/predictions/FILE.csv.")] = None,
     client: Client = None,
-    site: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose rows they are, where sites prepare theirs by their own.")
-    ] = None,
-    ids: Annotated[
-        list[str] | None, typer.Option("--id", metavar="COLUMN", help="A column of FILE to copy; more than once.")
-    ] = None,
+    site: Annotated[str | None, Option(metavar="NAME", help="Whose rows they are.")] = None,
+    ids: Annotated[list[str] | None, Option("--id", metavar="COLUMN", help="A column to copy; repeatable.")] = None,
     best: Best = False,
     trust: Trust = False,
 ) -> None:
@@ -180,10 +150,10 @@ def predict(
 
 @app.command(short_help="Make a published table anew.")
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Of configs/papers or benchmarks.")] = None,
+    name: Annotated[str | None, Argument(metavar="[TABLE]", help="Of configs/papers or benchmarks.")] = None,
     overrides: Overrides = None,
     jobs: Jobs = "auto",
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: reproduction/TABLE.")] = None,
+    to: Annotated[Path | None, Option(metavar="DIR", help="Default: reproduction/TABLE.")] = None,
 ) -> None:
     """Fetch or find the data of TABLE, train what is missing of its runs, show the table beside what is published, and
     write it with a verdict for each cell. Without TABLE: show which there are, and which data they need. Exit code 1 if

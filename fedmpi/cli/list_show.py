@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from fedmpi.cli.runs import app
 from fedmpi.cli.shared import group, table
@@ -17,8 +18,7 @@ from fedmpi.runtime.introspection import KINDS, described, registry, summaries
 @app.command("list", short_help="Show what a config may name.")
 def list_(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KINDS)}; or what one of them shows."),
+        str | None, Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KINDS)}; or what one of them shows.")
     ] = None,
 ) -> None:
     """Show the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name; of one of
@@ -40,7 +40,7 @@ def list_(
 
 @app.command("show", short_help="Explain a key of a config.")
 def show_(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Such as train.schedule; of a section: train.")],
+    key: Annotated[str, Argument(metavar="KEY", help="Such as train.schedule; of a section: train.")],
 ) -> None:
     """Explain a key: type and bounds, default, meaning; of a section its keys. All: docs/configuration.md."""
     known = {each.name: each for each in keys()}
@@ -70,10 +70,8 @@ def _type_and_default(key: Key) -> str:
 
 
 data = group("List, check and fetch data sets.")
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set of `fedmpi data list`.")]
-Root = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="data.root; default: $FEDMPI_DATA, else `data` in this directory.")
-]
+Name = Annotated[str, Argument(metavar="NAME", help="A data set of `fedmpi data list`.")]
+Root = Annotated[Path | None, Option(metavar="DIR", help="Default: $FEDMPI_DATA, else data.")]
 
 
 @data.command("list", short_help="Show the data sets.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 
 from fedmpi import config as configs
 from fedmpi.cli.shared import AsJson, Config, MaybeConfig, Overrides, RunDir, Trust, apply_machine_settings, table
@@ -29,7 +30,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version or context.invoked_subcommand is None:
         typer.echo(f"fedmpi {__version__}" if version else context.get_help())
@@ -124,34 +125,28 @@ def validate(config: Config, overrides: Overrides = None) -> None:
 def plan(
     config: Config,
     overrides: Overrides = None,
-    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
-    hosts: Annotated[int, typer.Option(min=1, help="How many hosts they are spread over.")] = 1,
+    ranks: Annotated[int, Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory and bytes that CONFIG would need on so many ranks, and the sbatch line that fits. Data and model
-    are made, nothing is trained."""
+    """Show the memory and bytes that CONFIG would need on so many ranks. Nothing is trained."""
     from fedmpi.sweeps import expand
 
     if expand.is_sweep(config):
         raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
-    if hosts > ranks:
-        raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "plan")
     from fedmpi.doctor import plan as planning
 
-    facts = planning.plan(settings, ranks, hosts)
-    words = [str(config), *(overrides or ())]
-    as_text = {**facts, "sbatch": planning.sbatch(facts, words)}
-    typer.echo(json.dumps(as_text, indent=2) if as_json else "\n".join(planning.lines(facts, words)))
+    facts = planning.plan(settings, ranks)
+    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(planning.lines(facts)))
 
 
 @app.command(short_help="Show who holds which samples.")
 def partition(
     config: Config,
     overrides: Overrides = None,
-    write: Annotated[Path | None, typer.Option(metavar="FILE", help=".csv, for scheme `file`.")] = None,
-    draw: Annotated[Path | None, typer.Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
+    write: Annotated[Path | None, Option(metavar="FILE", help=".csv, for scheme `file`.")] = None,
+    draw: Annotated[Path | None, Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
 ) -> None:
     """Divide the data as CONFIG says and show the result, without training: sizes, classes, distances between clients,
     and for few clients how much each holds of which class."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from fedmpi import config as configs
 from fedmpi.comm.failures.error_reporter import ErrorReporter, who
@@ -22,24 +23,18 @@ from fedmpi.common.host_memory import usable_cores
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import resources
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
-MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
+Config = Annotated[Path, Argument(metavar="CONFIG", help="The YAML file.")]
+MaybeConfig = Annotated[Path | None, Argument(metavar="[CONFIG]", help="The YAML file.")]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Settings that override the file: train.epochs=3. Of two for one key the later counts.",
-    ),
+    list[str] | None, Argument(metavar="KEY=VALUE", help="Override the file: train.epochs=3; of two the later counts.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
-To = Annotated[Path, typer.Option(metavar="DIR", help="Where to write; files of the same names there are replaced.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run the code of others that its config names.")]
-Best = Annotated[bool, typer.Option("--best", help="The best model by evaluate.best, not the final one.")]
-Client = Annotated[
-    str | None, typer.Option(metavar="K", help="The model that this client uses: its number, or its site's name.")
-]
-Jobs = Annotated[str, typer.Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunDir = Annotated[Path, Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
+To = Annotated[Path, Option(metavar="DIR", help="Where to write; files of the same names there are replaced.")]
+Trust = Annotated[bool, Option("--trust", help="Run the code of others that its config names.")]
+Best = Annotated[bool, Option("--best", help="The best model by evaluate.best, not the final one.")]
+Client = Annotated[str | None, Option(metavar="K", help="The model of this client: number, or site.")]
+Jobs = Annotated[str, Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer carry inside
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

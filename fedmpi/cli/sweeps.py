@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from fedmpi.cli.runs import app, train
 from fedmpi.cli.shared import Jobs, Overrides, apply_machine_settings, require_single_process, run_command
@@ -16,7 +17,7 @@ from fedmpi.runtime.reading.files import is_run
 if TYPE_CHECKING:
     from fedmpi.sweeps.expand import Sweep
 
-SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file with `over`.")]
+SweepFile = Annotated[Path, Argument(metavar="SWEEP", help="A YAML file with `over`.")]
 
 
 @app.command(short_help="Train all runs of a file.")
@@ -25,18 +26,16 @@ def sweep(
     file: SweepFile,
     overrides: Overrides = None,
     jobs: Jobs = "auto",
-    status: Annotated[bool, typer.Option("--status", help="Show how far the runs are, and train nothing.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="The same; exit code 2 unless all are done.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on: an error where nothing was begun.")] = False,
-    run: Annotated[str | None, typer.Option(metavar="NAME", help="Train this run alone, under any launcher.")] = None,
-    sbatch: Annotated[bool, typer.Option("--sbatch", help="Submit what is missing to Slurm, as an array.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Of --sbatch: show what would be submitted.")] = False,
-    max_running: Annotated[int | None, typer.Option(min=1, help="Of --sbatch: tasks at a time.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Of --sbatch: GPUs a rank.")] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Of --sbatch: ranks a run.")] = 1,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Of --sbatch: --option=--time=04:00:00; as often as needed.")
-    ] = None,
+    status: Annotated[bool, Option("--status", help="Show how far the runs are, and train nothing.")] = False,
+    check: Annotated[bool, Option("--check", help="The same; exit code 2 unless all are done.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on: an error where nothing was begun.")] = False,
+    run: Annotated[str | None, Option(metavar="NAME", help="Train this run alone, under any launcher.")] = None,
+    sbatch: Annotated[bool, Option("--sbatch", help="Submit what is missing to Slurm, as an array.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Of --sbatch: show what would be submitted.")] = False,
+    max_running: Annotated[int | None, Option(min=1, help="Of --sbatch: tasks at a time.")] = None,
+    gpus: Annotated[int | None, Option(min=1, help="Of --sbatch: GPUs a rank.")] = None,
+    ranks: Annotated[int, Option(min=1, help="Of --sbatch: ranks a run.")] = 1,
+    option: Annotated[list[str] | None, Option(help="Of --sbatch: --option=--mem=8G; repeatable.")] = None,
 ) -> None:
     """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
     lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
@@ -91,21 +90,13 @@ def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
 
 @app.command(short_help="Show a sweep as a table.")
 def table(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="Its YAML file, or its directory.")],
+    file: Annotated[Path, Argument(metavar="SWEEP", help="Its YAML file, or its directory.")],
     overrides: Overrides = None,
-    metric: Annotated[
-        str | None, typer.Option(help="A figure in summary.json, or what `analysis` has measured: losses.shift.")
-    ] = None,
-    of: Annotated[
-        str | None,
-        typer.Option(help="last, mean_last_10, best or selected (by evaluate.best); default: as published, else last."),
-    ] = None,
-    rows: Annotated[
-        str | None, typer.Option(metavar="AXIS", help="What the rows are; default: the first axis.")
-    ] = None,
+    metric: Annotated[str | None, Option(help="Of summary.json, or measured: losses.shift.")] = None,
+    of: Annotated[str | None, Option(help="last, mean_last_10, best or selected; default: as published.")] = None,
+    rows: Annotated[str | None, Option(metavar="AXIS", help="What the rows are.")] = None,
     to: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write it, too: .md, .tex, .csv, .txt; or draw it: .png, .svg, .pdf."),
+        Path | None, Option(metavar="FILE", help="Write it: .md, .tex, .csv, .txt, .png, .svg, .pdf.")
     ] = None,
 ) -> None:
     """Show mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published figures

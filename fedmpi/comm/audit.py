@@ -34,11 +34,11 @@ class Audit:
                 with path.open("rb+") as file:
                     file.truncate(file.read().rfind(b"\n") + 1)  # of half a line, which a full disk has left
         except OSError as error:
-            raise self._cannot_write(error) from error
-        self._write(self.waiting)
+            raise self._cannot_write(path, error) from error
+        self._write(path)
 
     def sent(self, about: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
-        """Record in the audit file that tensor x was sent to rank `to`."""
+        """Note that tensor x was sent to rank `to`."""
         self.said(about, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
     def said(self, about: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
@@ -51,18 +51,17 @@ class Audit:
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        if self.path is None:
-            self.waiting.append(json.dumps(line))
-        else:
-            self._write([json.dumps(line)])
+        self.waiting.append(json.dumps(line))
+        if self.path is not None:
+            self._write(self.path)
 
-    def _write(self, lines: list[str]) -> None:
-        assert self.path is not None
+    def _write(self, path: Path) -> None:
         try:
-            with open(self.path, "a", encoding="utf-8") as stream:
-                stream.writelines(f"{line}\n" for line in lines)
+            with open(path, "a", encoding="utf-8") as stream:
+                stream.writelines(f"{line}\n" for line in self.waiting)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self._cannot_write(path, error) from error
+        self.waiting.clear()
 
-    def _cannot_write(self, error: OSError) -> UserError:
-        return UserError(f"data.audit: cannot write {self.path}: {error.strerror or error}; free some space there")
+    def _cannot_write(self, path: Path, error: OSError) -> UserError:
+        return UserError(f"data.audit: cannot write {path}: {error.strerror or error}; free some space there")

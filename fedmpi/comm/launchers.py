@@ -74,10 +74,8 @@ def detect(env: Mapping[str, str]) -> Job:
     launched = from_launcher(env)
     if launched and launched.size > 1:
         return launched
-    if is_rank_by_env(env, launched):
-        return from_env(env)
-    if launched:
-        return launched
+    if job := from_env(env, launched) or launched:
+        return job
     refuse_unsupported(env)
     tasks = number(env, "SLURM_NTASKS") if "SLURM_JOB_ID" in env and "SLURM_NTASKS" in env else 1
     if tasks > 1:
@@ -105,38 +103,30 @@ def from_launcher(env: Mapping[str, str]) -> Job | None:
     return None
 
 
-# ---- env://, the variables of torch.distributed ----
-def is_rank_by_env(env: Mapping[str, str], launched: Job | None) -> bool:
-    """Whether RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT make this process one of several ranks.
+def from_env(env: Mapping[str, str], launched: Job | None) -> Job | None:
+    """Return the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; None if that is a single process.
+
+    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them a MASTER_ADDR 127.0.0.1 means that all ranks are on this
+    host, else each is taken to be alone on its host. "localhost" means nothing for rank 0: Kubeflow's PyTorchJob gives
+    that name to rank 0, and another one to the others.
 
     launched: the job of a launcher that started one process. An incomplete set of variables says nothing there, and
         MASTER_ADDR and MASTER_PORT alone say nothing in a Slurm job, whose scripts often set them for other programs.
 
     Raises UserError if some of the variables are missing.
     """
+    given = [f"{name}={env[name]}" for name in ENV if env.get(name)]
     missing = [name for name in ENV if not env.get(name)]
-    if len(missing) == len(ENV) or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
-        return False
-    has_no_numbers = {"RANK", "WORLD_SIZE"} <= set(missing)
-    if missing and (launched or (has_no_numbers and "SLURM_JOB_ID" in env)):
-        return False
+    if not given or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
+        return None
+    if missing and (launched or (missing[:2] == [*ENV[:2]] and "SLURM_JOB_ID" in env)):
+        return None
     if missing:
-        given = [f"{name}={env[name]}" for name in ENV if name not in missing]
         raise UserError(
             f"of {', '.join(ENV)} (PyTorch's env://) only {', '.join(given)} "
             f"{'are' if len(given) > 1 else 'is'} set, but not {' and '.join(missing)}: to join other ranks all four "
             f"are needed; for one process unset {' '.join(each.partition('=')[0] for each in given)}."
         )
-    return True
-
-
-def from_env(env: Mapping[str, str]) -> Job:
-    """Return the job that PyTorch's env:// variables describe.
-
-    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them a MASTER_ADDR 127.0.0.1 means that all ranks are on this
-    host, else each is taken to be alone on its host. "localhost" means nothing for rank 0: Kubeflow's PyTorchJob gives
-    that name to rank 0, and another one to the others.
-    """
     rank, size = (number(env, name) for name in ENV[:2])
     address, _ = master_address(env)
     all_here = address.startswith("127.") or (address in ("localhost", "::1") and rank > 0)
@@ -156,19 +146,18 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
     return env["MASTER_ADDR"], port
 
 
-# ---- what is refused ----
 def refuse_unsupported(env: Mapping[str, str]) -> None:
     """Raise UserError if a launcher that is not supported started this process among others."""
     rows = [*UNSUPPORTED, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
-    found = [row for row in rows if env.get(row[0]) and number(env, row[0]) > 1]
-    for size, rank, launcher in found[:1]:
-        raise UserError(
-            f"{launcher} started {env[size]} processes ({size}={env[size]}), and fedmpi cannot join the others by "
-            f"that launcher's variables: each process would train alone.\n"
-            f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi "
-            f"run`:\n    export RANK=${rank} WORLD_SIZE=${size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
-            f"For one process on purpose unset {size}."
-        )
+    for size, rank, launcher in rows:
+        if env.get(size) and number(env, size) > 1:
+            raise UserError(
+                f"{launcher} started {env[size]} processes ({size}={env[size]}), and fedmpi cannot join the others by "
+                f"that launcher's variables: each process would train alone.\n"
+                f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi "
+                f"run`:\n    export RANK=${rank} WORLD_SIZE=${size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
+                f"For one process on purpose unset {size}."
+            )
     if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
         raise UserError(
             f"a PMIx launcher started this process (PMIX_RANK={env['PMIX_RANK']}), and does not say how many there "
@@ -176,7 +165,6 @@ def refuse_unsupported(env: Mapping[str, str]) -> None:
         )
 
 
-# ---- reading variables ----
 def checked(job: Job, names: tuple[str, ...]) -> Job:
     """Return the job. Raises UserError if its rank is not below its size; names: the variables that tell both."""
     if job.rank >= job.size:

@@ -130,10 +130,9 @@ def set_interface(name: str, env: MutableMapping[str, str]) -> None:
 def choose_for_gloo(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
     """Choose gloo's network interface by GLOO_SOCKET_IFNAME, unless comm.interface or the user has set it.
 
-    Without it gloo binds to the address of the host's own name, or to the loopback interface if the name does not
-    resolve. That is left alone where other hosts can reach the address. If they cannot, as with the 127.0.1.1 of
-    Debian's /etc/hosts, gloo is given the interface over which the ranks have reached rank 0's store; and the loopback
-    interface if all ranks are on one host.
+    By itself gloo binds to the address of the host's own name, which is left alone where other hosts can reach it. If
+    they cannot, as with the 127.0.1.1 of Debian's /etc/hosts, gloo is given the interface over which the ranks have
+    reached rank 0's store; and the loopback interface if all ranks are on one host.
 
     Args:
         rank: of this process.

@@ -23,7 +23,6 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Let this thread do nothing for so long."""
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:

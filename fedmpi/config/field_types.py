@@ -86,8 +86,8 @@ class Section(BaseModel):
     """A section in which any key that is not declared is an error.
 
     Attributes:
-        goes_with: key -> another key, and the values of that with which the key has an effect; None: any but null. Any
-            other value than its default is an error without these.
+        goes_with: key -> another key, and the values of that with which the key has an effect; None: any but null.
+            Without these any other value than the default, or what means off (false, 0, null), is an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
@@ -98,7 +98,7 @@ class Section(BaseModel):
         for key, (other, needed) in self.goes_with.items():
             value, have = getattr(self, key), getattr(self, other)
             has_effect = have in needed if needed is not None else bool(have)
-            if not has_effect and value != type(self).model_fields[key].default:
+            if not has_effect and value and value != type(self).model_fields[key].default:
                 values = f": {', '.join(map(describe_value, needed))}" if needed is not None else ""
                 raise ValueError(
                     f"{key}: {describe_value(value)} goes with {other}{values}, and {other} is {describe_value(have)}; "

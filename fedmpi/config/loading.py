@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -87,7 +87,7 @@ def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str,
         raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
     own = read(path)
     bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
-    own.data = _renamed(own.data, moved) if moved else own.data
+    own.data = _map_texts(own.data, lambda text: moved.get(text, text)) if moved else own.data
     _anchor_document(own, path.parent)
     below = Document()
     if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
@@ -103,13 +103,13 @@ def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str,
     return merge(below, own)
 
 
-def _renamed(tree: Any, names: Mapping[str, str]) -> Any:
-    """Return a tree with some texts replaced."""
+def _map_texts(tree: Any, change: Callable[[str], str]) -> Any:
+    """Return a tree with each text, keys included, changed by a function."""
     if isinstance(tree, dict):
-        return {key: _renamed(value, names) for key, value in tree.items()}
+        return {change(key): _map_texts(value, change) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_renamed(value, names) for value in tree]
-    return names.get(tree, tree) if isinstance(tree, str) else tree
+        return [_map_texts(value, change) for value in tree]
+    return change(tree) if isinstance(tree, str) else tree
 
 
 def shown(text: str) -> str:
@@ -190,10 +190,21 @@ def _names_another(low: Any, high: Any) -> bool:
 
 
 def _anchor_document(document: Document, directory: Path) -> None:
-    """Make the relative paths of plug-ins, and of files of settings that a sweep's axes name, absolute."""
+    """Make the relative paths of plug-ins, and of files of settings that a sweep's axes name, absolute.
+
+    A plug-in lies in the directory of the config that names it, else in the working directory.
+    """
+
+    def anchor(text: str) -> str:
+        if not is_file(text):
+            return text
+        place, _, attribute = text.rpartition(":")
+        beside, here = (directory / place).absolute(), Path(place).absolute()
+        return f"{here if here.is_file() and not beside.is_file() else beside}:{attribute}"
+
     for key, value in document.data.items():
         if key not in SWEEP:
-            document.data[key] = _anchor(value, directory)
+            document.data[key] = _map_texts(value, anchor)
     best = document.data.get("best")
     overs: list[Any] = [document.data.get("over"), best.get("over") if isinstance(best, dict) else None]
     for over in overs:
@@ -201,21 +212,7 @@ def _anchor_document(document: Document, directory: Path) -> None:
             if isinstance(axis, list):
                 over[name] = [os.path.abspath(directory / item) if is_config(item) else item for item in axis]
             elif isinstance(axis, dict):
-                over[name] = {label: _anchor(tree, directory) for label, tree in axis.items()}
-
-
-def _anchor(tree: Any, directory: Path) -> Any:
-    """Make each `file.py:Name` in a value absolute: in the directory of the config that names it, else in the working
-    directory."""
-    if isinstance(tree, dict):
-        return {_anchor(key, directory): _anchor(value, directory) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_anchor(item, directory) for item in tree]
-    if not isinstance(tree, str) or not is_file(tree):
-        return tree
-    place, _, attribute = tree.rpartition(":")
-    beside, here = (directory / place).absolute(), Path(place).absolute()
-    return f"{here if here.is_file() and not beside.is_file() else beside}:{attribute}"
+                over[name] = {label: _map_texts(tree, anchor) for label, tree in axis.items()}
 
 
 def is_config(value: Any) -> bool:

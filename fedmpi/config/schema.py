@@ -50,7 +50,7 @@ class Up(ShortSection):
     """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
 
     short = "name"
-    goes_with = {"fraction": ("name", ("topk",)), "feedback": ("name", ("bf16", "fp16", "int8", "topk"))}
+    goes_with = {"fraction": ("name", ("topk",))}
     name: Literal["fp32", "bf16", "fp16", "int8", "topk"] = "fp32"  # the format (docs/wire.md)
     # of topk: the share of the entries that travels, by default 0.01; they take 8 bytes each, so that 1/2 saves nothing
     fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None

@@ -7,7 +7,6 @@ takes that thing's own options; they are checked against its signature when it i
 from __future__ import annotations
 
 import os
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -44,7 +43,7 @@ class PartitionSettings(OpenSection):
 
 class DataSettings(OpenSection):
     selector = "source"
-    goes_with = dict.fromkeys(("share_label_counts", "audit", "share_ranks"), ("silos", None))
+    goes_with = {"share_ranks": ("silos", None)}
     source: Name  # `fedmpi list datasets`, or file.py:function; the keys that are not listed here are its own options
     # where files are looked for, relative to the working directory
     root: Place = Field(
@@ -124,18 +123,17 @@ class MethodSettings(OpenSection):
     name: Name  # `fedmpi list methods`, or file.py:Class; the other keys are its own options
 
 
-# What each optimiser takes beside lr and weight_decay, with the values of torch.optim where the config says nothing.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.9, "nesterov": False},
-    "adam": {"betas": [0.9, 0.999], "eps": 1e-8},
-    "adamw": {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
-}
-OWN = ("momentum", "nesterov", "betas", "eps")  # keys that not every optimiser has
-NOTHING: dict[str, Any] = {"momentum": 0.0, "nesterov": False}  # else null
+# Defaults that depend on the optimiser, with the values of torch.optim.
+ADAM = {"momentum": 0.0, "betas": [0.9, 0.999], "eps": 1e-8}
+BY_OPTIMISER: dict[str, dict[str, Any]] = {"adam": ADAM, "adamw": ADAM | {"weight_decay": 0.01}}
 
 
 class TrainSettings(EitherSection):
-    goes_with = {"decay": ("schedule", ("exponential", "step"))}
+    goes_with = {
+        **dict.fromkeys(("momentum", "nesterov"), ("optim", ("sgd",))),
+        **dict.fromkeys(("betas", "eps"), ("optim", ("adam", "adamw"))),
+        "decay": ("schedule", ("exponential", "step")),
+    }
     either = ("steps", "epochs")
     epochs: Annotated[int, Field(ge=0, le=100_000)] | None = 1  # passes over a client's samples in a round
     # in place of epochs: steps of the optimiser in a round, as many for every client; passes follow one another, each
@@ -165,21 +163,15 @@ class TrainSettings(EitherSection):
     @model_validator(mode="before")
     @classmethod
     def _by_optimiser(cls, value: Any) -> Any:
-        """Fill in the keys that are not given and whose defaults depend on the optimiser."""
+        """Fill in the keys that are not given, or null, and whose defaults depend on the optimiser."""
         if not isinstance(value, dict):
             return value
-        given = {key: each for key, each in value.items() if each is not None or key not in (*OWN, "weight_decay")}
-        return NOTHING | OPTIONS.get(str(given.get("optim", "sgd")), {}) | given
+        own = ("momentum", "nesterov", "betas", "eps", "weight_decay")
+        given = {key: each for key, each in value.items() if each is not None or key not in own}
+        return BY_OPTIMISER.get(str(given.get("optim")), {}) | given
 
     @model_validator(mode="after")
     def _check(self) -> TrainSettings:
-        for key in (key for key in OWN if key not in OPTIONS[self.optim]):
-            if getattr(self, key) != NOTHING.get(key):
-                whose = ", ".join(name for name, options in OPTIONS.items() if key in options)
-                raise ValueError(
-                    f"{key}: {dumps(getattr(self, key))} is an option of {whose}, and optim is {self.optim}; set {key} "
-                    "to null, or take another optim"
-                )
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: true needs momentum > 0; set nesterov to false, or momentum")
         if self.keep_optim and self.optim == "sgd" and not self.momentum:

@@ -12,8 +12,7 @@ from fedmpi import config as configs
 from fedmpi.comm import network
 from fedmpi.comm.launchers import Job, detect, survivors
 from fedmpi.common.errors import UserError
-from fedmpi.common.host_memory import size_text, usable_cores
-from fedmpi.common.text import count
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import resources
 from fedmpi.doctor import FAIL, OK, WARN, Row, joined
@@ -29,7 +28,7 @@ def config(path: str, *overrides: str) -> Iterator[Row]:
     except UserError as error:
         yield Row("config", str(error), FAIL)
         return
-    for check in (ranks, device, threads, backend, memory, output):
+    for check in (output, ranks, device, backend, memory):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -41,11 +40,6 @@ def config(path: str, *overrides: str) -> Iterator[Row]:
                 row = Row(check.__name__, known, FAIL)
         yield from (Row(row.name, str(each.message), WARN) for each in caught if issubclass(each.category, UserWarning))
         yield row
-
-
-def _one_thread(settings: configs.Settings) -> configs.Settings:
-    """Return the settings with one thread, for checks that threads do not concern; too many have a row of their own."""
-    return settings.model_copy(update={"compute": settings.compute.model_copy(update={"threads": 1})})
 
 
 def ranks(settings: configs.Settings, job: Job) -> Row:
@@ -75,11 +69,6 @@ def device(settings: configs.Settings, job: Job) -> Row:
     trainer = job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
     picked = pick_device(settings, trainer)
     return Row("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
-
-
-def threads(settings: configs.Settings, job: Job) -> Row:
-    resources.check(settings, writes=False)
-    return Row("threads", f"{settings.compute.threads} a rank; this process may use {count(usable_cores(), 'core')}")
 
 
 def backend(settings: configs.Settings, job: Job) -> Row:
@@ -118,14 +107,14 @@ def memory(settings: configs.Settings, job: Job) -> Row:
     """Build data, model and method as `fedmpi validate` does, and report its row about memory."""
     from fedmpi.runtime.validate import validate_settings
 
-    rows = validate_settings(_one_thread(settings), job)
+    one_thread = settings.compute.model_copy(update={"threads": 1})  # too many have a row already
+    rows = validate_settings(settings.model_copy(update={"compute": one_thread}), job)
     return Row("memory", joined(text for label, text in rows if label == "memory"))
 
 
 def output(settings: configs.Settings, job: Job) -> Row:
-    """Report the place of the run directory, and the free space there."""
-    if job.rank == 0:
-        resources.check(_one_thread(settings))
+    """Report the place of the run directory, and the free space there, if this machine can do what is asked for."""
+    resources.check(settings, writes=job.rank == 0)
     place = settings.output.absolute() / settings.name
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free
     number = "; it is there already: the run gets a number behind its name" if place.exists() else ""

@@ -39,8 +39,7 @@ def software() -> Iterator[Row]:
     commit = f"commit {at['commit'][:12]}{' with changes' * at['modified']}" if at else ""
     yield Row("fedmpi", joined([__version__, commit]))
     yield Row("python", joined([platform.python_version(), platform.platform()]))
-    for name in PACKAGES:
-        yield Row(name, installed_version(name) or "not installed")
+    yield Row("packages", joined(f"{name} {installed_version(name) or 'missing'}" for name in PACKAGES))
 
 
 def torch() -> Iterator[Row]:
@@ -139,13 +138,9 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
 
 # ---- the machine ----
 def processors_and_memory() -> Iterator[Row]:
-    model = re.search(r"^model name\s*:\s*(.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
-    yield Row("cpu", joined([platform.machine(), model[1] if model else ""]))
-    yield Row("cores", f"{usable_cores()} usable of {os.cpu_count() or 'unknown'}")
-    total = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    yield Row("cores", f"{usable_cores()} usable of {os.cpu_count() or 'unknown'}, {platform.machine()}")
     free, limit = available_bytes(), min((limit for limit, _ in control_groups()), default=None)
     parts = [f"{size_text(free)} free" if free is not None else "free memory unknown"]
-    parts += [f"{size_text(1024 * int(total[1]))} in all"] if total else []
     parts += [f"{size_text(limit)} is the limit of the control group"] if limit else []
     yield Row("memory", joined(parts))
 
@@ -173,10 +168,3 @@ def network_names() -> Iterator[Row]:
         sizes = ((env.get("SLURM_NTASKS", ""), "task"), (env.get("SLURM_JOB_NUM_NODES", ""), "node"))
         numbers = [count(int(number), thing) for number, thing in sizes if number.isdigit()]
         yield Row("slurm", joined([f"inside job {env['SLURM_JOB_ID']}", *numbers]))
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

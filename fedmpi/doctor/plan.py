@@ -11,12 +11,8 @@ With a GPU all but the process lies there, and has a sum of its own, with the da
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +27,11 @@ from fedmpi.config import Settings
 from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import pick_device, set_numerics
 
-MARGIN, MEMORY_STEP = 1.25, 64 << 20  # of the memory that is asked for: factor; what it is rounded to, in bytes
 Facts = dict[str, Any]
 Parts = dict[str, int]  # name -> bytes
 
 
-def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
+def plan(settings: Settings, ranks: int) -> Facts:
     """Return what the run would need, as JSON has it.
 
     Raises:
@@ -54,11 +49,10 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
         build_data.site_ranks(settings, ranks)
     data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
     experiment = build.experiment(settings, data, device)
-    job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
-    memory.check_job(experiment, replace(job, local_size=min(job.local_size, 2)))
-    facts: Facts = {"config": settings.name, "ranks": ranks, "hosts": hosts, "device": str(device.type)}
-    facts |= {**_memory(experiment, ranks), "bytes": _bytes(experiment, ranks), "rounds": settings.rounds}
-    return facts | {"threads": settings.compute.threads, "cuda": settings.compute.device == "cuda"}
+    memory.check_job(experiment, Job("single" if ranks == 1 else "mpi", 0, ranks, 0, min(ranks, 2), "here"))
+    facts: Facts = {"config": settings.name, "ranks": ranks, "device": str(device.type), "rounds": settings.rounds}
+    facts["cuda"] = settings.compute.device == "cuda"
+    return {**facts, **_memory(experiment, ranks), "bytes": _bytes(experiment, ranks)}
 
 
 def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Parts]]:
@@ -122,10 +116,9 @@ def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
 
 
 # ---- output ----
-def lines(facts: Facts, words: Sequence[str]) -> list[str]:
-    """Return the lines that `fedmpi plan` shows. words: the config and its overrides, for the sbatch line."""
-    where = f"{count(facts['ranks'], 'rank')} on {count(facts['hosts'], 'host')}"
-    rows = [("plan", f"{facts['config']} with {where}, {facts['device']}")]
+def lines(facts: Facts) -> list[str]:
+    """Return the lines that `fedmpi plan` shows."""
+    rows = [("plan", f"{facts['config']} with {count(facts['ranks'], 'rank')}, {facts['device']}")]
     for label, key, beside in (("memory", "memory", ""), ("gpu", "gpu_memory", ", and some hundred MiB of CUDA's own")):
         for who, parts in facts.get(key, {}).items():
             sizes = [f"{name} {size_text(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10]
@@ -134,22 +127,9 @@ def lines(facts: Facts, words: Sequence[str]) -> list[str]:
         rows += [("", "counted on a CPU: ask on a node with a GPU for the memory of each")]
     largest, run = facts["bytes"]["round"], facts["bytes"]["run"]
     rows += [("bytes", f"{_both(largest)} a round (rank 0's connection; uploads travel {facts['bytes']['way']})")]
-    rows += [("", f"{_both(run)} in {count(facts['rounds'], 'round')}"), ("sbatch", sbatch(facts, words))]
+    rows += [("", f"{_both(run)} in {count(facts['rounds'], 'round')}")]
     return [f"{name:<8}  {text}" for name, text in rows]
 
 
 def _both(ways: Facts) -> str:
     return f"{size_text(ways['up'])} up, {size_text(ways['down'])} down"
-
-
-def sbatch(facts: Facts, words: Sequence[str]) -> str:
-    """Return the command that starts such a run in Slurm, with a margin in memory; the time limit is the script's."""
-    threads = facts["threads"]
-    most = max(parts["all"] for parts in facts["memory"].values()) * MARGIN / threads
-    megabytes = math.ceil(most / MEMORY_STEP) * MEMORY_STEP >> 20
-    options = [f"--ntasks={facts['ranks']}", f"--cpus-per-task={threads}", f"--mem-per-cpu={megabytes}M"]
-    options += [f"--nodes={facts['hosts']}"] if facts["hosts"] > 1 or facts["cuda"] else []
-    here = -(-facts["ranks"] // facts["hosts"])
-    # Not --gpus-per-task, which hides the GPU of each task from the others.
-    options += [f"--ntasks-per-node={here}", f"--gpus-per-node={here}"] if facts["cuda"] else []
-    return shlex.join(["sbatch", *options, "slurm/srun.sbatch", *words])

@@ -86,7 +86,15 @@ LOCAL_STEPS = (
 
 def updates(runs: Runs) -> list[Part | None]:
     """Draw norms of updates, and their cosines with each other and with the server's direction."""
-    parts = _over_rounds(runs, "updates", UPDATES, {run.path: list(map(_with_shares, run.updates)) for run in runs.all})
+    rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
+    for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
+        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
+        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+        norms, length = numbers(row.get("norms")), number(row.get("direction"))
+        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+        remaining_share = length / fmean(norms) if length is not None and any(norms) else None
+        rows[path].append({**row, "shares": shares, "kept": remaining_share})
+    parts = _over_rounds(runs, "updates", UPDATES, rows)
     if runs.alone is not None:
         lengths, cosines = (_of_clients(runs.alone, runs.alone.updates, key) for key in ("norms", "to_direction"))
         note = "The norm of each client's change of the weights, as much of it as travels."
@@ -98,14 +106,6 @@ def updates(runs: Runs) -> list[Part | None]:
         more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
         parts.append(Text(f"{more}record.updates: gram for any rule."))
     return parts
-
-
-def _with_shares(row: Row) -> Row:
-    """Add two numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares."""
-    values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
-    norms, length = numbers(row.get("norms")), number(row.get("direction"))
-    shares = [v / sum(values) for v in values] if sum(values) > 0 else []
-    return {**row, "shares": shares, "kept": length / fmean(norms) if length is not None and any(norms) else None}
 
 
 def analysis(runs: Runs) -> list[Part | None]:
@@ -165,7 +165,7 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
         for k, value in zip(row.get("clients") or (), values or (), strict=False):
             if (v := number(value)) is not None:
                 curves.setdefault(int(k), {})[row["round"]] = v
-    return {run.client_name(k): curves[k] for k in sorted(curves)}
+    return {run.client_names.get(k, str(k)): curves[k] for k in sorted(curves)}
 
 
 def _client_map(

@@ -138,7 +138,11 @@ def clients(runs: Runs) -> list[Part | None]:
 def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
     """Show one metric of clients: percentiles of one group, the worst client of several; each client of one run."""
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", metric_title(name)
-    values = {run.path: _client_metrics(run, protocol, name) for run in runs.all}
+    values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # round -> client's name
+    for run, line in [(each, line) for each in runs.all for line in each.clients]:
+        if str(line.get("protocol")) == protocol and (value := number(line.get(name))) is not None:
+            client = run.client_names.get(line.get("client", -1), str(line.get("client")))
+            values[run.path].setdefault(line["round"], {})[client] = value
     spread: dict[Path, list[Row]] = {
         run.path: [{"round": t, **over_clients([*at.values()], run.falls(name))} for t, at in values[run.path].items()]
         for run in runs.all
@@ -164,15 +168,6 @@ def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
             rows.append([group.name, *(fmean(values) if values else None for values in known)])
     head, title = ("settings", *SPREAD, *FAIRNESS), f"{title}: spread and fairness, last round"
     return [*parts, Table(head, rows, title, FAIRNESS_NOTE) if rows else None]
-
-
-def _client_metrics(run: Run, protocol: str, name: str) -> dict[int, dict[str, float]]:
-    """Return {round: {client's name: value}}."""
-    by_round: dict[int, dict[str, float]] = {}
-    for line in run.clients:
-        if str(line.get("protocol")) == protocol and (value := number(line.get(name))) is not None:
-            by_round.setdefault(line["round"], {})[run.client_name(line.get("client"))] = value
-    return by_round
 
 
 def _by_client(values: dict[str, float], part: str, label: str, order: str) -> Bars | Lines:
@@ -231,7 +226,7 @@ def partition(runs: Runs) -> list[Part | None]:
     sizes, counts = run.by_client
     drawn = thinned(range(len(sizes)), CLIENTS)
     listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
-    names, parts = [run.client_name(k) for k in range(len(sizes))], list[Part | None]()
+    names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
         parts.append(Text(f"Runs have other partitions, by seed or setting; that of {runs.labels[run.path]} is shown."))
     if counts is not None and any(map(any, counts)):

@@ -18,7 +18,7 @@ from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import flat
 from fedmpi.config.schema import Settings
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
-from fedmpi.reports.runs import UNLIKE, Curve, Run, Runs, by_group, by_name, curve, mean_curve, read
+from fedmpi.reports.runs import UNLIKE, Run, Runs, by_group, by_name, curve, mean_curve, read
 from fedmpi.reports.timeline import figures, last_job
 
 WAYS = ("up", "down", "both")
@@ -45,7 +45,8 @@ def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | 
     """
     series, data = list[Series](), list[list[Value]]()
     for label, runs in lines.items():
-        up, down = (mean_curve(_sums(curve(run.rows, f"{way}_parameters")) for run in runs) for way in ("up", "down"))
+        counts = [mean_curve(curve(run.rows, f"{way}_parameters") for run in runs) for way in ("up", "down")]
+        up, down = (dict(zip(each, accumulate(each.values()), strict=True)) for each in counts)
         y = {t: value for t, value in mean_curve(curve(run.rows, metric) for run in runs).items() if t in up}
         series.append(Series(label, [up[t] + down[t] for t in y], list(y.values())))
         data += [[label, t, up[t], down[t], value] for t, value in y.items()]
@@ -54,10 +55,6 @@ def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | 
     chart = Lines(series, "parameters sent and received, all clients", metric_title(metric), integer_x=False)
     head, title = ("settings", "round", "up", "down", metric), f"{metric_title(metric)} by what was transmitted"
     return Figure("cost", title, chart, head, data)
-
-
-def _sums(values: Curve) -> Curve:
-    return dict(zip(values, accumulate(values.values()), strict=True))
 
 
 def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
+import yaml
+
 from fedmpi.analysis.charts import Lines, Series
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
@@ -90,9 +92,6 @@ class Run:
         many = Counter(names.values())
         return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
 
-    def client_name(self, client: Any) -> str:
-        return self.client_names.get(client, str(client))
-
     def falls(self, name: str) -> bool:
         """Return whether less of a metric is better."""
         own = self.summary.get("falling")
@@ -113,11 +112,11 @@ class Run:
         path = self.path / "config.yaml"
         try:
             if path.exists() and yaml_source.OPEN not in yaml_source.read_text(path):
-                return flat(yaml_source.read(path).data, "")
+                return flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
             if path.exists():  # references could reveal our variables; fedmpi writes none
                 self.notes.append("config.yaml refers to environment variables, and is not read")
-        except UserError as error:
-            self.notes.append(str(error))
+        except (UserError, yaml.YAMLError, AttributeError):
+            self.notes.append("config.yaml is not valid YAML, and is not read")
         return {}
 
     def _object(self, name: str) -> Row:
@@ -199,7 +198,7 @@ class Runs:
         self.all = list(every)
         self.alone = self.all[0] if len(self.all) == 1 else None
         keys = dict.fromkeys(key for run in every for key in run.config if key not in UNLIKE)
-        self.differing = [key for key in keys if len({setting(run, key) for run in every}) > 1]
+        self.differing = [key for key in keys if not self.alone and len({setting(run, key) for run in every}) > 1]
         self.groups = [Group(self.alone.name, self.all)] if self.alone else self._groups()
         unique = len({run.name for run in self.all}) == len(self.all)
         self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}

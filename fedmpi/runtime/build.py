@@ -199,7 +199,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
     compatibility.check_method(settings, method, task, net, local_training)
     compatibility.check_cohort(settings, data)
-    best = compatibility.best_model_choice(settings, task, data)
+    best = compatibility.best_model_choice(settings, task, data) if settings.evaluate.best.metric else None
     compatibility.check_data(settings, data, task, net)
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)

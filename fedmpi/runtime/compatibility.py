@@ -159,11 +159,10 @@ def _idle_clients(settings: Settings, data: Federated) -> list[int]:
     return clients
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion | None:
-    """Return the metric by which the best model is chosen, and its direction (evaluate.best); None: it is not."""
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
+    """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
     best, names = settings.evaluate.best, ("loss", *task.names)
-    if best.metric is None:
-        return None
+    assert best.metric is not None
     if best.metric not in names:
         raise UserError(
             f"{_origin(settings, 'evaluate.best.metric')}evaluate.best.metric: task {settings.task.name} has no "

@@ -71,7 +71,8 @@ def data_digests(federated: Federated) -> dict[str, str]:
 def model_digests(model: FlatModel, initial: Initial | None) -> dict[str, str]:
     """Return digests of the model's layout, of given initial weights, and of the parameters that no message holds."""
     given = {} if initial is None else {"(initial weights)": digest(initial.content)}
-    return {"(layout)": digest(repr(model.layout)), **given, **frozen_digest(model.frozen)}
+    frozen = frozen_digest(model.frozen) if model.frozen else {}
+    return {"(layout)": digest(repr(model.layout)), **given, **frozen}
 
 
 def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:

@@ -142,7 +142,8 @@ def _run(
         experiment = build.experiment(settings, build_data.siloed(settings, comm), device)
     ranks = exchange_facts(experiment, job, comm, device)
     own_code = trust.find_plugins(trust.foreign(settings.model_dump(mode="json")).values())
-    digests |= trust.digests(own_code) | rank_agreement.model_digests(experiment.model, experiment.initial)
+    digests |= rank_agreement.model_digests(experiment.model, experiment.initial)
+    digests |= trust.digests(own_code) if own_code else {}
     rank_agreement.agree(comm, digests, settings.comm.start_timeout_s)
 
     no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")

@@ -46,8 +46,8 @@ def listed_runs(place: Path) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def look(where: Path) -> tuple[Facts, list[str], int, bool]:
-    """Return facts, lines, exit code and whether something runs, of a run, of a sweep's directory, or of its file."""
+def look(where: Path) -> tuple[Facts, list[str], int]:
+    """Return facts, lines and exit code of a run, of a sweep's directory, or of its file."""
     if where.is_file() and where.suffix in (".yaml", ".yml"):
         if not is_sweep(where):
             raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
@@ -56,10 +56,10 @@ def look(where: Path) -> tuple[Facts, list[str], int, bool]:
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
             raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = run_status.status(where)
-        return facts, run_status.lines(facts), run_status.code(facts), facts["state"] == RUNNING
+        return facts, run_status.lines(facts), run_status.code(facts)
     else:
         facts = status_of_directory(where)
-    return facts, lines(facts), code(facts), facts["counts"][RUNNING] > 0
+    return facts, lines(facts), code(facts)
 
 
 def status_of_directory(place: Path) -> Facts:

@@ -87,7 +87,6 @@ VALUES = {
     "comm.wire.up={name: topk, fraction: 0.5}": r"comm\.wire\.up\.fraction: 0\.5 .* must be: number > 0, < 0\.5",
     "comm.wire.up={name: topk, k: 10}": r"comm\.wire\.up\.k: unknown key; .*allowed: feedback, fraction, name",
     "comm.wire.up={name: int8, fraction: 0.1}": r"comm\.wire\.up\.fraction: 0\.1 goes with name: topk, and name is",
-    "comm.wire.up.feedback=false": r"comm\.wire\.up\.feedback: false goes with name: bf16, .* is fp32; give another",
     "comm.wire.up=topk;;server.rule=median": r"comm\.wire\.up: topk does not go with server\.rule: median",
     "comm.wire=int8;;method.name=fedfomo;;data.validation=0.2": r"comm\.wire\.up: int8 is for changes.* theta",
     "compute.pack=all": r"compute\.pack: 'all' .*whole number .*; auto",
@@ -102,7 +101,6 @@ VALUES = {
 TOGETHER = {
     "data.silos=[a]": r"needs either partition: .* or silos: .*got both",
     "data.partition=null": r"needs either partition: .*got neither",
-    "data.share_label_counts=false": r"data\.share_label_counts: false goes with silos, and silos is null; .*leave ",
     "data.partition=null;;data.silos=[a, a]": r"silos: each name once; 'a' stands twice",
     "data.partition=null;;data.silos=[a];;data.client_test=global": r"client_test: global does not go with silos",
     "data.partition=null;;data.silos=[a];;faults.on_lost_rank=redo": r"on_lost_rank: redo has other ranks .*; use drop",
@@ -110,11 +108,11 @@ TOGETHER = {
     "train.steps=5;;train.epochs=2": r"train\.steps=5: train\.steps: 5, epochs: 2; give one of them, .*to null",
     "train.epochs=null": r"train: steps: null, epochs: null; give one of them",
     "train.optim=adam;;train.momentum=0.5": (
-        r"train\.momentum=0\.5: train\.momentum: 0\.5 is an option of sgd, and optim is adam; .*to null"
+        r"train\.momentum=0\.5: train\.momentum: 0\.5 goes with optim: sgd, and optim is adam; .*leave "
     ),
-    "train.betas=[0.9, 0.99]": r"train\.betas: \[0\.9, 0\.99\] is an option of adam, adamw, and optim is sgd",
-    "train.betas=[0.9, 0.9]": r"train\.betas: \[0\.9, 0\.9\] is an option of adam, adamw, and optim is sgd",
-    "train.optim=adamw;;train.nesterov=true": r"train\.nesterov: true is an option of sgd, and optim is adamw",
+    "train.betas=[0.9, 0.99]": r"train\.betas: \[0\.9, 0\.99\] goes with optim: adam, adamw, and optim is sgd",
+    "train.betas=[0.9, 0.9]": r"train\.betas: \[0\.9, 0\.9\] goes with optim: adam, adamw, and optim is sgd",
+    "train.optim=adamw;;train.nesterov=true": r"train\.nesterov: true goes with optim: sgd, and optim is adamw",
     "train.nesterov=true;;train.momentum=0": r"train\.nesterov: true needs momentum > 0",
     "train.keep_optim=true;;train.momentum=0": r"train\.keep_optim: true has no effect with sgd and momentum: 0",
     "server.momentum=0.5": r"server\.momentum: 0\.5 goes with optim: momentum, and optim is sgd; give another",

@@ -51,7 +51,7 @@ def test_a_report_with_everything_wrong(tmp_path):
     assert done.stderr == ""
     assert "hunter2" not in done.stdout
     marked = [row.split()[1] for row in done.stdout.splitlines() if row.startswith("! ")]
-    assert marked == ["device", "memory", "output", "keeps"]
+    assert marked == ["output", "device", "memory", "keeps"]
     assert "\n? mpirun         gave no answer within 5 s\n" in done.stdout
     assert [row for row in done.stdout.splitlines() if row[0] not in " !?"] == [
         "software",

@@ -8,7 +8,6 @@ import pytest
 from helpers import ROOT
 from real_job import succeed
 
-from fedmpi.doctor import plan
 from fedmpi.sweeps import expand, slurm
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.smoke]
@@ -55,14 +54,6 @@ def test_of_the_documentation(say, line):
 
 def test_every_file_has_one():
     assert {each.id.partition(":")[0] for each in documented()} == set(FILES)
-
-
-def test_of_fedmpi_plan(say):
-    facts = {"ranks": 3, "hosts": 1, "cuda": True, "threads": 1, "memory": {"rank 0": {"all": 1 << 20}}}
-    line = shlex.split(plan.sbatch(facts, ["configs/quickstart.yaml"]))
-    say(line[0], "--test-only", *line[1:])
-    options = line[1 : line.index("slurm/srun.sbatch")]
-    assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2"] * 3
 
 
 def test_of_a_sweep(say, tmp_path):

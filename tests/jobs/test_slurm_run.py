@@ -1,15 +1,12 @@
 """The main job in a real Slurm, by each sbatch file: the bits of one process."""
 
 import json
-import re
-import subprocess
-import time
 
 import pytest
-from helpers import ROOT, warm
+from helpers import warm
 from real_job import hashes, succeed
+from test_slurm_requeue import Cluster
 
-LIMIT_S = 600
 pytestmark = pytest.mark.xdist_group("slurm")
 
 
@@ -22,23 +19,10 @@ def alone(tmp_path_factory):
 
 def submit(env, log, *words):
     """Runs a batch file to its end; (state, exit code)."""
-    say = {
-        "env": env,
-        "cwd": ROOT,
-        "check": True,
-        "capture_output": True,
-        "text": True,
-    }
-    job = subprocess.run(["sbatch", "--parsable", f"--output={log}", *words], **say).stdout.strip()
-    began = time.monotonic()
-    while time.monotonic() < began + LIMIT_S:  # sbatch --wait would look every ten seconds only
-        shown = subprocess.run(["scontrol", "show", "job", job], **say).stdout
-        state = re.search(r"JobState=(\w+)", shown).group(1)
-        if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
-            return state, int(re.search(r"ExitCode=(\d+)", shown).group(1))
-        time.sleep(0.2)
-    subprocess.run(["scancel", job], **say)
-    raise AssertionError(f"job {job} is still {state} after {LIMIT_S} s")
+    cluster = Cluster(warm(env), log.parent)
+    job = cluster.say("sbatch", "--parsable", f"--output={log}", *words)
+    state, _ = cluster.ended(job)
+    return state, int(cluster.fact(job, "ExitCode").partition(":")[0])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +36,7 @@ def submit(env, log, *words):
 def test_a_real_job_gives_the_bits_of_one_process(slurm_env, tmp_path, alone, file, options, overrides):
     log = tmp_path / "log.txt"
     settings = ["configs/quickstart.yaml", "rounds=3", f"output={tmp_path}", "name=quickstart", *overrides]
-    state, code = submit(warm(slurm_env), log, *options, f"slurm/{file}", *settings)
+    state, code = submit(slurm_env, log, *options, f"slurm/{file}", *settings)
     assert (state, code) == ("COMPLETED", 0), log.read_text()
     assert hashes(tmp_path / "quickstart") == alone
     environment = json.loads((tmp_path / "quickstart" / "environment.json").read_text())
@@ -66,7 +50,7 @@ def test_a_real_job_gives_the_bits_of_one_process(slurm_env, tmp_path, alone, fi
 def test_a_mistake_ends_a_real_job(slurm_env, tmp_path):
     log = tmp_path / "log.txt"
     settings = ["configs/quickstart.yaml", "data.partition.clients=5000", f"output={tmp_path}"]
-    state, code = submit(warm(slurm_env), log, "--ntasks=3", "slurm/srun.sbatch", *settings)
+    state, code = submit(slurm_env, log, "--ntasks=3", "slurm/srun.sbatch", *settings)
     assert state == "FAILED"  # the code is srun's: the largest, that of the ranks it ended
     assert code != 0
     assert log.read_text().count("error: data.partition") == 1, log.read_text()

@@ -24,7 +24,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "wandb": {"runtime.record.tracking"},
     "rich": {"data.fetching.getting"},
     "yaml": {"config.yaml_source"},
-    "sklearn": {"data.sources.heart_disease"},  # besides, the digits are read from its file
+    "sklearn": {"data.sources.flamby"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
     "scipy": {"methods._prototypes", "data.sources.pictures.public_arrays", "sweeps.table", "analysis.curvature"},
     "safetensors": {"runtime.record"},

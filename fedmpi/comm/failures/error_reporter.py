@@ -120,7 +120,7 @@ class ErrorReporter:
         self._expected_until = 0.0  # when whoever asks about a silence must have told the cause
         self._cause: str | None = None  # the one by which the job ends
         self._has_printed = False
-        self._ending, self._printing = threading.Lock(), threading.Lock()
+        self._ending = threading.Lock()
         if job.size > 1 and job.launcher != "env://":  # there may be none: a shell that has ended, or ssh
             self.clock.start_thread(self._watch_launcher)
 
@@ -153,7 +153,6 @@ class ErrorReporter:
         if prints:
             self._print(cause)
         else:
-            self._print_at_host(first)
             clock.sleep(limits.shutdown)
         self.process.end_job(int((first or cause).split()[2]))
 
@@ -256,24 +255,19 @@ class ErrorReporter:
         self._cause = line
         if self.job.rank == 0:
             self._end(line)
-        self._print_at_host(line)
+        if self.process.has_own_console() and self.process.is_first_of_host():
+            self._print(line)
         self._wait_for_launcher()
         self.process.exit(int(line.split()[2]))
 
-    def _print_at_host(self, cause: str | None) -> None:
-        """Print the cause where nobody would see what rank 0 prints: once a host."""
-        if cause is not None and self.process.has_own_console() and self.process.is_first_of_host():
-            self._print(cause)
-
     def _print(self, cause: str) -> None:
         """Print a cause once: the thread that listens and the one that has failed may both want to."""
-        with self._printing:
-            if not self._has_printed:
-                self.process.say(cause.split(" ", 3)[3])
+        if not self._has_printed:
             self._has_printed = True
+            self.process.say(cause.split(" ", 3)[3])
 
     def _wait_for_launcher(self) -> None:
-        """Leave the launcher time to end this rank: rank 0 reports the cause first."""
+        """Leave the launcher time to end this rank, after rank 0 has reported the cause."""
         self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
     def _end(self, cause: str) -> NoReturn:

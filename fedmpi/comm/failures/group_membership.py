@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import final
 
 from torch.distributed import DistError, Store
@@ -28,6 +29,7 @@ from fedmpi.comm.rendezvous.store_server import ALL
 from fedmpi.comm.timeouts import T
 
 CALL = "regroup"  # "regroup GENERATION", a line of the event log: all are to come
+LOOK_S = 0.2  # between two looks whether a member has died
 
 
 @final
@@ -73,31 +75,36 @@ class GroupMembership:
         Raises Lost if rank 0 is dead or silent, or no members could connect by the deadline.
         """
         until = self.clock.now() + deadline_s
-        try:
-            while self.clock.now() <= until:
-                self.generation += 1
-                if self.called < self.generation:
-                    self._add(f"{CALL} {self.generation}")
-                votes = self._gather("vote", payload, until - self.clock.now())
-                if self.rank == 0:
-                    self._add(f"{MEMBERS} {self.generation} {int(time.time())} {' '.join(map(str, votes))}")
-                results = self._connect(build)
-                built = self._gather("built", b"1" * len(results), self.timeouts.connect)
-                if list(built) == list(votes) and all(built.values()):
-                    return results[0], votes
-        except DistError as error:
-            raise ConnectionLostError(STORE_IS_GONE) from error
+        while self.clock.now() <= until:
+            done = threading.Event()
+            self.clock.start_thread(partial(self._mark_silent_ranks, done))
+            try:
+                result = self._attempt(payload, until, build)
+            except DistError as error:
+                raise ConnectionLostError(STORE_IS_GONE) from error
+            finally:
+                done.set()
+            if result is not None:
+                return result
         raise Lost(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
+
+    def _attempt(
+        self, payload: bytes, until: float, build: Callable[[Store, int, list[int]], T]
+    ) -> tuple[T, dict[int, bytes]] | None:
+        self.generation += 1
+        if self.called < self.generation:
+            self._add(f"{CALL} {self.generation}")
+        votes = self._gather("vote", payload, until - self.clock.now())
+        if self.rank == 0:
+            self._add(f"{MEMBERS} {self.generation} {int(time.time())} {' '.join(map(str, votes))}")
+        results = self._connect(build)
+        built = self._gather("built", b"1" * len(results), self.timeouts.connect)
+        return (results[0], votes) if list(built) == list(votes) and all(built.values()) else None
 
     def _gather(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
         """Return the values of the ranks that come in time; the others no longer belong to `alive`."""
-        done = threading.Event()
-        self.clock.start_thread(lambda: self._mark_silent_ranks(done))
-        try:
-            name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
-            verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, living=True)
-        finally:
-            done.set()
+        name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
+        verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, living=True)
         missing = [] if verdict == ALL else [int(word) for word in verdict.split()]
         if 0 in missing:
             raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
@@ -119,10 +126,20 @@ class GroupMembership:
 
     def _connect(self, build: Callable[[Store, int, list[int]], T]) -> list[T]:
         """Connect, in a thread that is left behind if a member dies meanwhile. Returns the result, or nothing."""
-        with suppress(Exception):
-            store, members = self.store.new_connection(), list(self.alive)
-            return [self.clock.call(self.timeouts.connect, lambda: build(store, self.generation, members))]
-        return []
+        results: list[T] = []
+        ended, until, members = threading.Event(), self.clock.now() + self.timeouts.connect, list(self.alive)
+        store = self.store.new_connection()
+
+        def work() -> None:
+            with suppress(Exception):
+                results.append(build(store, self.generation, members))
+            ended.set()
+
+        self.clock.start_thread(work)
+        while not self.clock.wait(ended, LOOK_S) and self.clock.now() < until:
+            if any(self.store.check([f"dead/{rank}"]) for rank in members):
+                break
+        return results
 
     def _add(self, line: str) -> None:
         EventLog(self.store, self.error_reporter.at).add(line)

@@ -25,11 +25,9 @@ class Process:
     job: Job
 
     def say(self, text: str) -> None:
-        """Print a message on stderr."""
         say(text)
 
     def exit(self, code: int) -> NoReturn:
-        """End this process."""
         leave(code)
 
     def end_job(self, code: int) -> NoReturn:

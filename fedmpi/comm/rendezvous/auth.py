@@ -41,8 +41,7 @@ def hmac_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes
 def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
     """Return rank 0's reply to the first message of a connection, and the proof that it expects in return.
 
-    Raises:
-        ValueError: the message does not follow the protocol.
+    Raises ValueError if the message does not follow the protocol.
     """
     if not hello.startswith(MAGIC):
         raise ValueError("another protocol")
@@ -53,9 +52,7 @@ def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
 def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
     """Connect to rank 0's store, each step within patience_s.
 
-    Raises:
-        AuthenticationError: the process that answers does not know the key.
-        OSError: no store answers.
+    Raises OSError if no store answers; AuthenticationError if it does not know the key.
     """
     connection = socket.create_connection(address, timeout=patience_s)
     try:
@@ -97,8 +94,7 @@ def listen(host: str, port: int) -> socket.socket:
 def job_key(job: str, env: Mapping[str, str]) -> bytes:
     """Return the key of one of this user's jobs: of its name, and FEDMPI_SECRET or else the file ~/.fedmpi/secret.
 
-    Raises:
-        UserError: the secret is too short, or the file cannot be read or created, or others may read it.
+    Raises UserError if the secret is too short, the file cannot be read or created, or others may read it.
     """
     path = Path(env.get("HOME") or Path.home()) / ".fedmpi" / "secret"
     secret, source = env.get("FEDMPI_SECRET", "").encode(), "environment variable FEDMPI_SECRET"

@@ -17,7 +17,7 @@ registry: dict[str, str] = {
     "fashion_mnist": "fedmpi.data.sources.pictures.public_arrays:fashion_mnist",
     "ham10000": "fedmpi.data.sources.pictures.public_files:ham10000",
     "hdf5": "fedmpi.data.sources.hdf5:hdf5",
-    "heart_disease": "fedmpi.data.sources.heart_disease:heart_disease",
+    "heart_disease": "fedmpi.data.sources.flamby:heart_disease",
     "image_folder": "fedmpi.data.sources.pictures.class_pictures:image_folder",
     "leaf": "fedmpi.data.sources.leaf:leaf",
     "image_mask": "fedmpi.data.sources.pictures.image_mask:image_mask",
@@ -33,7 +33,7 @@ registry: dict[str, str] = {
     "stl10": "fedmpi.data.sources.pictures.public_arrays:stl10",
     "svhn": "fedmpi.data.sources.pictures.public_arrays:svhn",
     "table": "fedmpi.data.sources.tables.table:table",
-    "tcga_brca": "fedmpi.data.sources.tables.tcga_brca:tcga_brca",
+    "tcga_brca": "fedmpi.data.sources.flamby:tcga_brca",
     "text": "fedmpi.data.sources.text:text",
     "tiny_imagenet": "fedmpi.data.sources.pictures.public_files:tiny_imagenet",
 }

@@ -67,7 +67,7 @@ def hdf5(
     inputs: the name of the samples, without the word for the part: images for train/images. Without it one of x,
     images, image, pixels, inputs, features and data.
     labels: that of the labels; without it one of y, labels, label, targets and target.
-    sites: that of the owners of rows, numbers or words; without it site or sites, if there.
+    sites: that of the owners of rows, numbers from 0; without it site or sites, if there.
     classes: their number, else the largest label + 1; with targets of several numbers the number of the model's
     outputs.
     test_fraction: without a test part, the share of each class of each site that becomes it, 0.2 if it is left out.
@@ -93,16 +93,15 @@ def hdf5(
             raise UserError(f"{at} has no data set {known}; others are {shorten(', '.join(unread)) or 'none'}")
     clients = natural_order({client for own in arrays.values() for client in own} - {""})
     ready, uint8 = _joined(arrays, clients, at, on_disk=pixel_range is None)
-    site_names = clients or _number_words(ready)
     options = ArrayOptions(axes, pixel_range, mean, std)
     data = from_arrays(ready, at, options, classes, test_fraction, by_site=True)
     if isinstance(data.preparation, ArrayPreparation):  # of floats in the file that are kept as bytes
         data = replace(data, preparation=replace(data.preparation, uint8=uint8))
-    if site is not None or data.site is None or not site_names:
+    if site is not None or data.site is None or not clients:
         return data
     shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in unread)
     test_owner = np.zeros(len(data.test_y), np.int64) if data.test_site is None else data.test_site.numpy()
-    return with_sites(data, site_names, data.site.numpy(), test_owner, shared)
+    return with_sites(data, clients, data.site.numpy(), test_owner, shared)
 
 
 def open_file(path: Path) -> Any:
@@ -227,14 +226,3 @@ def _read(part: Any) -> np.ndarray:
     except (OSError, UnicodeDecodeError, TypeError) as error:
         raise UserError(f"{part.file.filename}: {part.name} cannot be read: {error}") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _number_words(arrays: dict[str, Any]) -> list[str]:
-    """Number the sites in ascending order of their names, if the arrays hold words; return the names."""
-    keys = [key for key, array in arrays.items() if key.endswith("site") and array.dtype.kind in "OSU"]
-    words = {key: [w.decode() if isinstance(w, bytes) else str(w) for w in arrays[key].reshape(-1)] for key in keys}
-    names = natural_order([word for each in words.values() for word in each])
-    number = {name: k for k, name in enumerate(names)}
-    for key in keys:
-        arrays[key] = np.array([number[word] for word in words[key]], dtype=np.int64)
-    return names

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -107,27 +106,20 @@ def _divided(
 
 
 # ---- CSV files ----
-class Row(NamedTuple):
-    at: str  # "a.csv, line 7"
-    values: dict[str, str]  # by the keys of `read_rows`; none is empty
+def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield where each row of `path` stands ("a.csv, line 7") and its cells, spaces around them left out.
 
-
-def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> list[Row]:
-    """Rows of `path` with the values of columns, spaces around them left out.
-
-    columns: the name of each by the key under which the config names it, for messages.
+    columns: the name of each by the key under which the config names it, which is that of its cells, too.
     Raises UserError, with the line, for a file that cannot be read, a column that is not there, a gap in one.
     """
-
     table = read(path, delimiter)
     cells = {key: [str(cell).strip() for cell in text_of(table.column(name, key))] for key, name in columns.items()}
-    values_by_row = (dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True))
-    rows = [Row(table.at(k), values) for k, values in enumerate(values_by_row)]
-    for at, values in rows:
+    for k in range(len(table)):
+        values = {key: column[k] for key, column in cells.items()}
         gap = next((columns[key] for key, value in values.items() if not value), None)
         if gap is not None:
-            raise UserError(f"{at}: the column {gap!r} is empty; fill it, or leave the row out")
-    return rows
+            raise UserError(f"{table.at(k)}: the column {gap!r} is empty; fill it, or leave the row out")
+        yield table.at(k), values
 
 
 def files_in_table(
@@ -143,22 +135,15 @@ def files_in_table(
     at = find(root, (path,), source, "correct data.root or data.path")
     (file_key, _), *_ = columns.items()
     samples: dict[Path, Sample] = {}
-    for row in read_rows(at, {key: name for key, name in columns.items() if name}, delimiter):
-        part = row.values.get("split_column", "")
+    for where, values in read_rows(at, {key: name for key, name in columns.items() if name}, delimiter):
+        part = values.get("split_column", "")
         if part and part.lower() not in PARTS:
-            raise UserError(f"{row.at}: {columns['split_column']} is {part!r}; allowed: {', '.join(PARTS)}")
-        file, mask = (
-            Path(row.values.get(key, "").replace("\\", "/")) for key in (file_key, "mask_column")
-        )  # \ as Windows writes names
-        sample = Sample(
-            root / folder / file,
-            row.values.get("label_column", ""),
-            root / folder / mask,
-            row.at,
-            row.values.get("site_column", ""),
-            PARTS.get(part.lower(), ""),
-            row.values.get("group_column", ""),
-        )
+            raise UserError(f"{where}: {columns['split_column']} is {part!r}; allowed: {', '.join(PARTS)}")
+        # Windows writes names with \\
+        file, mask = (Path(values.get(key, "").replace("\\", "/")) for key in (file_key, "mask_column"))
+        label, site, group = (values.get(key, "") for key in ("label_column", "site_column", "group_column"))
+        home = root / folder
+        sample = Sample(home / file, label, home / mask, where, site, PARTS.get(part.lower(), ""), group)
         if file in samples:
             raise sample.error(f"the picture {file} is that of {samples[file].at}, too; leave one of them out")
         samples[file] = sample
@@ -258,22 +243,8 @@ class Naming:
         return files
 
 
-def pairs(
-    source: str,
-    root: Path,
-    path: str,
-    naming: Naming,
-    columns: Mapping[str, str | None],
-    delimiter: str,
-    sites: bool,
-    silo: str | None,
-) -> list[Sample]:
-    """The images and masks in the folder root/path, or those that the CSV file of that name lists."""
-    if Path(path).suffix.lower() in (".csv", ".tsv", ".txt"):
-        return files_in_table(source, root, path, ".", columns, delimiter, silo)
-    extra = next((key for key in ("site_column", "split_column", "group_column") if columns[key]), None)
-    if extra:
-        raise UserError(f"{source}: data.{extra} is a column of a CSV file, and data.path names a folder")
+def pairs(source: str, root: Path, path: str, naming: Naming, sites: bool, silo: str | None) -> list[Sample]:
+    """The images and masks in the folder root/path, or in its folders of sites."""
     homes = site_folders(source, root, path, sites, silo)
     return [sample for site, home in homes.items() for sample in naming.samples(home, site)]
 

@@ -50,7 +50,7 @@ def leaf(
     root: Path,
     *,
     path: Annotated[str, Field(min_length=1)],
-    classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+    classes: Annotated[int, Field(ge=2, le=1_000_000)] | None = None,
     alphabet: Annotated[str, Field(min_length=2)] | None = None,
     vocabulary: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
     size: Annotated[int, Field(ge=1, le=4096)] | None = None,
@@ -58,13 +58,13 @@ def leaf(
     """The folder root/path of a LEAF data set, with *.json in train/ and in test/; each user is a site.
 
     Users are in ascending order of their names, numbers by size. What a sample is follows from x and y: numbers with a
-    class or a real number (FEMNIST, Synthetic), of which 784 are an image (1, 28, 28), others a vector; strings with
+    class (FEMNIST, Synthetic), of which 784 are an image (1, 28, 28), others a vector; strings with
     one character as y (Shakespeare), symbols (n, L) for `task: {name: next_symbol}`, where the character that follows
     is the only target that counts, as in LEAF; texts with a class (Sent140), how often each of the `vocabulary` words
     occurs, (n, vocabulary) float32; image files with a class (CelebA), read from root/path/raw/img_align_celeba.
 
     path: the folder that holds train/ and test/, relative to data.root.
-    classes: the number of classes, else the largest label + 1; 1 makes whole numbers the targets of a regression.
+    classes: the number of classes, else the largest label + 1.
     alphabet: the characters in the order of their numbers; without it, those of the training part, sorted, and one more
     if others occur in the test part.
     vocabulary: the number of words, the most frequent ones of the training part; 1000 if it is left out. As in LEAF a
@@ -180,19 +180,13 @@ def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.n
 
 # ---- samples ----
 def _targets(train: Users, test: Users, classes: int | None, folder: Path) -> tuple[list[Tensor], int]:
-    """Labels int64 of both parts and the number of classes, or float32 targets and 1."""
+    """Labels int64 of both parts, and the number of classes."""
     parts = [np.concatenate([y for _, y in users.values()]) for users in (train, test)]
     both = np.concatenate(parts)
-    is_whole = bool(np.isfinite(both).all() and np.array_equal(both, np.rint(both)))
-    if classes == 1 or (classes is None and not is_whole):
-        targets = [torch.from_numpy(y.astype(np.float32)) for y in parts]
-        return [finite(y, f"y of {name}/", folder) for name, y in zip(("train", "test"), targets, strict=True)], 1
     low, high = both.min(), both.max()
-    if not is_whole or low < 0 or high >= (classes or max(1000, 10 * len(both))):
+    if not np.array_equal(both, np.rint(both)) or low < 0 or high >= (classes or max(1000, 10 * len(both))):
         allowed = f"whole numbers from 0 to {classes - 1} are allowed" if classes else "number them 0, 1, 2, ..."
-        raise UserError(
-            f"{folder}: y holds the labels {low:g} to {high:g}; {allowed}, or say data.classes: 1 (a regression)"
-        )
+        raise UserError(f"{folder}: y holds the labels {low:g} to {high:g}; {allowed}")
     return [torch.from_numpy(y.astype(np.int64)) for y in parts], classes or int(high) + 1
 
 
@@ -221,8 +215,6 @@ def _numbers(train: Users, test: Users, folder: Path) -> list[Tensor | Pictures]
 
 
 def _files(folder: Path, part: str, users: Users, y: Tensor) -> list[Sample]:
-    if y.dtype != torch.int64:
-        raise UserError(f"{folder}: images need classes as y, whole numbers")
     names = [name for x, _ in users.values() for name in x]
     images = folder / CELEBA
     if not images.is_dir():

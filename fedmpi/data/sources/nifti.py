@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
 
-Name = Annotated[str, Field(min_length=1)]
 Voxels = Annotated[int, Field(ge=1, le=4096)]
 Millimetres = Annotated[float, Field(gt=0)]
 Intensity = Literal["standardise", "stored"] | tuple[float, float]
@@ -33,12 +32,6 @@ def nifti(
     sites: bool = True,
     image_pattern: str = "*_image.nii.gz",
     mask_pattern: str = "*_mask.nii.gz",
-    image_column: Name = "image",
-    mask_column: Name = "mask",
-    site_column: Name | None = None,
-    split_column: Name | None = None,
-    group_column: Name | None = None,
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     classes: Annotated[int, Field(ge=2, le=65536)] | None = None,
     mask_values: Annotated[tuple[int, ...], Field(min_length=2)] | None = None,
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None,
@@ -46,58 +39,47 @@ def nifti(
     intensity: Intensity = "standardise",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
-    """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz, or named in the CSV file
-    root/path; needs nibabel.
+    """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz; needs nibabel.
 
-    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask (X, Y,
-    Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a folder.
-    image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have in
-    common. A folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file, files
-    relative to root; site_column: whose a row is; split_column: train, val (which joins train) or test; group_column:
-    whose rows stay together, such as a patient's; delimiter: between fields. Without a test part, test_fraction (0.2)
-    of each site's pairs is it, the same for every seed. classes: how many, if masks hold class numbers, 0 the
-    background; mask_values: else the number of each class in the masks. A number that is neither a class nor
-    task.ignore is refused. Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head
-    (RAS+), by the file's affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled,
-    images linearly, masks to the nearest voxel. size: voxels of all volumes, which must be of one size without it: they
-    are cropped and padded at the centre, with the least intensity and class 0. intensity: standardise (each channel of
-    each volume to mean 0 and deviation 1); [low, high], which become 0 and 1, with what lies beyond cut off; or stored.
+    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask
+    (X, Y, Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a
+    folder. image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have
+    in common. A folder may hold train/, val/ (which joins train) and test/, each of that form. Without a test part,
+    test_fraction (0.2) of each site's pairs is it, the same for every seed.
+    classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
+    masks. A number that is neither a class nor task.ignore is refused.
+    Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head (RAS+), by the file's
+    affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled, images linearly, masks to
+    the nearest voxel. size: voxels of all volumes, which must be of one size without it: they are cropped and padded at
+    the centre, with the least intensity and class 0.
+    intensity: standardise (each channel of each volume to mean 0 and deviation 1); [low, high], which become 0 and 1,
+    with what lies beyond cut off; or stored.
     """
     _check_nibabel()
     if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
         raise UserError(f"data.intensity: {list(intensity)}; [low, high] with low < high is needed")
     numbers = MaskValues("nifti", classes, mask_values)
     naming = Naming(image_pattern, mask_pattern)
-    columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
-    columns |= {"split_column": split_column, "group_column": group_column}
-    samples = pairs("nifti", root, path, naming, columns, delimiter, sites, site)
+    samples = pairs("nifti", root, path, naming, sites, site)
     preparation = VolumePreparation(spacing, size, intensity, image_pattern)
 
     def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in own:
-            volume, mask = _load(pair)
-            volumes.append(preparation.prepared(volume))
-            masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), volume.spacing))
+            image, mask, spacing_mm = _load(pair)
+            volumes.append(preparation.prepared(image, spacing_mm))
+            masks.append(preparation.prepared_mask(numbers.numbers(mask, pair), spacing_mm))
             _check_size(volumes, own)
         x, y = torch.stack(volumes), torch.stack(masks)
         return Dataset(x[train], y[train], x[test], y[test], numbers.many, preparation=preparation)
 
-    return dataset_of(samples, read, "nifti", silo=site, test_fraction=test_fraction, split_column=split_column)
+    return dataset_of(samples, read, "nifti", silo=site, test_fraction=test_fraction)
 
 
 def _check_nibabel() -> None:
     if find_spec("nibabel") is None:
         raise UserError("data set nifti is read by nibabel, which is not installed; pip install nibabel")
-
-
-class Volume(NamedTuple):
-    """image: (C, X, Y, Z) float32; spacing: millimetres of a voxel along X, Y and Z; stored: the file of nibabel."""
-
-    image: Tensor
-    spacing: tuple[float, ...]
-    stored: Any
 
 
 @dataclass(frozen=True)
@@ -111,9 +93,9 @@ class VolumePreparation(Preparation):
 
     kind: ClassVar[str] = "volumes"
 
-    def prepared(self, volume: Volume) -> Tensor:
+    def prepared(self, image: Tensor, spacing: Sequence[float]) -> Tensor:
         """(C, X, Y, Z) float32: its intensities scaled, then on the voxels that are wanted."""
-        x = self._resampled(_scaled(volume.image, self.intensity), volume.spacing, "trilinear")
+        x = self._resampled(_scaled(image, self.intensity), spacing, "trilinear")
         return self._cropped(x, x.amin((1, 2, 3)))
 
     def prepared_mask(self, mask: Tensor, spacing: Sequence[float]) -> Tensor:
@@ -127,7 +109,7 @@ class VolumePreparation(Preparation):
         files, names = self._files(request)
         volumes: list[Tensor] = []
         for file in files:
-            volumes.append(self.prepared(_load_image(Sample(file))))
+            volumes.append(self.prepared(*_load_image(Sample(file))[:2]))
             _check_size(volumes, list(map(Sample, files)))
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
@@ -160,11 +142,13 @@ class VolumePreparation(Preparation):
         return torch.stack([pad(each, borders, value=value) for each, value in zip(x, fill.tolist(), strict=True)])
 
 
-def _load(pair: Sample) -> tuple[Volume, np.ndarray]:
-    """Load an image and its mask (X, Y, Z). Raises UserError where one cannot be read, or they lie on two grids."""
-    volume = _load_image(pair)
+def _load(pair: Sample) -> tuple[Tensor, np.ndarray, tuple[float, ...]]:
+    """Load an image and its mask (X, Y, Z), and the millimetres of a voxel along X, Y and Z.
+
+    Raises UserError where one cannot be read, or they lie on two grids.
+    """
+    x, spacing, image = _load_image(pair)
     mask, _, numbers = _opened(pair, pair.mask)
-    image = volume.stored
     if len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
         raise pair.error(f"{pair.mask} has the shape {tuple(mask.shape)}; (X, Y, Z) is needed")
     check_shapes(pair, image.shape[:3], mask.shape[:3])
@@ -175,10 +159,11 @@ def _load(pair: Sample) -> tuple[Volume, np.ndarray]:
             f"{pair.file} and its mask {pair.mask} lie on different grids: by their affines they are {distance:.3g} "
             "mm apart; resample one of them to the other, or correct its header"
         )
-    return volume, numbers.reshape(volume.image.shape[1:])
+    return x, numbers.reshape(x.shape[1:]), spacing
 
 
-def _load_image(pair: Sample) -> Volume:
+def _load_image(pair: Sample) -> tuple[Tensor, tuple[float, ...], Any]:
+    """Return an image (C, X, Y, Z) float32, the millimetres of a voxel along X, Y and Z, and the file of nibabel."""
     stored, turned, numbers = _opened(pair, pair.file)
     x = numbers.astype(np.float32)
     if x.ndim not in (3, 4) or not np.isfinite(x).all():
@@ -186,7 +171,7 @@ def _load_image(pair: Sample) -> Volume:
         raise pair.error(f"{pair.file} {problem}; finite (X, Y, Z), or with channels behind, are needed")
     x = x[None] if x.ndim == 3 else np.moveaxis(x, 3, 0)
     spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
-    return Volume(torch.from_numpy(np.ascontiguousarray(x)), spacing, stored)
+    return torch.from_numpy(np.ascontiguousarray(x)), spacing, stored
 
 
 def _opened(pair: Sample, file: Path) -> tuple[Any, Any, np.ndarray]:

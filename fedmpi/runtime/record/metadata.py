@@ -152,7 +152,11 @@ def defaults(
 ) -> dict[str, Any]:
     """Return option -> default for the options that are not given."""
     typed, out = options.declared_options(target, given, supplied)[0], dict[str, Any]()
-    for name, default in _declared_defaults(target).items():
+    parameters = inspect.signature(target).parameters.values()
+    declared = {each.name: each.default for each in parameters if each.default is not each.empty}
+    fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
+    declared |= {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+    for name, default in declared.items():
         if name in given or name in supplied or name in beside or looks_secret(name, default):
             continue
         try:
@@ -165,14 +169,6 @@ def defaults(
         except (UserError, ValueError, TypeError):  # what no file can hold; None that stands for "not given"; arrays
             continue
     return out
-
-
-def _declared_defaults(target: Any) -> dict[str, Any]:
-    """Return the defaults of a dataclass's fields, or of a function's parameters."""
-    parameters = inspect.signature(target).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
-    return defaults | {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
 
 
 def _path_text(value: Any) -> str:

@@ -123,7 +123,7 @@ class Recorder(RankRecorder):
         if experiment.initial is not None:
             directory.write(INITIAL, experiment.initial.content)
         write_preprocessing(directory, settings, experiment.data)
-        copies = trust.write_copies(directory, own_code)
+        copies = trust.write_copies(directory, own_code) if own_code else []
         directory.write_json("environment.json", {**environment, "plugins": copies})
         cut = settings.data.partition
         write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)

@@ -1,14 +1,13 @@
-"""Rounds among ranks of which some die or freeze.  python losses.py FOLDER BACKEND ROUNDS PLAN [SIZE]
+"""Rounds among ranks of which some die or freeze.  python losses.py FOLDER BACKEND ROUNDS PLAN SIZE
 
-With SIZE it is the launcher, too, whose ranks are forks that need not import torch anew; it writes their exit
-codes into FOLDER/codes.
+This is the launcher, too: the ranks are forks that need not import torch anew. Their exit codes: FOLDER/codes.
 
 PLAN (JSON): [{"rank", "round", "where", "do", ...}]: what a rank does to itself, once, and where:
     where    begin | middle (all others wait for its row)
     do       kill | stop | raise | wake (the stopped rank `of`) | join (wait until the woken rank has ended)
 
 A round: rank 0's numbers to all; a row of each to rank 0, checked there; 1 KB of each on all, likewise.
-Reports {"event": "regrouped" | "end" | "lost" | a `do`, "alive", ...} into FOLDER/rank.jsonl.
+Reports {"event": "regrouped" | "end" | "lost", "alive", ...} into FOLDER/rank.jsonl.
 """
 
 import gc
@@ -24,7 +23,7 @@ import torch
 
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, Timeouts, connect, detect
-from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
+from fedmpi.comm.base import ConnectionLostError
 from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.failures.process_exit import leave
 
@@ -36,8 +35,7 @@ def main() -> None:
     torch.set_num_threads(1)
     gc.disable()  # sockets must close without its help
     folder, backend, rounds, plan = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
-    if len(sys.argv) > 5:
-        launch(int(sys.argv[5]), folder / "codes")
+    launch(int(sys.argv[5]), folder / "codes")
     job = detect(os.environ)
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as the command does
     mine = [step for step in plan if step["rank"] == job.rank]
@@ -46,28 +44,23 @@ def main() -> None:
     comm = connect(job, backend, timeouts=timeouts, error_reporter=error_reporter)
     comm.patience_s = next((step["patience"] for step in plan if "patience" in step), 30)
     (folder / f"{job.rank}.pid").write_text(str(os.getpid()))
-    woken = []  # process numbers
 
     def report(event, **more):
-        line = json.dumps({"event": event, "alive": comm.alive, **more})
         with (folder / f"{job.rank}.jsonl").open("a") as file:
-            print(line, file=file, flush=True)
+            print(json.dumps({"event": event, "alive": comm.alive, **more}), file=file, flush=True)
 
     def act(where, t):
         for step in [step for step in mine if step["where"] == where and step["round"] == t]:
             mine.remove(step)
-            do = step["do"]
-            report(do)
-            if do == "raise":
+            other = int((folder / f"{step['of']}.pid").read_text()) if "of" in step else 0
+            if step["do"] == "raise":
                 error_reporter.fail("error: the ninth wave", 2)
-            elif do == "wake":
-                woken.append(int((folder / f"{step['of']}.pid").read_text()))
-                os.kill(woken[0], signal.SIGCONT)
-            elif do == "join":
-                while is_running(woken[0]):
+            elif step["do"] == "join":
+                while state_of(other) not in ("Z", ""):
                     time.sleep(0.05)
             else:
-                os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[do])
+                number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "wake": signal.SIGCONT}[step["do"]]
+                os.kill(other or os.getpid(), number)
 
     def play(t):
         act("begin", t)
@@ -78,7 +71,6 @@ def main() -> None:
         rows = {rank: torch.zeros(N) for rank in comm.alive} if comm.rank == 0 else {}
         comm.exchange([(0, x + comm.rank)], list(rows.items()))
         assert all((row == t + rank).all() for rank, row in rows.items())
-        act("gather", t)
         got = comm.allgather_bytes(f"{comm.rank} in {t}".encode() * 100, DEADLINE_S)
         assert got == [f"{rank} in {t}".encode() * 100 for rank in comm.alive]
 
@@ -89,10 +81,6 @@ def main() -> None:
                 play(t)
                 t += 1
             except Lost as error:
-                if comm.can_regroup and len(sys.argv) <= 5:  # a reason why not; the ranks of `launch` always can
-                    if isinstance(error, RankTimeoutError):
-                        error = error.blame(error_reporter.find_root_cause(error.peers))
-                    raise error from None
                 payloads = comm.regroup(f"{comm.rank} at {t}".encode(), DEADLINE_S)
                 report("regrouped", lost=str(error), payloads={r: p.decode() for r, p in payloads.items()})
                 t = max(int(payload.split()[2]) for payload in payloads.values())
@@ -104,11 +92,12 @@ def main() -> None:
         error_reporter.fail(f"error: {error}", 1, reacts=isinstance(error, ConnectionLostError))
 
 
-def is_running(pid):
+def state_of(pid):
+    """T: stopped; Z: it has ended, and nobody has asked for its exit code; "": there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 def launch(size, codes):
@@ -123,7 +112,7 @@ def launch(size, codes):
             os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
             return
     ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children[1:]]
-    if Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()[0] == "T":  # frozen for good
+    if state_of(children[0]) == "T":  # frozen for good
         os.kill(children[0], signal.SIGKILL)
     codes.write_text(json.dumps([os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), *ended]))
     os._exit(0)

@@ -147,21 +147,16 @@ def test_an_error_of_the_engine_is_one_line(monkeypatch, path, engine, capsys, o
     assert capsys.readouterr().err.strip() == f"fedmpi: {text}"
 
 
-def test_rank_0_reports_an_error_and_another_rank_by_its_name(monkeypatch, path, engine, capsys):
-    rank(monkeypatch, 0)
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_error_or_a_defect_names_its_rank(monkeypatch, path, engine, capsys, number):
+    rank(monkeypatch, number)
+    who = f"fedmpi [rank {number} on {os.uname().nodename}]" if number else "fedmpi"
     assert main(monkeypatch, "run", path, "seed=x") == 2
-    assert capsys.readouterr().err.startswith("fedmpi: error: command line")
-    rank(monkeypatch, 1)
-    assert main(monkeypatch, "run", path, "seed=x") == 2
-    assert capsys.readouterr().err.startswith(f"fedmpi [rank 1 on {os.uname().nodename}]: error: command line")
-
-
-def test_a_defect_shows_its_traceback_and_its_rank(monkeypatch, path, engine, capsys):
-    rank(monkeypatch, 1)
+    assert capsys.readouterr().err.startswith(f"{who}: error: command line")
     engine.outcome = ZeroDivisionError("division by zero")
     assert main(monkeypatch, "run", path) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"fedmpi [rank 1 on {os.uname().nodename}]: ")
+    assert err.startswith(f"{who}: ")
     assert "Traceback" in err
     assert err.endswith("ZeroDivisionError: division by zero\n")
 

@@ -180,7 +180,7 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
     ("override", "name", "said"),
     [
         ("compute.device=cuda", "device", "was built without CUDA; install a wheel with it"),
-        ("compute.threads=100000", "threads", "compute.threads: 100000 is not allowed; this process may use"),
+        ("compute.threads=100000", "output", "compute.threads: 100000 is not allowed; this process may use"),
         ("output=/dev/null", "output", "/dev/null is a file; it must be a directory"),
         ("data.root=/nowhere", "", ""),
         ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
@@ -198,9 +198,9 @@ def test_what_keeps_a_config_from_running_is_marked(monkeypatch, override, name,
 
 def test_too_few_ranks_for_the_sites(monkeypatch):
     monkeypatch.setattr(config_checks, "detect", lambda env: Job("mpi", 0, 2, 0, 2, "here"))
-    lines = list(config_checks.config(str(ROOT / "configs" / "heart_disease.yaml")))
-    assert lines[0].mark == FAIL
-    assert "4 sites, but 1 rank to train" in lines[0].text
+    rows = {row.name: row for row in config_checks.config(str(ROOT / "configs" / "heart_disease.yaml"))}
+    assert rows["ranks"].mark == FAIL
+    assert "4 sites, but 1 rank to train" in rows["ranks"].text
 
 
 # ---- the command ----

@@ -16,18 +16,12 @@ from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 
-def step_env(rank, size, job_id, **more):
-    return {
-        "SLURM_JOB_ID": str(job_id),
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": str(rank),
-        "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_LOCALID": str(rank),
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": str(size),
-        "SLURM_STEP_NODELIST": "no-such-host",  # one host needs no name
-        **more,
-    }
+def step_env(job_id, **more):
+    step = {"SLURM_JOB_ID": str(job_id), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "no-such-host"}  # one host
+    return step | {"FEDMPI_SECRET": "s" * 32} | more
+
+
+RANKS = [Job("slurm", rank, 2, rank, 2, "here") for rank in range(2)]
 
 
 @pytest.fixture
@@ -62,15 +56,13 @@ def servers(monkeypatch):
 
 
 def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_id):
-    here = Job("slurm", 0, 2, 0, 2, "here")
-    envs = [step_env(rank, 2, job_id, FEDMPI_SECRET=text * 32) for rank, text in enumerate("ab")]
-    lookup.find_store(here, 60, envs[0])
-    there = Job("slurm", 1, 2, 1, 2, "here")
+    lookup.find_store(RANKS[0], 60, step_env(job_id))
+    skipping = Timeouts(clock=SkippingClock())
     with pytest.raises(Lost, match=r"rank 0 is silent.*another secret.*~/\.fedmpi/secret, or the same FEDMPI_SECRET"):
-        lookup.find_store(there, 60, envs[1], Timeouts(clock=SkippingClock()))
-    ours = lookup.find_store(there, 60, envs[0] | {"SLURM_PROCID": "1"})
+        lookup.find_store(RANKS[1], 60, step_env(job_id, FEDMPI_SECRET="b" * 32), skipping)
+    ours = lookup.find_store(RANKS[1], 60, step_env(job_id))
     ours.set("a", "1")
-    key = auth.job_key("slurm 4711.0.0", envs[0])
+    key = auth.job_key("slurm 4711.0.0", step_env(job_id))
     with pytest.raises(Lost):  # the same user's step of another name, on a port of ours
         lookup.connect_store([ours.address], key, 60, Timeouts(clock=SkippingClock()))
 
@@ -78,7 +70,7 @@ def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_i
 def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monkeypatch):
     """One never answers, one speaks HTTP, one sends what is no text; rank 0 comes after all have been tried."""
     monkeypatch.setattr(lookup, "PATIENCE_S", (0.1, 10.0))
-    env = step_env(1, 2, job_id, FEDMPI_SECRET="s" * 32)
+    env = step_env(job_id)
     sockets, tried = [], threading.Event()
 
     def foreign(port, line, visited):
@@ -97,14 +89,14 @@ def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monk
 
     def start_rank_0():
         tried.wait()
-        lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 60, env)
+        lookup.find_store(RANKS[0], 60, env)
 
     first = lookup.ports(lookup.slurm_step(env))
     foreign(first[0], b"", lambda: None)
     foreign(first[1], b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, lambda: None)
     foreign(first[2], b"\xff\xfe\x00 fedmpi\n" * 9, tried.set)
     threading.Thread(target=start_rank_0, daemon=True).start()
-    store = lookup.find_store(Job("slurm", 1, 2, 1, 2, "here"), 60, env)
+    store = lookup.find_store(RANKS[1], 60, env)
     assert store.address[1] == first[3]
     for each in sockets:
         each.close()
@@ -114,11 +106,11 @@ def test_no_free_port_is_said(monkeypatch, job_id):
     with socket.create_server(("", 0)) as taken:
         monkeypatch.setattr(lookup, "ports", lambda step: [taken.getsockname()[1]])
         with pytest.raises(UserError, match=r"rank 0 cannot listen on port \d+ of here"):
-            lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 5, step_env(0, 2, 1, FEDMPI_SECRET="s" * 32))
+            lookup.find_store(RANKS[0], 5, step_env(1))
 
 
 def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_requeues():
-    env = step_env(0, 2, 4711)
+    env = step_env(4711)
     assert lookup.slurm_step(env) == "4711.0.0"
     assert lookup.slurm_step(env | {"SLURM_RESTART_COUNT": "1"}) == "4711.0.1"
     here, there = lookup.ports("4711.0.0"), lookup.ports("4711.0.1")

@@ -105,9 +105,7 @@ def test_numbers_of_sixteen_bits_are_scaled_by_a_range(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "axes", "says"),
     [
-        ((8, 8, 5), "NHWC", "(5, 8, 8): 5 channels of 8 x 8 pixels (C, H, W)"),
         ((6, 6, 6), "NDHW", "(1, 6, 6, 6): 1 channel of 6 x 6 x 6 voxels (C, D, H, W)"),
-        ((9,), None, "(9,)"),
     ],
 )
 def test_validate_shows_shape_and_axes(tmp_path, shape, axes, says):

@@ -14,7 +14,6 @@ import pytest
 from fedmpi import cli
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
-from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.fetching import getting
 from fedmpi.data.fetching.catalogue import SETS, Download, Part
 from fedmpi.data.sources import registry
@@ -168,15 +167,6 @@ def test_an_archive_that_is_refused(listed, tmp_path, content, says):
     assert left <= ({"small"} if "lacks" in says else {"small.pack"})
 
 
-def test_a_file_that_came_damaged_is_fetched_again(server, monkeypatch, tmp_path):
-    download = Download((server.url("plain/a.bin"),), "a.bin", md5(CONTENT))
-    monkeypatch.setitem(SETS, "small", SETS["stl10"]._replace(parts=(Part(("a.bin",)),), downloads=(download,)))
-    (tmp_path / "a.bin").write_bytes(CONTENT[:9])
-    assert getting.check("small", tmp_path)[0][1] == f"has the MD5 {md5(CONTENT[:9])}, not {md5(CONTENT)}"
-    assert getting.fetch("small", tmp_path)
-    assert (tmp_path / "a.bin").read_bytes() == CONTENT
-
-
 # ---- the commands
 
 
@@ -236,23 +226,6 @@ def test_a_wrong_command_is_refused(monkeypatch, capsys, tmp_path, words, says):
 
 
 # ---- the list
-
-
-def test_addresses_and_checksums_are_those_of_torchvision():
-    sets = torchvision.datasets
-    for name, theirs in (("mnist", sets.MNIST), ("fashion_mnist", sets.FashionMNIST)):
-        ours = [(download.path.rpartition("/")[2], download.md5) for download in SETS[name].downloads]
-        assert ours == [tuple(each) for each in theirs.resources]
-        assert SETS[name].downloads[0].urls == tuple(f"{mirror}{ours[0][0]}" for mirror in theirs.mirrors)
-    for name in ("EMNIST", "CIFAR10", "CIFAR100", "STL10"):
-        theirs = getattr(sets, name)
-        (download,) = SETS[name.lower()].downloads
-        assert (download.urls, download.md5) == ((theirs.url,), getattr(theirs, "tgz_md5", None) or theirs.md5)
-        files = {file for file, _ in getattr(theirs, "train_list", []) + getattr(theirs, "test_list", [])}
-        assert files - {"unlabeled_X.bin"} <= {part.paths[0].rpartition("/")[2] for part in SETS[name.lower()].parts}
-    ours = SETS["svhn"].downloads
-    theirs = [sets.SVHN.split_list[part] for part in ("train", "test")]
-    assert [([*each.urls], each.path, each.md5) for each in ours] == [([u], f"SVHN/{n}", m) for u, n, m in theirs]
 
 
 def test_listings_are_complete():

@@ -139,11 +139,6 @@ def other(tmp_path, place, array):
             r"b\.png .* different sizes, 6 x 6 and 3 x 6",
         ),
         (
-            lambda p: other(p, "masks/b.png", picture(0)),
-            {},
-            r"b\.png is uint8 of shape \(6, 6, 3\); .*one number a pixel",
-        ),
-        (
             lambda p: other(p, "masks/b.png", 2 * mask(1)),
             {},
             r"b\.png holds 2; 0, 1 are allowed: data\.classes .*task\.ig",
@@ -162,13 +157,6 @@ def test_what_is_wrong_with_a_pair_is_said_with_its_file(tmp_path, change, optio
     change(tmp_path)
     with pytest.raises(UserError, match=says):
         image_mask(tmp_path, **{"classes": 2, **options})
-
-
-def test_a_class_cannot_be_ignored_too(tmp_path):
-    write(tmp_path, "ab")
-    for number in (1, 255):
-        with ignoring(number), pytest.raises(UserError, match=f"task.ignore is {number}, which is a class"):
-            image_mask(tmp_path, mask_values=(0, 255))
 
 
 def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):

@@ -54,9 +54,6 @@ def test_numbers_of_any_size(tmp_path):
     assert data.train_x.tolist() == [[1.5, 3.0], [0.25, 1e9], [0.5, -2.0]]
     assert data.train_y.tolist() == [0, 1, 1]
     assert data.classes == 2
-    assert leaf(tmp_path, path=".", classes=1).train_y.dtype == torch.float32
-    save(tmp_path, "test", {"9": ([[1.0, 0.0]], [0.5])})
-    assert leaf(tmp_path, path=".").classes == 1  # a target that is not whole makes all of them those of a regression
 
 
 def test_next_character(tmp_path):
@@ -148,8 +145,6 @@ GOOD = {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])}
         ({"a": ([], [])}, {}, r"no user has a sample"),
         (GOOD, {"classes": 1_000_000, "alphabet": "ab"}, r"data\.alphabet changes nothing, for x in .* is numbers"),
         ({"a": ([[1.0, 2.0]], [7])}, {"classes": 3}, r"y holds the labels 1 to 7; whole numbers from 0 to 2"),
-        ({"a": ([[1.0, 2.0]], [-1])}, {}, r"y holds the labels -1 to 1; number them 0, 1, 2"),
-        ({"a": ([[1.0, 2.0]], [0.5])}, {"classes": 3}, r"y holds the labels 0.5 to 1; whole numbers from 0 to 2"),
     ],
 )
 def test_mistakes(tmp_path, train, options, said):

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from fedmpi.data.federated import split
-from fedmpi.data.sources.heart_disease import heart_disease
+from fedmpi.data.sources.flamby import heart_disease, tcga_brca
 from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.sources.pictures.public_arrays import medmnist
-from fedmpi.data.sources.tables.tcga_brca import tcga_brca
 
 ROOT = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
 

@@ -107,34 +107,6 @@ def test_refused(tmp_path, columns, message):
         read(tmp_path, input_column="x")
 
 
-def test_missing_and_damaged_files(tmp_path):
-    save(tmp_path / "d", {"x": [1.0, 2.0], "label": [0, 1]}, files=2)
-    last, state = tmp_path / "d" / "data-00001-of-00002.arrow", tmp_path / "d" / "state.json"
-    for damage, message in (
-        (lambda: last.write_bytes(b"no arrow"), "its arrow files cannot be read"),
-        (last.unlink, r"data-00001-of-00002\.arrow is not there; save it anew"),
-        (lambda: state.write_text("{"), r"state\.json cannot be read"),
-    ):
-        damage()
-        with pytest.raises(UserError, match=message):
-            read(tmp_path, input_column="x")
-
-
-@pytest.mark.parametrize(
-    ("column", "key", "value"),
-    [
-        ("image", "axes", "HWC"),
-        ("x", "size", 4),
-        ("x", "pixel_range", (0, 1)),
-    ],
-)
-def test_options_that_change_nothing_are_refused(tmp_path, column, key, value):
-    images = [encoded(each) for each in RNG.integers(0, 256, (2, 5, 6), np.uint8)]
-    save(tmp_path / "d", {"image": images, "x": [1.0, 2.0], "label": [0, 1]})
-    with pytest.raises(UserError, match=rf"data\.{key}.* leave it out"):
-        read(tmp_path, input_column=column, **{key: value})
-
-
 def test_class_names_are_no_gaps_and_large_integers_are_not_rounded(tmp_path):
     sites = [2**60, 2**60 + 1, 2**60, 2**60 + 1]
     save(tmp_path / "d", {"x": [1.0, 2.0, 3.0, 4.0], "label": [0, 1, 2, 0], "who": sites}, ["none", "favor", "NA"])

@@ -17,10 +17,10 @@ from fedmpi.data.fetching.catalogue import SETS
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
-from fedmpi.data.sources.heart_disease import heart_disease
+from fedmpi.data.sources.flamby import heart_disease
 from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.sources.pictures.class_pictures import image_folder
-from fedmpi.data.sources.pictures.public_arrays import cifar10, cifar100, fashion_mnist, mnist
+from fedmpi.data.sources.pictures.public_arrays import cifar100, fashion_mnist, mnist
 
 
 def test_holdout_is_stratified_and_leaves_every_class_one_sample():
@@ -100,60 +100,36 @@ def test_a_set_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
     assert sorted(calls) == sorted(each.path.rpartition("/")[2] for each in given)  # once each
 
 
-# ---- CIFAR-10
+# ---- CIFAR
 
 
-CIFAR = {  # folder, batches of the training part, test batch, names of the classes, prefix of the fine labels
-    "cifar10": ("cifar-10-batches-py", [f"data_batch_{i}" for i in range(1, 6)], "test_batch", "batches.meta", ""),
-    "cifar100": ("cifar-100-python", ["train"], "test", "meta", "fine_"),
-}
-
-
-def write_cifar(root, name, monkeypatch):
-    """Tiny batches in torchvision's layout, and their checksums where torchvision compares them."""
-    folder, train, test, meta, fine = CIFAR[name]
-    (root / folder).mkdir()
-    rng, sums = np.random.default_rng(0), {}
-    for file in (*train, test, meta):
-        labels = rng.integers(0, 10 if name == "cifar10" else 100, 4).tolist()
-        content = {"data": rng.integers(0, 256, (4, 3072), np.uint8), f"{fine}labels": labels, "coarse_labels": [0] * 4}
-        data = pickle.dumps({f"{fine}label_names": [*map(str, range(100))]} if file == meta else content)
-        (root / folder / file).write_bytes(data)
+def test_cifar(tmp_path, monkeypatch):
+    """In torchvision's layout; a pickle with another checksum is not opened."""
+    folder, rng, sums = tmp_path / "cifar-100-python", np.random.default_rng(0), {}
+    folder.mkdir()
+    for file in ("train", "test", "meta"):
+        content = {"data": rng.integers(0, 256, (4, 3072), np.uint8), "fine_labels": rng.integers(0, 100, 4).tolist()}
+        data = pickle.dumps({"fine_label_names": [*map(str, range(100))]} if file == "meta" else content)
+        (folder / file).write_bytes(data)
         sums[file] = hashlib.md5(data).hexdigest()
-    kind = getattr(torchvision.datasets, name.upper())
-    monkeypatch.setattr(kind, "train_list", [[file, sums[file]] for file in train])
-    monkeypatch.setattr(kind, "test_list", [[test, sums[test]]])
-    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums[meta]})
-    return root / folder
-
-
-@pytest.mark.parametrize(
-    ("source", "mean", "std"),
-    [
-        (cifar10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        (cifar100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
-    ],
-)
-def test_cifar(tmp_path, monkeypatch, source, mean, std):
-    """Also that a pickle with another checksum is not opened."""
-    name = source.__name__
-    folder = write_cifar(tmp_path, name, monkeypatch)
-    _, train, test, _, fine = CIFAR[name]
-    data = source(tmp_path)
-    assert (data.train_x.shape, data.classes) == ((4 * len(train), 3, 32, 32), 10 if name == "cifar10" else 100)
-    raw = pickle.loads((folder / test).read_bytes())
-    assert data.test_y.tolist() == raw[f"{fine}labels"]
-    pixels = raw["data"][2].reshape(3, 32, 32) / 255
-    expected = (pixels - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
-    assert np.allclose(data.test_x[2].numpy(), expected, atol=1e-5)
+    kind = torchvision.datasets.CIFAR100
+    monkeypatch.setattr(kind, "train_list", [["train", sums["train"]]])
+    monkeypatch.setattr(kind, "test_list", [["test", sums["test"]]])
+    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums["meta"]})
+    data = cifar100(tmp_path)
+    assert (data.train_x.shape, data.classes) == ((4, 3, 32, 32), 100)
+    raw = pickle.loads((folder / "test").read_bytes())
+    assert data.test_y.tolist() == raw["fine_labels"]
+    mean, std = (np.reshape(numbers, (3, 1, 1)) for numbers in ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)))
+    assert np.allclose(data.test_x[2].numpy(), (raw["data"][2].reshape(3, 32, 32) / 255 - mean) / std, atol=1e-5)
 
     class Opened:
         def __reduce__(self):
             return (open, (str(tmp_path / "opened"), "w"))
 
-    (folder / train[-1]).write_bytes(pickle.dumps(Opened()))
+    (folder / "train").write_bytes(pickle.dumps(Opened()))
     with pytest.raises(UserError, match=r"checksums differ.*data\.download=true"):
-        source(tmp_path)
+        cifar100(tmp_path)
     assert not (tmp_path / "opened").exists()
 
 
@@ -204,18 +180,6 @@ def test_heart_disease_sites_in_order(tmp_path):
 
 
 # ---- npz
-
-
-def test_npz_holds_out_a_stratified_part(tmp_path):
-    y = np.repeat([0, 1, 2], [50, 30, 20])
-    np.savez(tmp_path / "a.npz", x=np.arange(100.0)[:, None], y=y, site=np.arange(100) % 4)
-    data = npz(tmp_path, path="a.npz")
-    assert torch.bincount(data.test_y).tolist() == [10, 6, 4]
-    assert data.classes == 3
-    rows = data.test_x.flatten().long()
-    assert torch.equal(data.test_y, torch.from_numpy(y)[rows])
-    assert torch.equal(data.test_site, rows % 4)
-    assert torch.equal(data.site, data.train_x.flatten().long() % 4)
 
 
 def test_npz_validation_part_joins_the_training_part(tmp_path):

@@ -41,7 +41,7 @@ def test_a_cell_that_is_no_number_is_named_with_the_options_that_help(tmp_path, 
 REFUSED = [  # columns, options, message
     ({"price": ["27,822", "31,500"]}, {"label_column": "price"}, r"column 'price' holds '27,822', which is no number"),
     # ---- columns
-    ({"x": [1, 2], "": [1, 2]}, {}, "column 2 has no name"),
+    ({"": [1, 2], "x": [1, 2]}, {}, r"column 1 has no name .*index=False"),
     ({"x": [1, 2]}, {"features": ["x", "label"]}, r"data\.features names twice, or in .* data\.label_column"),
     ({"sex": ["m", "w"]}, {"features": ["sexx"], "categorical": ["sex"]}, r"no column 'sexx' .*mean 'sex'"),
     ({"x": [1, -9]}, {"missing_values": [-9]}, r"line 3: column 'x' is empty"),
@@ -60,16 +60,6 @@ REFUSED = [  # columns, options, message
 def test_refused(tmp_path, columns, options, message):
     with pytest.raises(UserError, match=message):
         read_table(tmp_path, columns, **options)
-
-
-@pytest.mark.parametrize("name", ["", "Unnamed: 0", "Unnamed: 0.1", "__index_level_0__"])
-def test_an_index_column_of_pandas_is_left_out_with_one_warning_unless_the_config_names_it(tmp_path, name):
-    columns = {name: noise(seed=1)}
-    (message,) = warnings_of(read_table, tmp_path, columns)
-    assert "is left out: pandas writes the numbers of the rows" in message
-    for options in ({"features": [name]}, {"drop": [name]}):
-        assert warnings_of(read_table, tmp_path, columns, **options) == []
-        assert read_table(tmp_path, columns, **options).meaning[:2] == ("a" if "drop" in options else name, "->")
 
 
 def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):

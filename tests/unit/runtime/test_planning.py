@@ -79,7 +79,6 @@ def test_of_a_config(config, tmp_path):
     assert all(parts["all"] == sum(v for k, v in parts.items() if k != "all") for parts in (root, trainer))
     assert found["bytes"]["round"] == {"up": 4 * row, "down": 2 * 4 * (2 * D + 1)}
     assert (found["bytes"]["way"], root["rows"]) == ("streamed", 2 * row)
-    assert found["sbatch"].endswith(f"slurm/srun.sbatch {config}")
 
 
 class OnGpu(torch.Tensor):
@@ -112,7 +111,7 @@ def test_memory_of_host_and_gpu_are_two_sums(backend, size, on_gpu, monkeypatch)
         trainer = found["gpu_memory"]["a training rank"]
         assert set(trainer) - {"all", "rows"} == {"data", "model", "state", "step"}
         assert ("rows" in trainer) == (backend == "nccl")
-    assert f"gpu       rank 0: about {size_text(gpu['all'])}" in "\n".join(plan.lines(facts(**found), ["run.yaml"]))
+    assert f"gpu       rank 0: about {size_text(gpu['all'])}" in "\n".join(plan.lines(facts(**found)))
 
 
 def test_a_step_keeps_what_the_backward_pass_needs():
@@ -126,31 +125,21 @@ def facts(**more):
     memory = {"rank 0": {"process": 200 << 20, "rows": 1 << 30, "all": 1200 << 20}}
     kind = {"up": 2048, "down": 1024}
     traffic = {"way": "whole", "round": kind, "run": {"up": 4096 + 999 * 2048, "down": 1_024_000}}
-    first = {"config": "x", "ranks": 4, "hosts": 1, "device": "cpu", "threads": 2, "cuda": False}
+    first = {"config": "x", "ranks": 4, "device": "cpu", "cuda": False}
     return {**first, "memory": memory, "bytes": traffic, "rounds": 1000, **more}
 
 
 def test_the_text():
-    text = "\n".join(plan.lines(facts(), ["run.yaml"]))
+    text = "\n".join(plan.lines(facts()))
     assert "rank 0: about 1.2 GiB" in text
     assert "2.0 KiB up, 1.0 KiB down a round" in text
     assert "2.0 MiB up, 1000.0 KiB down in 1000 rounds" in text
-    assert "--mem-per-cpu=768M" in plan.sbatch(facts(), ["run.yaml"])  # 1.25 x 1200 MiB for two cores
-    assert "with a GPU" in "\n".join(plan.lines(facts(cuda=True), ["run.yaml"]))
-
-
-def test_gpus_are_asked_for_by_node():
-    """By task each would be hidden from the others: tests/jobs/test_slurm_gpus.py."""
-    said = plan.sbatch(facts(ranks=5, hosts=2, cuda=True), ["run.yaml"])
-    assert "--ntasks=5 " in said
-    assert "--nodes=2 --ntasks-per-node=3 --gpus-per-node=3 " in said
-    assert "gpu" not in plan.sbatch(facts(), ["run.yaml"])
+    assert "with a GPU" in "\n".join(plan.lines(facts(cuda=True)))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-n", "2", "--hosts", "3"], "--hosts: 3 hosts for 2 rank(s)"),
         (["data.source=mnist", "data.root=/nowhere"], "/nowhere"),
         (["method.mu=1"], "method.mu"),
         (["over={seed: [0, 1]}"], "over"),

@@ -22,7 +22,7 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
-from fedmpi.data.sources.heart_disease import FEATURES, HOSPITALS
+from fedmpi.data.sources.flamby import FEATURES, HOSPITALS
 from fedmpi.runtime.finished import predict as command
 from fedmpi.runtime.finished.models import RunModel
 from fedmpi.runtime.run import execute
@@ -589,8 +589,8 @@ def test_a_sites_preparation_stays_in_the_sites_own_folder(tmp_path):
     for client, site in enumerate(("north", "south")):
         ages = [float(row[1]) for row in rows if row[4] == site and row[5] == "train"]
         (fit,) = json.loads((run / "state" / site / "preprocessing.json").read_text())["sites"].values()
-        assert fit["moments"]["mean"][0] == pytest.approx(np.mean(ages), rel=1e-12)
-        assert fit["moments"]["deviation"][0] == pytest.approx(np.std(ages), rel=1e-12)
+        assert fit["mean"][0] == pytest.approx(np.mean(ages), rel=1e-12)
+        assert fit["deviation"][0] == pytest.approx(np.std(ages), rel=1e-12)
         here = [row for row in rows if row[4] == site and row[5] == "test"]
         found = package.load(run).predict(write(tmp_path / "new.csv", header, here), site=site)
         assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]

@@ -13,8 +13,17 @@ from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
+from fedmpi.data.sources.labelled_files import (
+    MaskValues,
+    Naming,
+    Sample,
+    check_shapes,
+    dataset_of,
+    files_in_table,
+    pairs,
+)
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, PixelRange, Size, probe
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
@@ -64,7 +73,13 @@ def image_mask(
     naming = Naming(image_pattern, mask_pattern, (*Image.registered_extensions(), ".npy"))
     columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
     columns |= {"split_column": split_column, "group_column": group_column}
-    samples = pairs("image_mask", root, path, naming, columns, delimiter, sites, site)
+    if Path(path).suffix.lower() in (".csv", ".tsv", ".txt"):
+        samples = files_in_table("image_mask", root, path, ".", columns, delimiter, site)
+    else:
+        extra = next((key for key in ("site_column", "split_column", "group_column") if columns[key]), None)
+        if extra:
+            raise UserError(f"image_mask: data.{extra} is a column of a CSV file, and data.path names a folder")
+        samples = pairs("image_mask", root, path, naming, sites, site)
 
     def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
         images = reading.read([pair.file for pair in own], decoding, [pair.at for pair in own])

@@ -21,7 +21,6 @@ from fedmpi.data.sources.tables.arrow import read_parquet
 # Cells without a value, in any case of letters
 GAPS = {"", "?", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "none"}
 TRUTH = {"true": "1", "false": "0", "yes": "1", "no": "0", "t": "1", "f": "0", "y": "1", "n": "0"}
-INDEX = re.compile(r"(__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)*)?")  # names that pandas gives to an index
 WHOLE = re.compile(r"[-+]?[0-9]{1,99}")
 DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)")
 AMOUNT = re.compile(r"[-+]?[0-9.][0-9.,']*([eE][-+]?[0-9]+)?")  # a number, with marks between thousands too
@@ -223,9 +222,10 @@ def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
     twice = next((name for k, name in enumerate(header) if name and name in header[:k]), None)
     if twice:
         raise UserError(f"{path}: the column {twice!r} stands twice in its first line")
-    if "" in header[1:]:  # the first column without a name is an index of pandas
-        place = header.index("", 1) + 1
-        raise UserError(f"{path}: column {place} has no name in its first line; name it, or remove it")
+    if "" in header:
+        place = header.index("") + 1
+        remedy = "name it, or remove it; pandas writes none with to_csv(..., index=False)"
+        raise UserError(f"{path}: column {place} has no name in its first line; {remedy}")
 
 
 # ---- targets ----

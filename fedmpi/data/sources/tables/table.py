@@ -25,7 +25,7 @@ from fedmpi.data.sources.common import (
     holdout,
     number_groups,
 )
-from fedmpi.data.sources.tables.files import INDEX, Table, ordered, read, spelling, targets
+from fedmpi.data.sources.tables.files import Table, ordered, read, spelling, targets
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fit_preparation
 
 Name = Annotated[str, Field(min_length=1)]
@@ -60,7 +60,7 @@ def table(
     a row is. split_column says train or test (val joins train); without it, test_fraction (0.2) of each class of each
     site is the test part, the same for every seed. group_column: whose rows stay together, such as patients': in
     the test part, the training part or what data.validation puts aside. features: the columns to learn from, in order;
-    without it all others but those in `drop`, and but the index of a pandas table.
+    without it all others but those in `drop`.
     categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
     target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
     labels in the order of their numbers, else sorted.
@@ -154,16 +154,7 @@ def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: M
                 where = "names twice, or in data.drop or data.label_column, too"
                 raise UserError(f"table: {name!r} is a column that data.features {where}; leave it out of one")
         return given
-    names = [name for name in rows.columns if name not in {*drop, *keys}]
-    index = [name for name in names if INDEX.fullmatch(name)]
-    if index:
-        which = ", ".join(map(repr, index))
-        warnings.warn(
-            f"{rows.path}: column {which} is left out: pandas writes the numbers of the rows there (its index); name "
-            "it in data.features to learn from it",
-            stacklevel=3,
-        )
-    return [name for name in names if name not in index]
+    return [name for name in rows.columns if name not in {*drop, *keys}]
 
 
 def _values(
