@@ -350,12 +350,3 @@ def test_batch_normalisation_needs_two_samples_in_a_batch():
     assert play(**model, train={"batch_size": 13, "drop_last": True}).reason == "finished"
     with pytest.raises(UserError, match=r"round 0, client 0: .*OneSample.train at .*a batch of one sample"):
         run(OneSample, **model)
-
-
-class Plain(nn.Module):
-    def __init__(self, input_shape, classes):
-        super().__init__()
-        self.head = nn.Linear(input_shape[0], classes)
-
-    def forward(self, x):
-        return self.head(x)
