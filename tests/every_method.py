@@ -106,7 +106,7 @@ def sizes(messages, t):
     """Entries of a download, of a client's own and of an upload in round t: what rested in the round before is not
     told again."""
     told = messages.announcement(messages.groups(t - 1) if t else None)
-    return told.packing.size, messages.per_client.size, messages.upload(t).packing.size
+    return told.packing.size, messages.per_client.size, messages.upload(t).size
 
 
 def main() -> None:
