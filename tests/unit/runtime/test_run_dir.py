@@ -36,11 +36,11 @@ def record(tmp_path):
 
 def test_half_a_line_is_gone_when_a_run_goes_on(record):
     """The next line would stand behind it."""
-    for name in ("placement.jsonl", "metrics.jsonl"):
+    for name in ("faults.jsonl", "metrics.jsonl"):
         (record.path / name).write_text('{"round": 0, "pa')
     record.truncate_after(0)
-    record.append("placement.jsonl", {"round": 1, "pace": [1.0]})
-    assert record.rows("placement.jsonl") == [{"round": 1, "pace": [1.0]}]
+    record.append("faults.jsonl", {"round": 1})
+    assert record.rows("faults.jsonl") == [{"round": 1}]
     assert record.rows("metrics.jsonl") == []
 
 

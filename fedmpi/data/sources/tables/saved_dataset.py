@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -70,7 +70,9 @@ def saved_dataset(
 
     preparation: Preparation | None = None
     if isinstance(read[0][0], list):
-        _refuse(folder, input_column, "numbers", {"axes": axes, "symbols": symbols or None})
+        if axes is not None or symbols:
+            key = "symbols" if symbols else "axes"
+            raise UserError(f"{folder}: data.{key} is for numbers, which column {input_column!r} does not hold")
         files = [file for files, _ in read for file in files]
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range)
         images = reading.read(files, decoding, places)
@@ -78,7 +80,8 @@ def saved_dataset(
         preparation = ImagePreparation(decoding, stored, stored[0], target.names)
         x: Any = preparation.normalised(images)
     else:
-        _refuse(folder, input_column, "pictures", {"size": size})
+        if size is not None:
+            raise UserError(f"{folder}: data.size is for pictures, which column {input_column!r} does not hold")
         if any(each.shape[1:] != read[0][0].shape[1:] for each, _ in read):
             raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
         array = np.concatenate([each for each, _ in read])
@@ -101,14 +104,6 @@ def saved_dataset(
             by_part[prefix] = Part(x[rows], target.y[rows], torch.from_numpy(owner)[rows] if site_names else None)
     data = join_parts(by_part, folder, len(target.names) or 1, test_fraction, preparation)
     return replace(data, site_names=tuple(site_names))
-
-
-def _refuse(folder: Path, column: str, kind: str, given: Mapping[str, object]) -> None:
-    """Raise UserError for an option of inputs of another kind than those of the column."""
-    for key, value in given.items():
-        if value is not None:
-            what = f"is for {kind}, which column {column!r} does not hold"
-            raise UserError(f"{folder}: data.{key}: {value} {what}; leave it out")
 
 
 def _splits(folder: Path) -> list[str]:
