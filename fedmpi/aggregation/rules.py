@@ -2,13 +2,10 @@
 keep: 0.5}.
 
 A rule is `f(updates, server, **options) -> (s,)`: the gathered updates and the server's view in, the direction out.
-With server.rule.groups (coef, say) it is for those groups of the layout alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from copy import copy
 from math import floor
 from typing import Annotated, Literal
 
@@ -19,9 +16,6 @@ from torch import Tensor
 from fedmpi.aggregation import conflicts
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import PluginKind
-from fedmpi.common.user_code_errors import located_error
-from fedmpi.flat.layout import Layout
-from fedmpi.flat.packing import Views
 from fedmpi.method.context import Server, Uploads
 
 registry: dict[str, str] = {
@@ -34,29 +28,6 @@ registry: dict[str, str] = {
     "trimmed_mean": "fedmpi.aggregation.rules:trimmed_mean",
 }
 KIND = PluginKind("server rule", registry, "server.rule", ("updates", "server"))
-
-
-def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> Callable[[Uploads, Server], Tensor]:
-    """`rule` for the columns of these layout groups, the weighted mean for the others."""
-
-    def direction(updates: Uploads, server: Server) -> Tensor:
-        out = updates.dw.new_empty(updates.dw.shape[1])
-        columns = Layout(tuple(server.segments))
-        present = columns.groups()
-        for chosen, each in ((present & set(groups), rule), (present - set(groups), mean)):
-            if chosen:  # else they rest in this round
-                part, here = copy(server), columns.select(chosen)
-                part.segments, part.shared = columns.part(chosen).segments, here.take(server.shared)
-                rows = Views({"dw": here.take(updates.dw)})
-                result = each(Uploads(updates.clients, updates.n, updates.p, rows), part)
-                if not isinstance(result, Tensor) or result.shape != (here.size,):
-                    returned = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                    what = f"server.rule for the groups {', '.join(sorted(chosen))} returned {returned}"
-                    raise located_error(f"{what}; it must return a tensor ({here.size},) of floats", each)
-                here.put(result.detach(), out)
-        return out
-
-    return direction
 
 
 def mean(updates: Uploads, server: Server) -> Tensor:

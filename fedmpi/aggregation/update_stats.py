@@ -9,7 +9,6 @@ along one line, all lambda alike that no two have anything in common.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -22,19 +21,15 @@ from fedmpi.method.context import Span, Uploads
 
 
 class RecordingUploads(Uploads):
-    """The same uploads, which remember the Gram matrix and the sums that a rule has asked for."""
+    """The same uploads, which remember the Gram matrix that a rule has asked for."""
 
     def __init__(self, updates: Uploads) -> None:
         super().__init__(updates.clients, updates.n, updates.p, updates._views)
         self.up = updates
         self.known: Tensor | None = None  # (m, m) the Gram matrix of dw
-        self.sums: list[tuple[weakref.ref[Tensor], Tensor]] = []  # of dw, with their coefficients
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        total = self.up.combine(coefficients, slot, span)
-        if slot == "dw" and span is None:
-            self.sums.append((weakref.ref(total), coefficients.detach().to("cpu", torch.float64, copy=True)))
-        return total
+        return self.up.combine(coefficients, slot, span)
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         if slot != "dw" or span is not None:
@@ -57,8 +52,8 @@ def update_stats(
 
     Args:
         norms: ||u_i|| by client, of all who sent something.
-        direction: (s,) D, the very tensor that the rule has returned.
-        form: whether to form the Gram matrix, and <u_i, D>, if the rule has not.
+        direction: (s,) D.
+        form: whether to form the Gram matrix, if the rule has not, and <u_i, D>.
 
     Returns:
         clients, norms (m,)    whose updates counted, ascending, and how long they are
@@ -66,7 +61,7 @@ def update_stats(
         and where K is known
         cosine_mean, cosine_min, negative_pairs    over pairs of updates that are not zero; the share with cos < 0
         eigenvalues (m,)       lambda, the largest first
-        to_direction (m,)      cos(u_i, D), where <u_i, D> is known
+        to_direction (m,)      cos(u_i, D), if `form`
         A cosine with a zero vector, or a mean over no pairs, is None.
     """
     length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
@@ -90,11 +85,8 @@ def update_stats(
     pairs = _rounded([float(cos.mean()), least, float((cos < 0).double().mean())])
     stats |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
     stats["eigenvalues"] = _rounded(spectrum.where(spectrum > noise, 0.0).tolist())
-    # <u_i, D> is K c where D was made as the sum with coefficients c; else it is formed, or unknown.
-    along = next((K @ c for total, c in updates.sums if total() is direction), None)
-    if along is None and form:
+    if form:
         along = updates.up.products(direction.detach())
-    if along is not None:
         stats["to_direction"] = _rounded((along / (lengths * length)).clamp(-1, 1).tolist())
     return stats
 

@@ -175,7 +175,7 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
     for key, value in high.items():
         below: Any = low.get(key)
         if isinstance(value, dict) and isinstance(below, str):
-            # `server.rule: krum` is {name: krum}, to which `server.rule.select=2` adds; `comm.wire: int8` is {up: int8}
+            # `server.rule: krum` is {name: krum}, to which `server.rule.select=2` adds
             kind = section((*path, key))
             if kind is not None and issubclass(kind, ShortSection):
                 below = {kind.short: below}

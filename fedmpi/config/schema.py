@@ -19,7 +19,6 @@ from fedmpi.config.field_types import (
     Rounds,
     Seconds,
     Section,
-    ShortSection,
     flat,
 )
 from fedmpi.config.sections import (
@@ -43,27 +42,6 @@ Analysis = Literal[  # engine/probes
 ]
 
 
-FRACTION = 0.01  # of topk, where none is given
-
-
-class Up(ShortSection):
-    """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
-
-    short = "name"
-    goes_with = {"fraction": ("name", ("topk",))}
-    name: Literal["fp32", "bf16", "fp16", "int8", "topk"] = "fp32"  # the format (docs/wire.md)
-    # of topk: the share of the entries that travels, by default 0.01; they take 8 bytes each, so that 1/2 saves nothing
-    fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None
-    feedback: bool = True  # whether a client adds what the format left out the next time
-
-
-class WireSettings(ShortSection):
-    """`wire: bf16` is short for `wire: {up: bf16}`: what clients send."""
-
-    short = "up"
-    up: Up = Up()
-
-
 class CommSettings(Section):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = (
         "auto"  # auto: nccl where each rank has a GPU of its own, else gloo
@@ -73,7 +51,7 @@ class CommSettings(Section):
     interface: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = None
     start_timeout_s: Seconds = 300  # how long ranks wait for all to come
     round_timeout_s: Seconds = 1800  # how long a rank waits for a message within a round
-    wire: WireSettings = WireSettings()  # formats of what travels; `wire: bf16` is that of uploads
+    wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"  # the format of uploads (docs/wire.md)
 
 
 class FaultSettings(Section):

@@ -182,7 +182,6 @@ class TrainSettings(EitherSection):
 
 
 class CohortSettings(EitherSection):
-    goes_with = {"replay": ("placement", ("balanced",))}
     either = ("size", "fraction")
     # of the clients, drawn each round: rounded down, at least one; null where `size` says how many
     fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
@@ -190,7 +189,6 @@ class CohortSettings(EitherSection):
     # cycles: every client once before one comes again; with fraction 1 / N the model goes from client to client
     draw: Literal["uniform", "cycles"] = "uniform"
     placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
-    replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
     # p_k in the aggregate: by training samples, or all clients of the cohort alike
     weighting: Literal["samples", "uniform"] = "samples"
 
@@ -199,8 +197,6 @@ class RuleSettings(ShortSection, OpenSection):
     short = "name"
     # `fedmpi list rules`, or file.py:function; auto: the method's own. A bare text in place of the section is this name
     name: Name = "auto"
-    # layout groups to which the rule applies, the others take the mean; null: all groups
-    groups: Annotated[list[Name], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> RuleSettings:

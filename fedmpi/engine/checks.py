@@ -1,8 +1,10 @@
-"""Checks of what hooks return: against what the method declares, at the upload and at the server's step."""
+"""Checks of hooks: that they return what the method declares, and only read what they may only read."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -15,8 +17,9 @@ from fedmpi.common.inputs import Samples, describe
 from fedmpi.common.metrics_row import RESERVED
 from fedmpi.common.text import nearest
 from fedmpi.common.user_code_errors import in_user_code, known_fix, located_error, source_location
+from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing
-from fedmpi.method.base import Method
+from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import Row, State
 from fedmpi.method.slots import Slots
 
@@ -24,8 +27,14 @@ UNCHANGED = {  # hook -> the state that it may return as it was
     "aggregate": "; return server.state for state that stays as it was",
     "train, upload": "; return client.state for state that stays as it was",
 }
+SAMPLE = 1 << 16  # values of a tensor that are compared; of a larger one some from everywhere
+NOT_SENT = (
+    "no message carries it, so what one client leaves there would pass to the next one on its rank; let a parameter "
+    "that changes require gradients, register a buffer without persistent=False, and write into buffers (copy_)"
+)
 
 
+# ---- what hooks return ----
 def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
     """Return the error `round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`.
 
@@ -45,11 +54,10 @@ def check_slots(
     like: Tensor,
     due: Collection[str] | None = None,
 ) -> None:
-    """Raise UserError if a hook did not return the slots that the method declares.
+    """Raise UserError if a hook did not return slots that the method declares, as dense tensors of real numbers of the
+    declared shapes; of shape () a number will do.
 
     Args:
-        given: what it returned: of each slot that the packing has a place for a dense tensor of real numbers, of the
-            declared shape; of shape () a number will do.
         declared: the slots that it may return.
         where: round and client.
         like: any tensor of the device.
@@ -95,14 +103,10 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
 
 
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
-    """Return for each row whether it holds neither nan nor inf.
+    """Return for each row whether it holds neither nan nor inf. sums: the rows' sums, if they were formed before.
 
-    Looks at the sums, one pass without a copy, which each device is asked for once. A sum of finite numbers can be
-    infinite, so a row with such a sum is looked at entry by entry.
-
-    Args:
-        rows: tensors of floats, of any shapes.
-        sums: their sums, if they were formed before.
+    Looks at the sums, which each device is asked for once. A sum of finite numbers can be infinite, so a row with such
+    a sum is looked at entry by entry.
     """
     sums = [row.sum() for row in rows] if sums is None else sums
     values = [0.0] * len(sums)
@@ -167,10 +171,7 @@ def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
 
 
 def check_figures(method: Method, figures: Collection[str], metrics: Collection[str], where: str) -> None:
-    """Raise UserError if a number that the method reports has the name of another key of a round's row.
-
-    metrics: the names of the task's metrics.
-    """
+    """Raise UserError if a number that the method reports has the name of another key of a round's row, or a metric."""
     for name in figures:
         if name in RESERVED or name in metrics:
             text = f"figures({name}=...) has the name of another key of a row of metrics.jsonl; choose another"
@@ -190,10 +191,8 @@ def check_declarations(method: Method) -> None:
                 needed = f"an option that is a number{', or a hook f(self, shape, generator)' if hook else ''}"
                 raise UserError(f"{text}, {name}: slot {slot!r} starts at {start!r}, which is not {needed}")
     if isinstance(method.receives, str) or not {*method.receives} <= {*method.server_state}:
-        declared = ", ".join(method.server_state) or "none are declared"
-        raise UserError(
-            f"{text}: receives is {method.receives!r}; it must be a tuple of server_state's slots: {declared}"
-        )
+        slots = ", ".join(method.server_state) or "none are declared"
+        raise UserError(f"{text}: receives is {method.receives!r}; it must be a tuple of server_state's slots: {slots}")
 
 
 def numbers(method: Method) -> dict[str, float]:
@@ -201,3 +200,83 @@ def numbers(method: Method) -> dict[str, float]:
     names: list[str] = [f.name for f in fields(method)] if is_dataclass(method) else []
     options = {name: getattr(method, name) for name in names}
     return {n: value for n, value in options.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+
+
+# ---- what hooks may only read ----
+class ReadOnlyCheck:
+    """Detects writes to tensors that hooks may only read, as other clients or rounds would see them.
+
+    torch counts how often a tensor, or a view of it, has been written to.
+    """
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        """tensors: by the names that they have in messages."""
+        self.tensors = tensors
+        self.versions = [tensor._version for tensor in tensors.values()]
+
+    def written(self) -> str | None:
+        """Return the name of the first tensor that was written to since the check was made; None if none was."""
+        if [tensor._version for tensor in self.tensors.values()] == self.versions:
+            return None
+        pairs = zip(self.tensors.items(), self.versions, strict=True)
+        return next(name for (name, tensor), version in pairs if tensor._version != version)
+
+    def check_hooks(self, method: Method, where: str, *hooks: str, by: Any = None) -> None:
+        """Raise UserError if one of `hooks`, which were called, wrote to a tensor. by: the server rule, if it was."""
+        name = self.written()
+        if name is None:
+            return
+        own = [hook for hook in hooks if overrides(method, hook)]
+        who = f"a hook of method {type(method).__name__} wrote" if hooks else "the server rule wrote"
+        text = f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an assignment to "
+        text += "[...]); make a copy, and return it as new state" + (f". It was {' or '.join(own)}" if own else "")
+        raise located_error(text, *(getattr(method, hook) for hook in own[:1]), by)
+
+
+class FrozenTensorGuard:
+    """Detects changes of the tensors of a rank's model that no message carries from client to client.
+
+    These are frozen parameters and buffers that are not persistent: their values must stay. Other buffers must remain
+    the same tensors: one that is assigned (`self.mean = ...`) is no part of `b` any more. It looks after the passes 1,
+    2, 4, 8, ... of training, and of evaluation.
+    """
+
+    def __init__(self, model: FlatModel) -> None:
+        self.module, self.passes = model.module, Counter[bool]()
+        self.frozen = {id(p) for p in model.frozen.values()}
+        self.initial = self._look()
+
+    def _look(self) -> dict[str, Any]:
+        """Return name -> a digest of the values, or the tensor itself where only that counts."""
+        found = dict[str, Any]()
+        for path, owner in self.module.named_modules():
+            for leaf, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+                compared = leaf in owner._non_persistent_buffers_set or id(tensor) in self.frozen
+                if compared or leaf in owner._buffers:
+                    found[f"{path}.{leaf}" if path else leaf] = _digest(tensor) if compared else tensor
+        return found
+
+    def check(self, where: str = "") -> None:
+        """Raise UserError if one of them has changed, after passes of training that `where` names, or of evaluation."""
+        self.passes[bool(where)] += 1
+        if self.passes[bool(where)] & (self.passes[bool(where)] - 1):
+            return
+        now = self._look()
+        for name, before in self.initial.items():
+            after = now.get(name)
+            same = after is before if isinstance(before, Tensor) else after == before
+            if before is not None and not same:  # what was not there some pass makes
+                text = f"{name!r} of model {type(self.module).__name__} is not what it was when the model was made"
+                raise located_error(f"{where}{': ' if where else ''}{text}: {NOT_SENT}", self.module)
+
+
+def _digest(tensor: Tensor | None) -> bytes | None:
+    """Return a digest of type, shape and a sample of the values; None if these cannot be read (sparse, vmap's)."""
+    if tensor is None:
+        return None
+    try:
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: -(-len(flat) // SAMPLE) | 1].cpu().contiguous().view(torch.uint8)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return hashlib.sha256(repr((tensor.dtype, tensor.shape)).encode() + some.numpy().tobytes()).digest()

@@ -121,14 +121,14 @@ class ClientStates:
 
     def move(self, where: Mapping[int, int]) -> None:
         """Move state rows so that each client's row is on its rank. where: client -> rank."""
-        rank, device, size = self.comm.rank, self.comm.device, self.messages.client_state.size
+        rank, size = self.comm.rank, self.messages.client_state.size
         moves = [(client, self.owner[client], to) for client, to in where.items() if self.owner[client] != to]
         self.owner |= where
         self.move_log = MoveLog(moves, done=not size)
         if not size:
             return
         # The initial row of a client that never trained is sent, too, so that all ranks know the messages.
-        left = {k: self._row(k).to(device) for k, source, _ in moves if source == rank}
+        left = {k: self._row(k).to(self.comm.device) for k, source, _ in moves if source == rank}
         for k in left:
             del self.rows[k]
         self.move_log.left = left if self.keeps_moves else {}
@@ -136,16 +136,15 @@ class ClientStates:
         outgoing = [(to, left[k]) for k, source, to in moves if source == rank]
         self.comm.about = None, ("client state",)
         self.comm.exchange(outgoing, [(source, incoming[k]) for k, source, to in moves if to == rank])
-        self.rows |= {k: row.to(self.w0.device) for k, row in incoming.items()}
+        self._take(incoming)
         self.received_rows |= incoming.keys()
         self.move_log.done = True
 
     def restore(self, t: int, stay: bool) -> None:
         """Undo what this rank has done in round t. stay: leave rows on the ranks to which they have moved."""
         if self._trained_in == t:
-            for k, (row, made_by) in self._before.items():
-                self.rows[k] = row
-                self._label(k, made_by)
+            self.rows |= {k: row for k, (row, _) in self._before.items()}
+            self._label({k: made_by for k, (_, made_by) in self._before.items()})
             self._before.clear()
         moved, self.move_log = self.move_log, MoveLog()
         if stay:
@@ -154,10 +153,10 @@ class ClientStates:
             self.owner[k] = source
             if to == self.comm.rank:
                 self.rows.pop(k, None)
-        self.rows |= {k: row.to(self.w0.device) for k, row in moved.left.items()}
+        self._take(moved.left)
 
-    def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> Collection[int]:
-        """Return the clients of dead ranks; if `move`, assign them to `ranks`.
+    def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
+        """Set `reassigned` to the clients of dead ranks; if `move`, assign them to `ranks`.
 
         The result depends on `alive` and on what this rank knew before the round alone.
         """
@@ -168,54 +167,22 @@ class ClientStates:
         self.reassigned = {k: self.owner[k] for k in clients if self.owner[k] not in alive}
         if move:
             self.owner |= scheduler.pinned(list(self.reassigned), ranks)
-        return self.reassigned.keys()
 
     # ---- states of another round than the last ----
     def newest(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
         """Return client -> the round of its newest intact row in the store, of rounds in which it took part."""
         if self.store is None:
             return {}
-        stored = [(k, t) for k, t in self.store.found() if k in clients]
+        stored = sorted((k, t) for k, t in self.store.found() if k in clients)
         self.store.take_over(stored)
-        newest: dict[int, int] = {}
-        for k, t in sorted(stored):
-            if k in self.trained and t <= self.trained[k] and took_part(k, t) and self.store.whole(k, t):
-                newest[k] = t
-        return newest
+        known = ((k, t) for k, t in stored if k in self.trained and t <= self.trained[k] and took_part(k, t))
+        return {k: t for k, t in known if self.store.whole(k, t)}  # of several the last
 
     def revert(self, rounds: Mapping[int, int]) -> None:
         """Set states back. rounds: client -> the round that made the state that it has from now on."""
-        for k, t in rounds.items():
+        for k in rounds:
             self.rows.pop(k, None)
-            self._label(k, t)
-
-    def keep_copy(self, client: int, t: int) -> None:
-        """Copy a client's state, which round t has made, for `revert_to_copies`."""
-        rank = self.owner[client]
-        self.copies[client, t] = rank, self._row(client).clone() if rank == self.comm.rank else None
-
-    def revert_to_copies(self, rounds: Mapping[int, int]) -> None:
-        """Set states back as `revert` does, to the copies of `keep_copy`, from the ranks that have them."""
-        mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
-        for k, t in sorted(rounds.items()):
-            if t == START:
-                continue
-            if (k, t) not in self.copies:
-                raise UserError(
-                    f"client {k} reverts to its state of round {t}, which the checkpoint lacks; begin earlier"
-                )
-            (source, row), to = self.copies[k, t], self.owner[k]
-            if to == self.comm.rank:
-                mine[k] = self._empty() if row is None else row
-                incoming += [(source, mine[k])] if row is None else []
-            elif row is not None:
-                outgoing.append((to, row.to(self.comm.device)))
-        self.comm.exchange(outgoing, incoming)
-        self.revert(rounds)
-        for k, row in mine.items():
-            self.put(k, row)
-            if self.store is not None:
-                self.store.put(k, self.trained[k], row.cpu())
+        self._label(rounds)
 
     def replay_failures(self, t: int, lost_ranks: LostRanks, *, evaluated: bool) -> None:
         """Bring the states to where recorded rank failures of round t have left them (faults.replay).
@@ -230,27 +197,46 @@ class ClientStates:
         self.unavailable = known.gone(t)
         if not self.messages.client_state.size:
             return
-        for client, r in sorted(lost_ranks.needed() - self.copies.keys()):
-            if self.trained.get(client) == r:
-                self.keep_copy(client, r)
+        for k, r in sorted(lost_ranks.needed() - self.copies.keys()):
+            if self.trained.get(k) == r:
+                rank = self.owner[k]
+                self.copies[k, r] = rank, self._row(k).clone() if rank == self.comm.rank else None
         before = lost_ranks.before(t).reverted(t) if evaluated else {}
-        self.revert_to_copies({k: r for k, r in known.reverted(t).items() if before.get(k) != r})
+        self._revert_to_copies({k: r for k, r in known.reverted(t).items() if before.get(k) != r})
 
-    def put(self, client: int, row: Tensor) -> None:
-        """Set a client's state."""
-        self.rows[client] = row.to(self.w0.device, copy=True)
+    def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
+        """Set states back as `revert` does, to `copies`, from the ranks that have them."""
+        mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
+        for k, t in sorted(rounds.items()):
+            if t == START:
+                continue
+            if (k, t) not in self.copies:
+                raise UserError(
+                    f"client {k} reverts to its state of round {t}, which the checkpoint lacks; begin earlier"
+                )
+            (source, row), to = self.copies[k, t], self.owner[k]
+            if to == self.comm.rank:
+                mine[k] = self._empty() if row is None else row.clone()
+                incoming += [(source, mine[k])] if row is None else []
+            elif row is not None:
+                outgoing.append((to, row.to(self.comm.device)))
+        self.comm.exchange(outgoing, incoming)
+        self.revert(rounds)
+        self._take(mine)
+        for k, row in mine.items() if self.store is not None else ():
+            self.store.put(k, self.trained[k], row.cpu())  # type: ignore[union-attr]
 
     # ---- rows ----
     def _empty(self) -> Tensor:
         """Return memory for a row from another rank."""
         return torch.empty(self.messages.client_state.size, dtype=self.w0.dtype, device=self.comm.device)
 
-    def _label(self, client: int, t: int) -> None:
-        """Note that a client's state is that after round t."""
-        if t == START:
-            self.trained.pop(client, None)
-        else:
-            self.trained[client] = t
+    def _take(self, rows: Mapping[int, Tensor]) -> None:
+        self.rows |= {k: row.to(self.w0.device) for k, row in rows.items()}
+
+    def _label(self, rounds: Mapping[int, int]) -> None:
+        """Note after which rounds the states of clients are."""
+        self.trained = {k: t for k, t in {**self.trained, **rounds}.items() if t != START}
 
     def _row(self, client: int) -> Tensor:
         """Return a client's row, which becomes the most recently used one."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
+from fedmpi.engine.checks import FrozenTensorGuard
 from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.mlp_backward import MLPBackward
 from fedmpi.engine.messages import Messages
-from fedmpi.engine.readonly import FrozenTensorGuard
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides

@@ -20,7 +20,7 @@ the number of ranks.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from math import isnan, nan
 from typing import Any, NamedTuple
@@ -37,23 +37,19 @@ from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.federation_config import SERVERS
+from fedmpi.engine.federation_config import SERVERS, FederationConfig
 from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.messages import Messages
+from fedmpi.engine.server import FederationServer
+from fedmpi.engine.transport.round_transport import RoundTransport
+from fedmpi.flat.layout import EVERYTHING
+from fedmpi.method.base import overrides
+from fedmpi.models.gaussian import REFERENCE
 from fedmpi.tasks import contract
-from fedmpi.tasks.measures import Figures, pooled, spread
+from fedmpi.tasks.measures import Figures, hits_by_class, pooled, spread
 
 MOST_CLASSES = 100  # for which accuracies by class are recorded
-
-
-class EvaluationInputs(NamedTuple):
-    """The round that is evaluated, and the models and messages of which that is made."""
-
-    t: int
-    lr: float
-    model: tuple[Tensor, Tensor] | None  # w, b of the global model, at rank 0
-    inbox: Tensor  # the latest broadcast
-    downloads: Mapping[int, Tensor]  # of the clients to be evaluated
-    last: bool  # whether no round follows
+OWN = ("weights", "buffers", "predict")  # hooks that give a client a model of its own
 
 
 class Evaluation(NamedTuple):
@@ -136,71 +132,107 @@ class Evaluator:
     """Evaluates the protocols of one experiment. Every rank calls it; the results are at rank 0."""
 
     def __init__(
-        self, states: ClientStates, protocol: Sequence[str], batch_size: int, validates: str | None = None
+        self,
+        config: FederationConfig,
+        states: ClientStates,
+        transport: RoundTransport,
+        server: FederationServer | None,
     ) -> None:
-        """validates: the model evaluated on validation rows, "global" or each client's "own"; None: none."""
-        self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
+        """server: rank 0's; None elsewhere."""
+        self.config, self.states, self.transport, self.server = config, states, transport, server
         self.trainer, self.comm = states.trainer, states.comm
         self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
-        self.by_class: list[float] = []  # accuracy of the global model on each class; [] if unknown
+        self.protocol = tuple(config.protocol)
+        self.class_accuracy: list[float | None] = []  # of the global model, in percent; [] if unknown
         self.warned = set[str]()  # protocols for which models without finite outputs were reported
         self.silo = self.data.global_test is None
-        self.validates, self.own = validates is not None, validates == "own"
-        # Whether clients evaluate; else rank 0 alone.
-        self.asks_clients = self.silo or bool({*self.protocol} - SERVERS) or self.own
+        kept, method = own_parts(self.trainer.messages), self.trainer.method
+        asked, left = SERVERS.intersection(self.protocol), tuple(p for p in self.protocol if p not in SERVERS)
+        if kept and asked and left:  # without the parts that clients keep there is no global model
+            self.protocol = left
+            if self.comm.rank == 0:
+                text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: "
+                text += f"method {type(method).__name__} keeps {', '.join(sorted(kept))} with each client"
+                warnings.warn(RankWarning(text), stacklevel=2)
+        # Whether validation rows judge what each client uses, not the global model.
+        own = any(overrides(method, hook) for hook in OWN) and not asked.intersection(self.protocol)
+        self.own = config.best is not None and (own or not self.trainer.messages.shared.whole)
+        self.asks_clients = self.silo or bool({*self.protocol} - SERVERS) or self.own  # else rank 0 alone evaluates
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
             raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
 
-    def __call__(self, now: EvaluationInputs) -> tuple[Figures, list[dict[str, Any]]]:
-        """Return the metrics of a round, and a row for each client."""
-        t, model, figures, lines = now.t, now.model, Figures(), list[dict[str, Any]]()
+    def evaluate_round(self, t: int, last: bool) -> tuple[Figures, list[dict[str, Any]]]:
+        """Return the metrics of the model after round t, and a row for each client, at rank 0. last: no round follows.
+
+        To be called within `seeds.preserve_rng`.
+        """
+        figures, lines = Figures(), list[dict[str, Any]]()
+        if self.server is None and not self.asks_clients:
+            return figures, lines
+        of, t = t, max(t, 0)  # the model as it starts is evaluated like that of round 0
+        downloads = dict[int, Tensor]()  # of the clients to be evaluated; of others than this rank's any row
+        if self.asks_clients:
+            asked = [k for k in range(self.data.clients) if k not in self.states.unavailable]
+            downloads = dict.fromkeys(asked, self.transport.no_download)
+            if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
+                downloads = self.transport.send_downloads(t, asked, self.states.owner, self.server)
         for protocol in self.protocol:
-            if protocol.startswith("ft(") and not now.last:
+            if protocol.startswith("ft(") and not last:
                 continue
             if protocol == "sites" or (protocol == "global" and not self.silo):  # of rank 0 alone
-                if model is not None:
-                    figures |= self._by_site(t, *model) if protocol == "sites" else self._global(t, *model)
+                if self.server is not None:
+                    figures |= self._by_site(t) if protocol == "sites" else self._global(t)
                 continue
-            rows, weights = self._evaluate_clients(protocol, now)
-            if model is None:
-                continue
-            figures |= self._combine(t, protocol, rows, weights)
-            names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
-            for k in sorted(rows):
-                samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
-                site = {"site": names[k]} if names else {}
-                lines.append({"round": t, "client": k, **site, "protocol": protocol, "samples": samples, **rows[k]})
-        if self.validates:
-            figures |= {f"validation_{name}": value for name, value in self._validated(now).items()}
+            rows, weights = self._evaluate_clients(protocol, t, downloads)
+            if self.server is not None:
+                figures |= self._combine(t, protocol, rows, weights)
+                shared = self.data.global_test if protocol == "personal_on_global" else None
+                for k in sorted(rows):
+                    samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
+                    site = {"site": self.data.site_names[k]} if self.data.site_names else {}
+                    head = {"round": of, "client": k, **site, "protocol": protocol, "samples": samples}
+                    lines.append(head | rows[k])
+        if self.config.best is not None:
+            figures |= {f"validation_{name}": value for name, value in self._validated(t, downloads).items()}
         return figures, lines
 
-    def _global(self, t: int, w: Tensor, b: Tensor) -> Figures:
-        """Return the metrics of the global model on the global test set; set `by_class`."""
-        assert self.data.global_test is not None
-        self.trainer.model.load(w, b)
+    # ---- the global model, at rank 0 ----
+    def _evaluate_global(self, t: int, shard: Shard) -> Evaluation:
+        assert self.server is not None
+        self.trainer.model.load(self.server.w, self.server.b)
         with attribute_errors(f"evaluation after round {t}"):
-            figures, f, y = evaluate(self.trainer, self.data.global_test, self.batch_size)
-        self.by_class = []
+            return evaluate(self.trainer, shard, self.config.eval_batch)
+
+    def _global(self, t: int) -> Figures:
+        """Return the metrics of the global model on the global test set; set `class_accuracy`."""
+        assert self.data.global_test is not None
+        figures, f, y = self._evaluate_global(t, self.data.global_test)
+        self.class_accuracy = []
         logits = getattr(self.trainer.task, "classification", False) and f.ndim == 2 and f.shape[1] <= MOST_CLASSES
-        if logits and y.dtype == torch.int64 and y.ndim == 1 and bool(f.isfinite().all()):
-            known = int(y.min()) >= 0 and int(y.max()) < f.shape[1]
-            if known and bool((y != y[0]).any()):
-                right, every = (torch.bincount(c, minlength=f.shape[1]).double() for c in (y[f.argmax(1) == y], y))
-                self.by_class = (100 * right / every).cpu().tolist()
+        classes = logits and y.dtype == torch.int64 and y.ndim == 1 and 0 <= int(y.min()) < int(y.max()) < f.shape[1]
+        if classes and bool(f.isfinite().all()):
+            right, every, _ = hits_by_class(f.argmax(1), y, f.shape[1])
+            self.class_accuracy = [None if isnan(v) else round(v, 3) for v in (100 * right / every).tolist()]
         return figures
 
-    def _by_site(self, t: int, w: Tensor, b: Tensor) -> Figures:
+    def _by_site(self, t: int) -> Figures:
         """Return metrics on each site's test rows, and their spread over sites."""
-        self.trainer.model.load(w, b)
         rows, weights = dict[str, Figures](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
-            with attribute_errors(f"evaluation after round {t}"):
-                rows[site], weights[site] = self._with_weight(evaluate(self.trainer, shard, self.batch_size))
-        spread_ = self._combine(t, "sites", rows, weights)
-        return spread_ | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
+            rows[site], weights[site] = self._with_weight(self._evaluate_global(t, shard))
+        over_sites = self._combine(t, "sites", rows, weights)
+        return over_sites | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
+    def _validated(self, t: int, downloads: Mapping[int, Tensor]) -> Figures:
+        """Return the metrics on the validation rows, at rank 0."""
+        if self.silo or self.own:
+            rows, weights = self._evaluate_clients("validation", t, downloads)
+            return {} if self.server is None else self._combine(t, "validation", rows, weights)
+        return {} if self.server is None else self._evaluate_global(t, pooled_rows(self.data.validation)).figures
+
+    # ---- clients and sites ----
     def _with_weight(self, of: Evaluation) -> tuple[Figures, float]:
         """Return the metrics, and their weight in a mean over shards: the samples, or targets, that count."""
         weight = float(self.trainer.task.split_weight(of.targets)) if len(of.targets) else 0.0
@@ -226,39 +258,30 @@ class Evaluator:
             figures |= spread(f"{protocol}_{name}", [nan] if bad else [rows[k][name] for k in sorted(rows)], falling)
         return figures
 
-    def _validated(self, now: EvaluationInputs) -> Figures:
-        """Return the metrics on the validation rows, at rank 0."""
-        if self.silo or self.own:
-            rows, weights = self._evaluate_clients("validation", now)
-            return {} if now.model is None else self._combine(now.t, "validation", rows, weights)
-        if now.model is None:
-            return {}
-        self.trainer.model.load(*now.model)
-        with attribute_errors(f"evaluation after round {now.t}"):
-            return evaluate(self.trainer, pooled_rows(self.data.validation), self.batch_size).figures
-
-    def _evaluate_clients(self, protocol: str, now: EvaluationInputs) -> tuple[dict[int, Figures], dict[int, float]]:
+    def _evaluate_clients(
+        self, protocol: str, t: int, downloads: Mapping[int, Tensor]
+    ) -> tuple[dict[int, Figures], dict[int, float]]:
         """Return each client's metrics and their weights, computed on the rank that has its state; complete at rank 0.
 
-        To be called within `seeds.preserve_rng`.
+        downloads: of the clients to be evaluated.
         """
         comm, owner, rows = self.comm, self.states.owner, dict[int, Tensor]()
-        for client, download in now.downloads.items():
+        received = self.config.learning_rate(t), self.transport.inbox
+        for client, download in downloads.items():
             if owner[client] == comm.rank:
-                seeds.reseed(self.trainer.seed, "evaluate", protocol, now.t, client)
-                with attribute_errors(f"evaluation after round {now.t}, client {client}"):
-                    view = self.states.view(client, now.t, now.lr, now.inbox, download)
-                    row, weight = self._evaluate_client(protocol, view)
+                seeds.reseed(self.trainer.seed, "evaluate", protocol, t, client)
+                with attribute_errors(f"evaluation after round {t}, client {client}"):
+                    row, weight = self._evaluate_client(protocol, self.states.view(client, t, *received, download))
                 numbers = [weight, *(row[n] for n in self.names)]
                 rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
                 rows[client] = torch.empty(1 + len(self.names), dtype=torch.float64, device=comm.device)
-        comm.about = now.t, ("weight", *self.names)
+        comm.about = t, ("weight", *self.names)
         outgoing = [(0, row) for row in rows.values()] if comm.rank else []
         comm.exchange(outgoing, [(owner[k], row) for k, row in rows.items() if owner[k] != comm.rank])
-        numbers_of = {k: row.tolist() for k, row in rows.items()}
-        figures = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
-        return figures, {k: numbers[0] for k, numbers in numbers_of.items()}
+        values = {k: row.tolist() for k, row in rows.items()}
+        figures = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in values.items()}
+        return figures, {k: numbers[0] for k, numbers in values.items()}
 
     def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """Return one client's metrics under one protocol, and their weight."""
@@ -270,6 +293,15 @@ class Evaluator:
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        result = self._with_weight(evaluate(trainer, shard, self.batch_size, predict))
+        result = self._with_weight(evaluate(trainer, shard, self.config.eval_batch, predict))
         inputs.check_hooks(trainer.method, client.where, "weights", "buffers", "tune", "predict")
         return result
+
+
+def own_parts(messages: Messages) -> frozenset[str]:
+    """Return the groups that clients keep and train; FedBABU's head, which all leave as it began, is none.
+
+    Nor are references, which are no part of the outputs.
+    """
+    left = messages.every - messages.shared_groups - {REFERENCE}
+    return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)

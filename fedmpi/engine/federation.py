@@ -69,9 +69,7 @@ class Federation:
             comm,
             messages,
             model.w,
-            config.sharded,
-            sums=config.streams_sums,
-            reduce=config.reduces_locally,
+            config.gather,
             acknowledge=tolerant or config.acknowledges,
         )
         self.server: FederationServer | None = None
@@ -86,7 +84,6 @@ class Federation:
                 criterion=config.best,
                 records=config.update_stats,
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
-                keeps_undo=tolerant and bool(config.probes),
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
@@ -161,7 +158,7 @@ class Federation:
     # ---- the steps of a round ----
     def report_previous_round(self, t: int, command: RoundCommand) -> None:
         """Hash, save and evaluate the round before t, at the beginning of round t."""
-        began, line = time.perf_counter(), self.reporter.metrics_row
+        line = self.reporter.metrics_row
         self.timeline.flush()
         self.timeline.span("settle")
         if self.server is not None and line and "sha256" not in line:
@@ -178,14 +175,10 @@ class Federation:
         self.timeline.span("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
-            evaluated = self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
-        evaluated_s = time.perf_counter() - began if evaluated else 0.0
+            self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
         self.timeline.span("evaluate")
-        if command is TRAIN:
-            if self.config.replays_failures:
-                self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
-            if self.scheduler.speeds is not None:
-                self.scheduler.consider_rebalancing(t + 1, evaluated_s)
+        if command is TRAIN and self.config.replays_failures:
+            self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
 
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
@@ -224,10 +217,6 @@ class Federation:
         """Step the server with the uploads that count; return round t's metrics, None where a rank was asked to stop.
 
         Args:
-            t: the round.
-            cohort: its clients, ascending.
-            placement: client -> rank.
-            received: the uploads, one row a client; released at the end.
             trained, arrived: when this rank had trained its clients, and all uploads had come (time.perf_counter).
             counted: bytes that this rank had sent and received before the round.
         """
@@ -238,9 +227,8 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        if self.scheduler.speeds is not None:
-            timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
-            self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
+        timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
+        self.scheduler.record_timings(t, {k: placement[k] for k in cohort}, timings)
         upload = self.trainer.messages.upload(t)
         refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
@@ -277,10 +265,10 @@ class Federation:
     # ---- checkpoints ----
     def memory(self) -> dict[str, Any]:
         """Return what rank 0 saves of the latest round beside the server's tensors."""
-        update_filter = self.server.update_filter.memory() if self.server else None
         reporter, best = self.reporter, self.config.best and self.config.best.figure
-        memory = {"line": reporter.metrics_row, "guard": update_filter, "pace": self.scheduler.memory()}
-        return {**memory, "watch": reporter.divergence.memory(), "best": best}
+        idle_since = self.server.update_filter.idle_since if self.server else None
+        watch = reporter.divergence.memory()
+        return {"line": reporter.metrics_row, "idle_since": idle_since, "watch": watch, "best": best}
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
@@ -291,10 +279,8 @@ class Federation:
         self.states.trained, self.states.stored_up_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.metrics_row = memory["line"]
-            self.server.update_filter.recall(memory["guard"])
-            self.scheduler.recall(memory["pace"])
+            self.server.update_filter.idle_since = memory["idle_since"]
             self.server.restore(server)
             self.reporter.divergence.recall(memory["watch"])
-            best = self.server.best
-            if best and memory.get("best") != best.criterion.figure:
-                best.forget()  # it was chosen by another figure
+            if self.server.best and memory.get("best") != self.server.best.criterion.figure:
+                self.server.best.forget()  # it was chosen by another figure

@@ -26,9 +26,7 @@ class FederationConfig:
     measures_speed: bool = True  # balance by measured seconds; else by samples alone
     weighting: str = "samples"  # samples | uniform
     server_trains: bool = False
-    sharded: bool = False  # all ranks hold columns of the uploads; else rank 0 holds all
-    streams_sums: bool = False  # rank 0 may add uploads up as they arrive
-    reduces_locally: bool = False  # each rank adds up its clients' uploads before it sends them
+    gather: str = "rows"  # rows | streaming | sharded | reducing: the ways of engine/transport/gather.py, where they go
     evaluate_every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100
@@ -60,7 +58,7 @@ class RunCallbacks:
             self.on_round(row)
 
     def append(self, file: str, *rows: dict[str, Any]) -> None:
-        """Take rows of another file: clients.jsonl, updates.jsonl, placement.jsonl, analysis.jsonl."""
+        """Take rows of another file: clients.jsonl, updates.jsonl, analysis.jsonl."""
 
     def save_state(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         """Save the state after round t. memory: of rank 0, beside tensors; last: whether the run ends."""

@@ -2,12 +2,12 @@
 
     announcement   [word | declared server state | float buffers | w]             broadcast, one for all
     per client     [declared per_client_download]                                 one row a client, where declared
-    upload         [loss, seconds, flag | float buffers | declared slots]    one row a client
-    client state   [own weights | own float buffers | declared client state | unsent | optimiser's]   stays with it
+    upload         [loss, seconds, flag | float buffers | declared slots, large ones last]   one row a client
+    client state   [own weights | own float buffers | declared client state | optimiser's]   stays with it
 Entries have the model's type. The engine's own fields begin with an underscore. Which layout groups of w and of the
 buffers a message holds is a matter of the round (`Method.travels`): every set of groups has a layout of its own.
 With comm.wire an upload's large slots, those as wide as the model or a group of it, travel in another format
-(flat/formats.py): its coding. What the format leaves out of a change the client keeps, and sends later.
+(flat/formats.py): its coding.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.engine.checks import check_declarations, numbers
+from fedmpi.flat import linear
 from fedmpi.flat.formats import Coding, Format
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
 from fedmpi.flat.model import FlatModel
@@ -33,7 +35,6 @@ STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
 ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine: the command; loss, seconds, flag
 STOP, FAILED, NO_STEPS = 1.0, 2.0, 3.0  # flags of a client, else 0: its rank is to stop; error; no steps, so no loss
-UNSENT = "_unsent_"  # and the name of a slot: what its format has left out so far
 Groups = frozenset[str]
 
 
@@ -42,11 +43,9 @@ class Upload:
     """One round's uploads: a row's packing, and what of a client's w and b goes into it."""
 
     packing: Packing
-    groups: Groups
     w: Selection  # of (d,)
     b: Selection  # of the float buffers
     columns: Layout  # of dw
-    of_shared: Selection  # `w` among what travels in any round
     coding: Coding | None  # None: the row travels as it is
     size: int  # what the row takes on its way, in entries of the model's type
 
@@ -85,12 +84,10 @@ class Messages:
         clients: int,
         rounds: int,
         wire: Format | None = None,
-        feedback: bool = True,
         optim: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
         """Args:
         wire: the format of uploads' large slots; None: as the model holds them.
-        feedback: whether clients keep what it leaves out.
         optim: shapes of what a client keeps of its optimiser (engine/local/optimizers.py).
         """
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
@@ -103,7 +100,7 @@ class Messages:
         self.personal, self.personal_b = (layout.select(self.every - self.shared_groups) for layout in layouts)
         self._shared_layouts = (model.layout.part(self.shared_groups), model.buffer_layout.part(self.shared_groups))
         self._uploads: dict[tuple[Groups, tuple[str, ...]], Upload] = {}
-        self._last: tuple[int, Upload | None] = (-1, None)  # the round that was asked for last
+        self._last: tuple[int, Any] = (-1, None)  # the round that was asked for last, and its upload
         self._announcements: dict[Groups, Announcement] = {}
         self.head = model.layout.select({HEAD})
         self.options = numbers(method)
@@ -119,14 +116,8 @@ class Messages:
             except TypeError as error:
                 raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
         self.server_state, self.per_client, self.scratch, kept = bound.values()
-        self.unsent: dict[str, tuple[int, ...]] = {}  # slots of which a format leaves out what a later upload brings
-        if wire is not None and feedback:
-            changes = {n: slot for n, slot in method.sends.items() if is_change(n, slot) and self.large(slot)}
-            shapes = Slots(**changes).bind(self.sizes).shapes
-            self.unsent = {name: shape for name, shape in shapes.items() if prod(shape)}
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
-        unsent = {UNSENT + name: shape for name, shape in self.unsent.items()}
-        self.client_state = Packing(own | kept.shapes | unsent | dict(optim))
+        self.client_state = Packing(own | kept.shapes | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Raise UserError for a layout group that neither this model nor any other has."""
@@ -161,42 +152,29 @@ class Messages:
 
     def upload(self, t: int) -> Upload:
         """Return the layout of what each client uploads in round t."""
-        last, upload = self._last
-        if upload is None or t != last:
+        if self._last[0] != t:
             slots = self.travel(t).slots
-            groups, slots = self.groups(t), tuple(self.method.sends) if slots is None else slots
-            upload = self._uploads.get((groups, slots))
-            if upload is None:
+            key = groups, names = self.groups(t), tuple(self.method.sends) if slots is None else slots
+            if key not in self._uploads:
                 w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
-                sent = Slots(**{name: self.method.sends[name] for name in slots})
+                sent = Slots(**{name: self.method.sends[name] for name in names})
                 declared = sent.bind(self.sizes | {"s": w.size})
-                packing = Packing({"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes})
-                columns, of_shared = self.model.layout.part(groups), self._shared_layouts[0].select(groups)
+                shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
+                # Large slots come last (transport/gather.py, ChunkPlan).
+                packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))
                 coding = None if self.wire is None else self._coding(packing, sent, self.wire)
                 size = packing.size if coding is None else coding.entries
-                upload = Upload(packing, groups, w, b, columns, of_shared, coding, size)
-                self._uploads[groups, slots] = upload
-            self._last = t, upload
-        return upload
+                self._uploads[key] = Upload(packing, w, b, self.model.layout.part(groups), coding, size)
+            self._last = t, self._uploads[key]
+        return self._last[1]
 
     def largest_upload(self) -> int:
         """Return the entries of the longest upload row of any round."""
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
-    def apply_quantization(self, upload: Upload, row: Tensor, state_row: Tensor) -> None:
-        """Round an upload to its formats, in place; add what they leave out to the client's state."""
-        assert upload.coding is not None
-        kept, sends = self.client_state.views(state_row), self.method.sends
-        memory = {
-            name: (getattr(kept, UNSENT + name), upload.of_shared if sends[name].dims[-1] == "s" else None)
-            for name in self.unsent
-            if name in upload.coding.formats
-        }
-        upload.coding.settle(row, memory)
-
     def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
-        """Return the coding of the rows of a packing, whose large slots are sent in a format; None if there is none."""
+        """Return the coding of upload rows, whose large slots are sent in a format; None if there is none."""
         takes = [n for n, slot in slots.items() if self.large(slot) and (is_change(n, slot) or not form.changes_only)]
         coding = Coding(packing, dict.fromkeys(takes, form), self.model.w.dtype)
         return coding if coding.formats else None

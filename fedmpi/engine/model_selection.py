@@ -53,7 +53,10 @@ class BestModel:
         """Return whether the run is to stop early; `why` is then the reason."""
         if self.criterion.patience is None or int(self._facts[2]) < self.criterion.patience:
             return False
-        self.why = self._stop_reason()
+        more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
+        how = f"has not become {'lower' if self.criterion.lowest else 'higher'}{more}"
+        best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
+        self.why = f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"
         return True
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
@@ -66,13 +69,6 @@ class BestModel:
             self.w.copy_(w)
             self.b.copy_(b)
             self._facts.copy_(torch.tensor([t, value, 0.0, t], dtype=torch.float64))
-            self.why += f", and {value:.6g} in round {t}, which was under way" if self.why else ""
         else:
             self._facts[2:].copy_(torch.tensor([self._facts[2] + 1, t]))
         return better
-
-    def _stop_reason(self) -> str:
-        more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
-        how = f"has not become {'lower' if self.criterion.lowest else 'higher'}{more}"
-        best = "never a number" if self.round is None else f"{self.value:.6g} in round {self.round}"
-        return f"{self.criterion.figure} {how} in {int(self._facts[2])} evaluations; at best {best}"

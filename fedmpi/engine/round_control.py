@@ -1,8 +1,7 @@
 """The control message of a round: rank 0 decides whether the round is made, and broadcasts that.
 
 The decision is one number of the broadcast that also holds the model. A further message may follow: which clients'
-uploads of the round before were refused, so that their state is undone; and the pace of ranks, by which clients are
-assigned to them.
+uploads of the round before were refused, so that their state is undone; and the pace of ranks (scheduler.py).
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ class RoundControl:
         self.first_round = 0  # of this job; later than 0 where a run is resumed
         self.opened_at = 0.0  # when rank 0 decided about the latest round, by time.perf_counter
         self._decided = -1, 0  # rank 0's: the latest round about which it has decided, and what
+        self._pace = scheduler.pace  # with that
 
     def open_round(self, t: int) -> RoundCommand:
         """Broadcast, at rank 0, or receive what becomes of round t, with the model and the declared server state.
@@ -66,9 +66,9 @@ class RoundControl:
         if number & NEWS:
             refused = self.server.refused if self.server is not None else []
             with self.comm.uncounted():  # its length depends on time
-                news = self.comm.broadcast_json({"refused": refused, "pace": [*self.scheduler.pace.items()]})
+                news = self.comm.broadcast_json({"refused": refused, "pace": [*self._pace.items()]})
             undone = news["refused"] if self.states.keeps_undo else []
-            self.scheduler.pace = self.scheduler.broadcast_pace = dict(map(tuple, news["pace"]))
+            self.scheduler.pace = dict(map(tuple, news["pace"]))
         if command is RoundCommand.ABORTED and self.states.keeps_undo:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.end_round(undone)
@@ -103,6 +103,7 @@ class RoundControl:
     def _decide(self, t: int) -> int:
         """Decide at rank 0 about round t: the command, and which messages follow it."""
         assert self.server is not None
+        self._pace = self.scheduler.pace
         if t > self.first_round and self.reporter.metrics_row is None:
             return RoundCommand.ABORTED
         news = NEWS if self.states.keeps_undo and self.server.refused else 0
@@ -114,7 +115,5 @@ class RoundControl:
             return RoundCommand.DIVERGED + news
         if self.server.best and self.server.best.should_stop():
             return RoundCommand.EARLY_STOPPED + news
-        placed = self.scheduler.commit(t)
-        if placed is not None:
-            self.reporter.callbacks.append("placement.jsonl", placed)
-        return TRAIN + (NEWS if self.scheduler.pace != self.scheduler.broadcast_pace else news)
+        self._pace = self.scheduler.choose_pace(t)
+        return TRAIN + (NEWS if self._pace != self.scheduler.pace else news)

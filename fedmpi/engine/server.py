@@ -23,7 +23,6 @@ from fedmpi.engine import checks
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
-from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
@@ -75,7 +74,6 @@ class FederationServer:
         criterion: SelectionCriterion | None = None,
         records: str | bool = False,
         update_filter: UpdateFilter | None = None,
-        keeps_undo: bool = False,
     ) -> None:
         """Args:
         storage: where w and b are stored.
@@ -84,7 +82,6 @@ class FederationServer:
         criterion: by which a best model is selected.
         records: how much of the updates is recorded (record.updates).
         update_filter: decides which uploads count.
-        keeps_undo: whether a step may have to be undone.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -101,9 +98,6 @@ class FederationServer:
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
         self.update_filter = update_filter or UpdateFilter()
         self.refused = list[int]()  # clients, in the last step
-        self.keeps_undo = keeps_undo
-        # The round of the last step, and copies of the tensors before it.
-        self._before_step: tuple[int, dict[str, Tensor]] | None = None
 
     def _start(self, name: str, hook: str) -> None:
         """A slot of the server's state begins with what a hook of the method draws."""
@@ -124,11 +118,6 @@ class FederationServer:
             if name in tensors or not name.startswith("best"):  # else a best model was not asked for before
                 tensor.copy_(tensors[name])
 
-    def undo_step(self, t: int) -> None:
-        """Undo the step of round t, if it was made: a rank has failed after it."""
-        if self._before_step is not None and self._before_step[0] == t:
-            self.restore(self._before_step[1])
-
     def _state_tensors(self) -> dict[str, Tensor]:
         tensors = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
         return tensors | (self.best.state_tensors if self.best else {})
@@ -136,7 +125,7 @@ class FederationServer:
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"
-        inputs = ReadOnlyCheck(self._inputs)
+        inputs = checks.ReadOnlyCheck(self._inputs)
         with attribute_errors(where), seeds.seeded(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
@@ -160,43 +149,21 @@ class FederationServer:
         recorder: RecordingUploads | None = None
         if self.records and "dw" in upload.packing.shapes and upload.w.size:
             recorder = updates = RecordingUploads(updates)
-        view, where = self.view, f"round {t}"
+        view = self.view
         view.round, view.train_lr, view.logged = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        inputs = ReadOnlyCheck(
-            {**self._inputs, "updates": received.heads, "updates.p": updates.p, "updates.n": updates.n}
-        )
-        size, ruled = (upload.columns.size,), None
-        own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
-        chance = seeds.seeded(view.seed, "aggregate", t) if own else nullcontext()
-        with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
-            direction, state = checks.check_pair(self.method, "aggregate", self.method.aggregate(view, updates), where)
-            inputs.check_hooks(self.method, where, "aggregate")
-            if self.rule is not None:
-                ruled = self.rule(updates, view)
-                inputs.check_hooks(self.method, where, by=self.rule)
-        checks.check_tensor(self.method, "aggregate", direction, size, where, self.w)
-        declared, packing = self.method.server_state, self.messages.server_state
-        checks.check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
-        if self.rule is not None:
-            text = checks.mismatch(ruled, size, (self.w.device.type,))
-            if text:
-                text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
-                raise located_error(text, self.rule)
-            direction = ruled
-        given, direction = direction, direction.detach().to(self.w.dtype)
-        tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
+        direction, state = self._aggregate(f"round {t}", updates, upload, received)
         b = updates.mean("_b") if upload.b.size else None
-        if not (received.is_complete and all(checks.are_finite([direction, *tensors, *([] if b is None else [b])]))):
+        tensors = [x.to(self.w.dtype) for x in (direction, *state.values(), b) if isinstance(x, Tensor)]
+        if not (received.is_complete and all(checks.are_finite(tensors))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
-            raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
+            raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
         self.updates = {}
         if recorder is not None:
-            self.updates = {"updates": update_stats(recorder, norms, given, self.records == "gram")}
+            self.updates = {"updates": update_stats(recorder, norms, direction, self.records == "gram")}
         # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
-        if self.keeps_undo:
-            self._before_step = t, {name: tensor.clone() for name, tensor in self._state_tensors().items()}
+        direction = direction.detach().to(self.w.dtype)
         if upload.w.whole:
             self.optimizer.step(self.w, direction, self.optimizer.state)
         elif upload.w.size:  # entries that were not sent stay, in w and in the optimiser's state
@@ -209,3 +176,29 @@ class FederationServer:
         if state is not self.state:  # else it stays as it was
             self.messages.server_state.write(self.state_row, state)
         return view.logged
+
+    def _aggregate(
+        self, where: str, updates: Uploads, upload: Upload, received: GatheredUploads
+    ) -> tuple[Tensor, Mapping[str, Any]]:
+        """Return direction and state that the method's `aggregate`, or a server rule, makes of the uploads, checked."""
+        method, view, size = self.method, self.view, (upload.columns.size,)
+        ruled: Any = None
+        inputs = {"updates": received.heads, "updates.p": updates.p, "updates.n": updates.n}
+        read = checks.ReadOnlyCheck({**self._inputs, **inputs})
+        own = self.rule is not None or overrides(method, "aggregate")  # which may draw from global generators
+        chance = seeds.seeded(view.seed, "aggregate", view.round) if own else nullcontext()
+        with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
+            direction, state = checks.check_pair(method, "aggregate", method.aggregate(view, updates), where)
+            read.check_hooks(method, where, "aggregate")
+            if self.rule is not None:
+                ruled = self.rule(updates, view)
+                read.check_hooks(method, where, by=self.rule)
+        checks.check_tensor(method, "aggregate", direction, size, where, self.w)
+        declared, packing = method.server_state, self.messages.server_state
+        checks.check_slots(method, "aggregate", state, declared, packing, where, self.w)
+        if self.rule is None:
+            return direction, state
+        if text := checks.mismatch(ruled, size, (self.w.device.type,)):
+            text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
+            raise located_error(text, self.rule)
+        return ruled, state

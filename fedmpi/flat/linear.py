@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
 from math import floor
@@ -26,8 +27,8 @@ from fedmpi.common.host_memory import usable_cores
 CHUNK = 1 << 15
 CHUNK_GPU = 1 << 18  # a GPU wants few launches; divides a block, or is one
 SCRATCH_GPU = 1 << 24  # float64 entries, the most that one call makes of up to 2^18 rows on a GPU
-# Columns of one product of a batch: a GPU multiplies few rows of many columns slowly, as it computes each entry of the
-# result on one multiprocessor. On an H100 Gram matrices of 12 rows take a quarter of the time so.
+# Columns of one product of a batch: a GPU computes each entry of a product on one multiprocessor. On an H100 Gram
+# matrices of 12 rows take a quarter of the time so.
 PIECE_GPU = 1 << 11
 # Columns are shared out in whole blocks, of the same size on every device. A vector of one block, or less, is neither
 # shared out nor added up row by row.
@@ -57,22 +58,11 @@ def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
 def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     """Cut the columns a to b of a vector at the multiples of the chunk size; return (first, end) of each part.
 
-    x: rows (m, n) whose parts are copied in float64, by which many rows get smaller parts on a GPU; else any vector on
-        the same device.
+    x: rows (m, n) whose parts are copied in float64, many rows in smaller parts on a GPU; else any vector there.
     """
     size = chunk_size(x.is_cuda, len(x) if x.ndim > 1 else 1)
     cuts = [a, *range(a - a % size + size, b, size), b]
     return list(pairwise(cuts)) if a < b else []
-
-
-def joined(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
-    """Spans that follow one another, so many in one.
-
-    >>> joined([(0, 4), (4, 8), (8, 9)], 2)
-    [(0, 8), (8, 9)]
-    """
-    shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
-    return [(share[0][0], share[-1][1]) for share in shares]
 
 
 def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
@@ -81,12 +71,12 @@ def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
     return torch.float64 if width <= WIDE else torch.promote_types(kind, torch.float32)
 
 
+@dataclass
 class Sum:
     """sum_i c_i x_i of vectors that come one after another, whole or in pieces."""
 
-    def __init__(self, place: Tensor, kind: torch.dtype) -> None:
-        """place: (n,) of sum_type(n, kind), where the sum is kept; kind: the vectors' type."""
-        self.total, self.kind = place, kind
+    total: Tensor  # (n,) of sum_type(n, kind), where the sum is kept
+    kind: torch.dtype  # the vectors' type
 
     def add(self, x: Tensor, c: float, first: bool, at: int = 0) -> None:
         """Add c x to total[at : at + len(x)]; first: in place of what is there."""
@@ -96,7 +86,7 @@ class Sum:
 
         spans = chunks(x, at, at + len(x))
         if x.dtype == self.total.dtype:  # nothing lies in between: as few calls as keep the cores busy
-            spans = joined(spans, -(-len(spans) // 4))
+            spans = _shares(spans, -(-len(spans) // 4))
         spread(piece, spans, x)
 
     def value(self) -> Tensor:
@@ -146,21 +136,26 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
 
     spans = chunks(rows[0], start, start + n)
     if kind == rows.dtype:
-        spans = joined(spans, len(spans) if rows.is_cuda else WITHIN)
+        spans = _shares(spans, len(spans) if rows.is_cuda else WITHIN)
     spread(one_by_one, spans, rows)
     return out
+
+
+def _shares(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
+    """Join spans that follow one another, so many to one."""
+    shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
+    return [(share[0][0], share[-1][1]) for share in shares]
 
 
 def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """K_ij = <rows_i, rows_j>, block by block of columns.   (m, n) -> (blocks, m, m) float64 on the CPU.
 
-    On a CPU little more than one triangle is formed of wide rows: rows are taken in groups, of which the second has
-    half of what the first leaves, and so on, and each group is multiplied with all rows up to it.
-    start, width: as of `combine`.
+    On a CPU little more than one triangle is formed of wide rows: each group of rows is multiplied with all rows up to
+    it. start, width: as of `combine`.
     """
-    (m, n), size = rows.shape, BLOCK
-    groups = _halves(m) if (n if width is None else width) > size and not rows.is_cuda else [(0, m)]
-    first, blocks = start // size, -(-(start + n) // size) - start // size if n else 0
+    m, n = rows.shape
+    groups = _halves(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
+    first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
     spans = chunks(rows, start, start + n)
 
@@ -173,7 +168,7 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
     # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
     for (column, _), results in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
         for (a, b), products_ in zip(groups, results, strict=True):
-            parts[column // size - first, a:b, :b] += products_
+            parts[column // BLOCK - first, a:b, :b] += products_
     parts = parts.cpu()
     return parts if len(groups) < 2 else parts.tril() + parts.tril(-1).mT
 
@@ -189,24 +184,18 @@ def products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
 
 
 def block_norms(rows: Tensor) -> Tensor:
-    """Return the norms of the rows' blocks of columns; nan where a number is not finite.
-
-    One pass without a copy, a seventh of what an average takes.
-
-    Returns:
-        (blocks, m) float64 on the rows' device. A GPU sums in float64, where no square overflows, and the host does not
-        wait for it.
-    """
-    size, n = BLOCK, rows.shape[1]
+    """Return the norms of the rows' blocks of columns, (blocks, m) float64 on their device; nan where a number is not
+    finite. One pass without a copy; a GPU sums in float64, where no square overflows, and the host does not wait."""
+    n = rows.shape[1]
     if rows.is_cuda:
-        full = n - n % size
-        parts = [rows[:, :full].unflatten(1, (-1, size))] if full else []
+        full = n - n % BLOCK
+        parts = [rows[:, :full].unflatten(1, (-1, BLOCK))] if full else []
         parts += [rows[:, None, full:]] if full < n else []
         norms = [torch.linalg.vector_norm(part, dim=2, dtype=torch.float64).T for part in parts]
         values = torch.cat(norms) if norms else rows.new_zeros(0, len(rows), dtype=torch.float64)
         return torch.where(values.isfinite(), values, torch.nan)
     kind = torch.float32 if rows.element_size() < 4 else rows.dtype
-    pieces = [rows[:, a : a + size] for a in range(0, n, size)]
+    pieces = [rows[:, a : a + BLOCK] for a in range(0, n, BLOCK)]
     if not pieces:
         return torch.zeros(0, len(rows), dtype=torch.float64)
     values = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=kind) for piece in pieces]).double()
@@ -251,9 +240,9 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """(blocks, m) the products block by block of columns, chunk by chunk within each."""
-    size, n = BLOCK, rows.shape[1]
-    blocks = range(start // size, -(-(start + n) // size)) if n else range(0)
-    out = torch.zeros(len(blocks), len(rows), dtype=torch.float64, device=rows.device)
+    n = rows.shape[1]
+    first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
+    out = torch.zeros(blocks, len(rows), dtype=torch.float64, device=rows.device)
     spans = chunks(rows, start, start + n)
 
     def one(span: tuple[int, int]) -> Tensor:
@@ -262,7 +251,7 @@ def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
         return _product_on_gpu(wide, part[None])[:, 0] if rows.is_cuda else wide @ part
 
     for (a, _), part in zip(spans, spread(one, spans, rows), strict=True):
-        out[a // size - blocks.start] += part
+        out[a // BLOCK - first] += part
     return out.cpu()
 
 
@@ -298,11 +287,7 @@ def _halves(m: int) -> list[tuple[int, int]]:
 
 
 def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, int]], x: Tensor) -> Iterator[Work]:
-    """work(span) for all of them, results in order.
-
-    On the CPU they are spread over the cores that this process may use: the other ranks wait for the server, and a
-    chunk is one core's work whatever their number, so the bits do not depend on it.
-    """
+    """work(span) for all of them, on all cores of a CPU that this process may use; results in order."""
     threads = _threads(len(spans), x.is_cuda)
     if threads == 1:
         return iter([work(span) for span in spans])

@@ -5,7 +5,7 @@ Loading a client and sending an update are one operation each, and a server rule
 weights may lie in the vector as O,H,W,I blocks, which channels-last kernels read in place; names, order and row-major
 shapes of the state_dict are what the outside world sees.
 A frozen parameter (requires_grad False in the module given) is no part of it, and stays what it is on every rank; so
-does a buffer that is not persistent (engine/readonly.py sees to it).
+does a buffer that is not persistent (engine/checks.py sees to it).
 Float buffers (batch-norm statistics) are a second vector `b`. Integer buffers (counters of batches) do not travel: they
 start every client's round as they started the experiment.
 """
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM, Layout, Segment
 
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-# Of cuDNN, which would have the weights of recurrent layers at the start of a storage, in an order of its own. They lie
-# in that of the flat model: it copies them at each call, and its advice, `flatten_parameters`, would take them out.
+# Of cuDNN, which would have the weights of recurrent layers in an order of its own: it copies them at each call. Its
+# advice, `flatten_parameters`, would take them out of the flat model.
 ORDER = "RNN module weights are not part of single contiguous chunk of memory"
 CUDNN_ALIGNMENT = 16  # bytes, at a multiple of which cuDNN's batch normalisation takes its tensors to begin
 
@@ -69,7 +69,7 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
-        # What the engine writes does not count as written to `w` or `b` (engine/readonly.py).
+        # What the engine writes does not count as written to `w` or `b` (engine/checks.py).
         self.live, self.live_b = self.w.data, self.b.data
         states = module.state_dict()
         self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
@@ -99,11 +99,8 @@ class FlatModel:
             self._avoid_cudnn_where_misaligned()
 
     def _avoid_cudnn_where_misaligned(self) -> None:
-        """Let batch normalisation whose tensors begin where cuDNN cannot read them take PyTorch's own kernels.
-
-        Parameters lie one after the other in `w`, so they may begin at any entry. Most kernels do not mind. cuDNN's
-        batch normalisation of channels-last images ends with the CUDA error "misaligned address".
-        """
+        """Let batch normalisation whose tensors begin where cuDNN cannot read them take PyTorch's own kernels: cuDNN's
+        for channels-last images end with the CUDA error "misaligned address"."""
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 tensors = [x for x in (*layer._parameters.values(), *layer._buffers.values()) if x is not None]
@@ -160,18 +157,14 @@ class FlatModel:
     @contextmanager
     def only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
         """Train these groups alone; yields their parameters."""
-        if EVERYTHING in groups:
-            yield [p for p in self.parameters if p.requires_grad]
-            return
-        chosen = [s.group in groups for s in self.layout.segments]
-        before = [p.requires_grad for p in self.parameters]
+        rest = [p for s, p in self.members if p.requires_grad and s.group not in groups and EVERYTHING not in groups]
         try:
-            for p, on, was in zip(self.parameters, chosen, before, strict=True):
-                p.requires_grad_(on and was)
-            yield [p for p, on, was in zip(self.parameters, chosen, before, strict=True) if on and was]
+            for p in rest:
+                p.requires_grad_(False)
+            yield [p for p in self.parameters if p.requires_grad]
         finally:
-            for p, was in zip(self.parameters, before, strict=True):
-                p.requires_grad_(was)
+            for p in rest:
+                p.requires_grad_(True)
 
     def twin(self) -> FlatModel:
         """An independent copy with the same layout, without gradients (teachers, anchors); what is frozen is shared."""

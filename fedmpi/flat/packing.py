@@ -38,20 +38,18 @@ class Packing:
         values: tensors of the slot's shape, or numbers for all of its entries; they may be views of the row itself, in
         any order. Raises ValueError for another shape.
         """
-        place, new = row.untyped_storage().data_ptr(), list[tuple[int, int, Any]]()
+        new = dict[str, Any]()
         for name, value in values.items():
-            a, b = self.spans[name]
             if isinstance(value, Tensor):
                 if value.shape != self.shapes[name]:
                     raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
                 value = value.detach()  # a row keeps no graph alive
-                if value.untyped_storage().data_ptr() == place:
-                    value = value.clone()
-                value = value.reshape(-1)
+                value = (value.clone() if share_memory(value, row) else value).reshape(-1)
+            new[name] = value
+        for name, value in new.items():
+            a, b = self.spans[name]
             if a < b:
-                new.append((a, b, value))
-        for a, b, value in new:
-            row[a:b] = value
+                row[a:b] = value
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:

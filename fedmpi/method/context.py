@@ -293,7 +293,7 @@ class Uploads:
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m, m) float64 inner products of the clients' rows, over all columns wherever they are (or over one span)."""
-        return linear.gram(*_columns(getattr(self, slot), span))
+        return linear.total(linear.gram_blocks(*_columns(getattr(self, slot), span)))
 
     def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m,) float64 inner products of the clients' rows with v, over all columns or over one span (v as long)."""

@@ -41,8 +41,7 @@ class Slot:
     `f(self, shape, generator) -> tensor of that shape`, called once, with a generator (CPU) of the run's seed: networks
     of the server's own, several global models that differ.
 
-    change: what is sent is added to what the server has, as dw is, so that a client may send a part of it now and the
-    rest later (comm.wire: int8, topk).
+    change: what is sent is added to what the server has, as dw is (comm.wire: int8 is for such slots).
     """
 
     dims: tuple[str | int, ...] = ()

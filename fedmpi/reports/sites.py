@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ CLEAR = 2.0  # standard errors beyond which a difference is called one
 FEWEST = 20  # test samples that a verdict needs
 
 
-@dataclass(frozen=True)
-class Evaluated:
+class Evaluated(NamedTuple):
     """A site's metrics by one protocol. curves: metric -> round -> value; end: the last round that was evaluated."""
 
     samples: int
@@ -117,8 +115,7 @@ def _evaluated(run: Run, client: int, protocol: str) -> Evaluated | None:
 
 
 # ---- what left a site ----
-@dataclass(frozen=True)
-class Audit:
+class Audit(NamedTuple):
     """The audit file (comm/audit.py) of the rank that opened a site's files. size: the bytes that left, in words."""
 
     path: Path
@@ -150,8 +147,7 @@ def audit_path(site: Site) -> Path | None:
 
 
 # ---- training alone ----
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(NamedTuple):
     """A run in which every site trained alone: its sites, and the settings that are not those of the joint run."""
 
     run: Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config import Settings, resources
-from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
 from fedmpi.engine.checks import are_finite
@@ -34,7 +33,7 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import packed_rounds
 from fedmpi.engine.server import Rule
-from fedmpi.flat.formats import Format, Half, Int8, TopK
+from fedmpi.flat.formats import Format, Half, Int8
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
@@ -103,10 +102,10 @@ class Experiment:
     def can_stream_sums(self, ranks: int) -> bool:
         """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
 
-        It holds rows where the config has a rule of its own, or has their products recorded; and where it trains beside
-        others, for whose turn it would have to wait.
+        It holds rows where the config has a rule of its own, has their products recorded, or a format for them; and
+        where it trains beside others, for whose turn it would have to wait.
         """
-        reads_rows = self.rule is not None or self.settings.record.updates == "gram"
+        reads_rows = self.rule is not None or self.settings.record.updates == "gram" or self.messages.wire is not None
         return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains)
 
 
@@ -204,7 +203,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     messages = make_messages(settings, method, model, net, data)
     compatibility.check_uploads(settings, data, messages)
     compatibility.check_evaluation(settings, method, task, net, data, messages)
-    rule = make_rule(settings, method, messages.shared_groups)
+    rule = make_rule(settings)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
     built = replace(built, pack=1 if settings.compute.pack == 1 else clients_at_once(built))
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
@@ -228,27 +227,20 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     """Make the layouts and formats of all messages between server and clients, and of what clients keep.
 
     Raises:
-        UserError: a format (comm.wire) for a model of half-precision numbers, or topk beside a rule that looks at
-            single entries.
+        UserError: a format (comm.wire) for a model of half-precision numbers.
     """
-    up, dtype = settings.comm.wire.up, model.w.dtype
-    if up.name != "fp32" and dtype not in (torch.float32, torch.float64):
+    wire, dtype = settings.comm.wire, model.w.dtype
+    if wire != "fp32" and dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"comm.wire: up {up.name}: the parameters of model {settings.model.name} are "
+            f"comm.wire: {wire}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.wire out"
         )
-    if up.name == "topk" and settings.server.rule.name in ("median", "trimmed_mean"):
-        raise UserError(
-            f"comm.wire.up: topk does not go with server.rule: {settings.server.rule.name}, which compares clients "
-            "entry by entry: what most of them leave out would be 0 for ever; use bf16, fp16 or int8, or another rule"
-        )
-    plain: dict[str, Format | None] = {"fp32": None, "int8": Int8(), "bf16": Half("bf16"), "fp16": Half("fp16")}
-    sent = TopK(up.fraction or FRACTION) if up.name == "topk" else plain[up.name]
+    form: Format | None = None if wire == "fp32" else Int8() if wire == "int8" else Half(wire)
     sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
     states = state_shapes(make_local_training(settings), model.layout)
     with attribute_errors(f"method {settings.method.name}"):
-        return Messages(method, model, *sizes, sent, up.feedback, states)
+        return Messages(method, model, *sizes, form, states)
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
@@ -287,22 +279,13 @@ def clients_at_once(experiment: Experiment) -> int:
     return 1
 
 
-def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
-    """Make the server rule that replaces the method's own, for all `groups` or some; None if the config has none."""
+def make_rule(settings: Settings) -> Rule | None:
+    """Make the server rule that replaces the method's own; None if the config has none."""
     rule = settings.server.rule
-    for group in rule.groups or ():
-        if group not in groups:
-            has = f"model {settings.model.name} with method {settings.method.name} has {', '.join(sorted(groups))}"
-            raise UserError(f"server.rule.groups: there is no group {group}; {has}")
-    if rule.name == "auto":
-        if rule.groups:
-            raise UserError("server.rule.groups needs server.rule.name: which rule these groups take")
-        return None
-    if rule.groups and overrides(method, "aggregate"):
-        name = settings.method.name
-        raise UserError(f"server.rule.groups: method {name} has a server rule of its own, for all groups; leave it out")
-    chosen: Rule = registry.make(rules.KIND, rule, settings.origins("server.rule"))
-    return rules.over(rule.groups, chosen) if rule.groups else chosen
+    chosen: Rule | None = None
+    if rule.name != "auto":
+        chosen = registry.make(rules.KIND, rule, settings.origins("server.rule"))
+    return chosen
 
 
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
@@ -330,6 +313,8 @@ def federation(
 ) -> Federation:
     """Make the federation, ready to run on this rank. regroups: whether the job can go on without a rank."""
     s = experiment.settings
+    way = "streaming" if experiment.can_stream_sums(comm.size) else "rows"
+    way = "reducing" if s.server.reduce == "local" else "sharded" if s.server.placement == "sharded" else way
     config = FederationConfig(
         rounds=s.rounds,
         seed=s.seed,
@@ -343,9 +328,7 @@ def federation(
         measures_speed=experiment.pack == 1,  # packed with others a client gets other bits: time may not decide
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
-        sharded=s.server.placement == "sharded",
-        streams_sums=experiment.can_stream_sums(comm.size),
-        reduces_locally=s.server.reduce == "local",
+        gather=way,
         evaluate_every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,

@@ -31,10 +31,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
-from fedmpi.engine.faults.lost_ranks import check
+from fedmpi.engine.faults.lost_ranks import Row, check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.scheduler import Row, pace_of
 from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors, sync, write
@@ -217,13 +216,10 @@ def _accepted_changes(path: Path, identity: Mapping[str, str], settings: Setting
     if "data.silos" in changed:
         _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
     differences = [_difference(key, before, now, settings) for key in changed]
-    # What clients and server have kept belongs to comm.wire.
-    is_fixed = any(key.startswith("comm.wire.") and key in before for key in changed)
-    if differences and (is_fixed or settings.checkpoint.changes != "accept"):
-        accept = "" if is_fixed else ", or go on all the same with checkpoint.changes=accept"
+    if differences and settings.checkpoint.changes != "accept":
         raise UserError(
             f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, or start a new run "
-            f"(another name){accept}"
+            "(another name), or go on all the same with checkpoint.changes=accept"
         )
     return differences
 
@@ -318,33 +314,18 @@ def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
 
 
 # ---- resuming: rows of an earlier run ----
-def earlier_records(settings: Settings, directory: RunDirectory) -> dict[str, list[Row]]:
-    """Return rows of rank failures ("losses") and of the placement of clients ("placement") with which a run begins.
-
-    They are those of the run that is replayed, as far as the config names files of one; else the failures in the run
-    directory.
-    """
-    faults, placement = settings.faults.replay, settings.cohort.replay
-    return {
-        "losses": _rows_of(settings, faults, "faults.replay", check) if faults else directory.rows("faults.jsonl"),
-        "placement": _rows_of(settings, placement, "cohort.replay", _check_placement) if placement else [],
-    }
-
-
-def _rows_of(settings: Settings, path: Path, key: str, check: Callable[[Row], object]) -> list[Row]:
-    """Return the rows of a file that the config names by `key`. check: raises where a row has another form."""
+def earlier_losses(settings: Settings, directory: RunDirectory) -> list[Row]:
+    """Return the rows of rank failures with which a run begins: of the run that is replayed, else its own."""
+    faults = settings.faults.replay
+    if faults is None:
+        return directory.rows("faults.jsonl")
     try:
-        if not (settings.working_dir / path).exists():
-            raise UserError(f"{path} does not exist")
-        rows = read_jsonl(settings.working_dir / path, strict=True).rows
+        if not (settings.working_dir / faults).exists():
+            raise UserError(f"{faults} does not exist")
+        rows = read_jsonl(settings.working_dir / faults, strict=True).rows
         for row in rows:
             check(row)
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"a row of {path} has no {error}" if isinstance(error, KeyError) else str(error)
-        kind = "faults" if key == "faults.replay" else "placement"
-        raise UserError(f"{key}: {why}; the {kind}.jsonl of a run is needed, or null") from error
+        why = f"a row of {faults} has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"faults.replay: {why}; the faults.jsonl of a run is needed, or null") from error
     return rows
-
-
-def _check_placement(row: Row) -> None:
-    pace_of(row), int(row["round"])

@@ -18,11 +18,11 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
+from fedmpi.engine.evaluate import own_parts
 from fedmpi.engine.federation_config import SERVERS
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.model_selection import SelectionCriterion
-from fedmpi.engine.reporting import own_parts
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.method import base
 from fedmpi.method.base import Method, means_of, overrides
@@ -182,7 +182,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
     """Check that server rule, format, sums and statistics get the uploads that they are for."""
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
-    model, wire_name, first = settings.model.name, settings.comm.wire.up.name, messages.travel(0)
+    model, wire_name, first = settings.model.name, settings.comm.wire, messages.travel(0)
     uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
     large = [key for key, slot in sends.items() if messages.large(slot)]
     no_changes = form is not None and form.changes_only and large and not any(is_change(k, sends[k]) for k in large)
@@ -190,12 +190,12 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
         settings.server.reduce == "local" and _no_sums_reason(settings, messages),
         settings.server.placement == "sharded"
         and form is not None
-        and f"comm.wire.up: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; use "
-        "server.placement: root, or leave comm.wire.up out",
+        and f"comm.wire: {wire_name} is for uploads to one rank, and server.placement: sharded shares them out; use "
+        "server.placement: root, or leave comm.wire out",
         no_changes
-        and f"comm.wire.up: {wire_name} is for changes, of which a client may send the rest later; method "
-        f"{name} sends none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 (Slot(..., change=True) "
-        "in a method says that what a slot holds is added to what the server has)",
+        and f"comm.wire: {wire_name} is for changes; method {name} sends none, but "
+        f"{', '.join(large)}; use bf16 or fp16 (Slot(..., change=True) in a method says that what a slot holds is "
+        "added to what the server has)",
         rule.name != "auto"
         and "dw" not in sends
         and f"server.rule: method {name} sends no updates of the model to act on; leave {rule.name} out",
@@ -234,7 +234,7 @@ def _no_sums_reason(settings: Settings, messages: Messages) -> str:
         settings.data.silos and "data.silos are for rank 0 alone, and sums come up through other ranks",
         faults.replay is not None and "faults.replay may leave some out",
         settings.record.updates == "gram" and "record.updates: gram compares them",
-        messages.wire is not None and f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads",
+        messages.wire is not None and f"comm.wire: {settings.comm.wire} is for single uploads",
     ]
     reason = next(filter(None, reasons), "")
     return f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root" if reason else ""

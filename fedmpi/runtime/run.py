@@ -207,11 +207,9 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
     directory, own_facts = recorder.directory if isinstance(recorder, Recorder) else None, dict[str, Any]()
     if directory is not None:
         own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": is_resumed}
-        own_facts |= checkpoints.earlier_records(settings, directory)
+        own_facts |= {"losses": checkpoints.earlier_losses(settings, directory)}
     start = comm.broadcast_json(own_facts)
     fed.scheduler.lost_ranks = LostRanks(start["losses"])
-    if all(set(map(int, row["pace"])) == set(fed.scheduler.ranks) for row in start["placement"]):
-        fed.scheduler.replayed_rows = start["placement"]  # on other ranks it means nothing
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
@@ -254,8 +252,6 @@ def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, aft
         recorder.save_best_model(best)
     if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
         directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
-    placed = directory.rows("placement.jsonl")[-1:]
-    fed.scheduler.recorded = {k: v for row in placed for k, v in row.items() if k != "round"}
     recorder.say(report_text.resume_line(after, settings.rounds, rows_before))
 
 

@@ -82,12 +82,12 @@ def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings
 def replay_settings(
     run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
 ) -> config.Settings:
-    """Load the settings of a run for a replay: with its faults.jsonl, placement.jsonl and initial weights.
+    """Load the settings of a run for a replay: with its faults.jsonl and initial weights.
 
     place: settings that say where the replay is written; default: beside the run, as NAME-replay.
     """
     given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
-    files = {"faults.replay": "faults.jsonl", "cohort.replay": "placement.jsonl", "init.from": "initial.safetensors"}
+    files = {"faults.replay": "faults.jsonl", "init.from": "initial.safetensors"}
     for key, file in files.items():
         path = run_dir / file
         given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")

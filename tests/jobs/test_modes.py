@@ -29,7 +29,7 @@ def test_modes(tmp_path, umask, folder, file):
     assert run.stat().st_mode & 0o777 == folder
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in run.rglob("*") if path.is_file()}
     assert set(modes.values()) == {oct(file)}, modes
-    assert len(modes) == 18
+    assert len(modes) == 17
     inner = {path.name: oct(path.stat().st_mode & 0o777) for path in run.rglob("*") if path.is_dir()}
     assert "checkpoints" in inner
     assert set(inner.values()) == {oct(folder)}, inner

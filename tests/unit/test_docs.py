@@ -139,7 +139,7 @@ def test_every_key_has_type_default_and_meaning_on_the_page():
         assert default or kind == "section", key
     assert rows["train.momentum"][:2] == ["number >= 0, < 1", "`0.9`"]
     assert rows["data.root"][1] == "`$FEDMPI_DATA, else data`"
-    assert rows["comm.wire.up.fraction"][:2] == ["number > 0, < 0.5; null", "`null`"]
+    assert rows["cohort.fraction"][:2] == ["number > 0, <= 1; null", "`1.0`"]
 
 
 def test_what_the_data_page_says_of_each_set_is_what_is_listed():

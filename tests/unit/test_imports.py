@@ -23,7 +23,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "typer": {"cli"},
     "wandb": {"runtime.record.tracking"},
     "rich": {"data.fetching.getting"},
-    "yaml": {"config.yaml_source"},
+    "yaml": {"config.yaml_source", "reports.runs"},
     "sklearn": {"data.sources.flamby"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
     "scipy": {"methods._prototypes", "data.sources.pictures.public_arrays", "sweeps.table", "analysis.curvature"},

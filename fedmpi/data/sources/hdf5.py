@@ -83,9 +83,9 @@ def hdf5(
         test_at = find(root, (file_name("hdf5", site, test_path, "test_path"),), "hdf5", "correct data.test_path")
         tests, others = _arrays_in(test_at, names, "test_")
         twice = {*arrays} & {*tests}
-        if twice:
-            both = f"{at} and {test_at} both hold {min(twice)}"
-            raise UserError(f"{both}; leave data.test_path out, or correct the files")
+        if twice or len({bool(client) for part in (arrays, tests) for own in part.values() for client in own}) > 1:
+            problem = f"both hold {min(twice)}" if twice else "do not both have a group for each client"
+            raise UserError(f"{at} and {test_at} {problem}; leave data.test_path out, or correct the files")
         arrays, unread = arrays | tests, [*unread, *others]
     for key, name in names.items():
         if not any(each.endswith(key) for each in arrays) and (name or key != "site"):

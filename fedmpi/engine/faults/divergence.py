@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf, isfinite, log
 from typing import Any
 
@@ -41,28 +41,25 @@ class LossTracker:
         since = f"since round {self.bad[0]}" if len(self.bad) > 1 else f"in round {self.bad[0]}"
         now = "not finite" if not isfinite(self.value) else f"{self.value:.4g}"
         best = f"{self.best:.3g}" + (f" in round {self.best_round}" if self.best_round >= 0 else " for guessing")
-        against = f", against {best}" if self.best < inf else ""
-        return f"training has diverged {since}: {self.name} is {now}{against}"
+        return f"training has diverged {since}: {self.name} is {now}" + (f", against {best}" if self.best < inf else "")
 
 
 class DivergenceMonitor:
     """Watches the losses of one run, at rank 0.
 
-    Attributes:
-        message: the divergence that was reported, else "".
-        ends: whether the run is to end.
+    message: the divergence that was reported, else ""; ends: whether the run is to end.
     """
 
     def __init__(self, classes: int | None, evaluation: str | None, stop: bool = False) -> None:
         """classes: of a classification; evaluation: the evaluation loss to watch, if any; stop: end a diverged run."""
-        self.stop, self.message, self.ends, self.reported = stop, "", False, False
+        self.stop, self.message, self.reported, self.ends = stop, "", False, False
         chance = log(classes) if classes else None
         self.losses = [LossTracker("train_loss", chance)]
         self.losses += [LossTracker(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
 
     def memory(self) -> dict[str, Any]:
         """Return what `recall` needs when the run is resumed."""
-        return {"reported": self.reported, "losses": [dict(vars(loss)) for loss in self.losses]}
+        return {"reported": self.reported, "losses": [asdict(loss) for loss in self.losses]}
 
     def recall(self, memory: dict[str, Any]) -> None:
         """Take over what `memory` gave; a run that divergence has ended begins to watch anew."""
@@ -78,12 +75,11 @@ class DivergenceMonitor:
         if self.reported or len(row["refused"]) == len(row["cohort"]):  # no upload counted
             return None
         for loss in self.losses:
-            value = row.get(loss.name)
-            if value is not None:
+            if (value := row.get(loss.name)) is not None:
                 loss.record(row["round"], value)
         for loss in self.losses[::-1]:
             if len(loss.bad) >= IN_A_ROW or (last and loss.bad):
-                self.reported, self.ends, self.message = True, self.stop, str(loss)
+                self.reported, self.message, self.ends = True, str(loss), self.stop
                 warnings.warn(f"{self.message}; {REMEDY}", stacklevel=2)
                 return loss.bad[0]
         return None

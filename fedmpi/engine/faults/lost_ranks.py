@@ -13,28 +13,37 @@ These rows, which faults.jsonl holds, define the bits of a run with faults: a ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
 START = -1  # in place of a round: the state before any
-EMPTY: Row = {"clients": [], "gone": [], "back": [], "reverted": {}, "reported": False, "why": ""}
 
 
-def row(t: int, ranks: dict[int, str], **facts: Any) -> Row:
-    """Return a row of faults.jsonl. ranks: number -> host; facts: its other keys, if they are not empty."""
-    facts = {key: sorted(value) if key in ("clients", "gone", "back") else value for key, value in facts.items()}
-    facts["reverted"] = {str(k): r for k, r in sorted(facts.get("reverted", {}).items())}
-    return {"round": t, "ranks": {str(rank): host for rank, host in sorted(ranks.items())}, **EMPTY, **facts}
+def row(
+    t: int,
+    ranks: Mapping[int, str],
+    *,
+    clients: Iterable[int] = (),
+    gone: Iterable[int] = (),
+    back: Iterable[int] = (),
+    reverted: Mapping[int, int] | None = None,
+    reported: bool = False,
+    why: str = "",
+) -> Row:
+    """Return a row of faults.jsonl. ranks: number -> host."""
+    lists = {"clients": sorted(clients), "gone": sorted(gone), "back": sorted(back)}
+    rounds = {str(k): r for k, r in sorted((reverted or {}).items())}
+    hosts = {str(rank): host for rank, host in sorted(ranks.items())}
+    return {"round": t, "ranks": hosts, **lists, "reverted": rounds, "reported": reported, "why": why}
 
 
 def check(row: Row) -> None:
     """Raise KeyError, TypeError, ValueError or AttributeError if this is not such a row."""
-    for number in (row["round"], *row["ranks"], *row["clients"], *row["gone"], *row["back"], *row["reverted"]):
+    numbers = (row["round"], *row["ranks"], *row["clients"], *row["gone"], *row["back"], *row["reverted"])
+    for number in (*numbers, *row["reverted"].values()):
         int(number)
-    for r in row["reverted"].values():
-        int(r)
 
 
 def late(row: Row) -> bool:

@@ -111,8 +111,6 @@ class FailurePolicy:
         # Moved states stay where they are if all ranks have moved what they had to: a dead rank cannot take its back.
         stay = all(each["t"] == t and each["moved"] for each in answers.values())
         states.restore(t, stay)
-        if self.control.server is not None:
-            self.control.server.undo_step(t)
         states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in answers], move=self.movable)
         self.reporter.reported_in = t if root["reported"] else -1
         return t
@@ -126,23 +124,22 @@ class FailurePolicy:
         comm, states, scheduler = self.comm, self.states, self.scheduler
         orphans = sorted(states.reassigned)
         found = newest_saved_rounds(comm, scheduler, states, orphans) if self.movable else {}
-        if comm.rank == 0:
-            lost = [rank for rank in self.alive if rank not in comm.alive]
-            if lost:
-                drops = self.config.on_lost_rank == "drop" and self.control.trains(t)
-                where = scheduler.assign(t, self.alive) if drops else {}
-                row = lost_ranks.row(
-                    t,
-                    {rank: comm.hosts.get(rank, "") for rank in lost},
-                    clients=[k for k, rank in where.items() if rank in lost],
-                    gone=() if self.movable else set(orphans) - states.unavailable,
-                    reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
-                    reported=self.reporter.reported_in == t,
-                    why=next((text for text in why if any(f"rank {rank} " in text for rank in lost)), "".join(why[:1])),
-                )
-                scheduler.lost_ranks.replace(t, [*scheduler.lost_ranks.of(t), row])
-                self.reporter.callbacks.record_lost_ranks(row)
-                self.alive = list(comm.alive)
+        lost = [rank for rank in self.alive if rank not in comm.alive]
+        if comm.rank == 0 and lost:
+            drops = self.config.on_lost_rank == "drop" and self.control.trains(t)
+            where = scheduler.assign(t, self.alive) if drops else {}
+            row = lost_ranks.row(
+                t,
+                {rank: comm.hosts.get(rank, "") for rank in lost},
+                clients=[k for k, rank in where.items() if rank in lost],
+                gone=() if self.movable else set(orphans) - states.unavailable,
+                reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
+                reported=self.reporter.reported_in == t,
+                why=next((text for text in why if any(f"rank {rank} " in text for rank in lost)), "".join(why[:1])),
+            )
+            scheduler.lost_ranks.replace(t, [*scheduler.lost_ranks.of(t), row])
+            self.reporter.callbacks.record_lost_ranks(row)
+            self.alive = list(comm.alive)
         apply(t, scheduler, states, comm.broadcast_json(scheduler.lost_ranks.of(t)))
 
 

@@ -1,9 +1,9 @@
 """The filter of bad uploads at rank 0: numbers that are not finite, updates far longer than the others'.
 
     bound = max(1000 median_k ||dw_k||, ||w||)                                   faults.max_norm: auto
-The median is over the cohort's updates that are not zero. With fewer than ENOUGH of them the latest norms of earlier
-rounds are added; with fewer than ENOUGH in all there is no bound. An update no longer than the model (its shared part)
-is never refused: where the other clients have nothing left to learn, one with new data is far from their median.
+The median is over the cohort's updates that are not zero; of fewer than ENOUGH of them there is no bound. An update no
+longer than the model (its shared part) is never refused: where the other clients have nothing left to learn, one with
+new data is far from their median.
 
 With on_bad_update: drop a refused client has not taken part: the weights of the others sum to 1, nothing of its upload
 reaches `aggregate`, and its state is that of before the round. With on_client_error: drop a client with an error is
@@ -13,7 +13,6 @@ refused likewise. Three rounds in a row without an upload that counts end the ru
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Collection, Sequence
 from statistics import median_low
 from typing import Any
@@ -27,7 +26,6 @@ from fedmpi.flat import linear
 
 TIMES = 1000.0
 ENOUGH = 3  # norms of which one is the middle
-LATEST = 30  # norms of earlier rounds that are kept
 IDLE = 3  # rounds in a row without a good upload, of which the last one ends the run
 SHOWN = 5  # clients in a message
 NOT_FINITE = "values that are not finite (nan or inf)"
@@ -43,9 +41,7 @@ class UpdateFilter:
         """max_norm: None for no bound; drop: leave bad uploads out, else they end the run."""
         self.max_norm, self.drop = max_norm, drop
         self.norms = dict[int, float]()
-        self.latest: deque[float] = deque(maxlen=LATEST)
-        self.idle = 0
-        self.judged = -1, self.memory()  # the latest round, and `memory` before it
+        self.idle_since: int | None = None  # the first of the rounds in a row without a good upload, up to now
 
     def refused(
         self, t: int, members: Sequence[int], received: GatheredUploads, w: Tensor, failed: Collection[int] = ()
@@ -62,16 +58,12 @@ class UpdateFilter:
         Raises:
             UserError: bad uploads are not dropped, or this is the third round in a row without a good one.
         """
-        if t == self.judged[0]:  # the round is repeated after a rank failure
-            self.recall(self.judged[1])
-        self.judged = t, self.memory()
         norms = received.norms().tolist()
         if self.drop:  # else the step ends the run if a result is not finite
             norms = [n if finite else torch.nan for n, finite in zip(norms, received.finite(), strict=True)]
         self.norms = dict(zip(members, norms, strict=True))
         bound, source = self._bound(norms, w)
         most = torch.inf if bound is None else bound
-        self.latest.extend(n for n in norms if 0 < n <= most)
         refused: Refused = [
             {"client": k, "norm": norm, "bound": bound}
             for k, norm in self.norms.items()
@@ -85,34 +77,24 @@ class UpdateFilter:
         if failed:
             text += f"{'; ' if text else ''}client {', '.join(map(str, sorted(failed)))} came to an error"
             refused += [{"client": k, "norm": torch.nan, "bound": bound, "error": True} for k in failed]
-        self.idle = self.idle + 1 if len(refused) == len(members) else 0
-        if key == "on_bad_update" or self.idle:
-            self._warn(t, text or "all its clients were lost with the ranks that had them", key)
-        return sorted(refused, key=lambda each: int(each["client"]))
-
-    def _warn(self, t: int, text: str, key: str) -> None:
-        """Warn of uploads that do not count; raise UserError if there has been none for too long."""
-        if self.idle == IDLE:
+        if len(refused) < len(members):
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = t
+        idle = self.idle_since is not None
+        text = text or "all its clients were lost with the ranks that had them"
+        if self.idle_since is not None and t - self.idle_since >= IDLE - 1:
             raise UserError(f"round {t}: {text}; for {IDLE} rounds not one upload was good, and the run ends. {REMEDY}")
-        every = ", which are all of it: nothing changes" if self.idle else ""
-        warnings.warn(f"round {t}: {text}; left out of the round{every} (faults.{key}: drop)", stacklevel=3)
-
-    def memory(self) -> dict[str, Any]:
-        """Return what `recall` needs when the run is resumed."""
-        return {"latest": list(self.latest), "idle": self.idle}
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        """Take over what `memory` gave."""
-        self.latest = deque(memory["latest"], maxlen=LATEST)
-        self.idle = memory["idle"]
+        if key == "on_bad_update" or idle:
+            every = ", which are all of it: nothing changes" if idle else ""
+            warnings.warn(f"round {t}: {text}; left out of the round{every} (faults.{key}: drop)", stacklevel=2)
+        return sorted(refused, key=lambda each: int(each["client"]))
 
     def _bound(self, norms: Sequence[float], w: Tensor) -> tuple[float | None, str]:
         """Return the bound of this round, None if there is none, and its origin."""
         if not isinstance(self.max_norm, str):
             return self.max_norm, "faults.max_norm"
         known = [norm for norm in norms if 0 < norm < torch.inf]
-        if len(known) < ENOUGH:
-            known += self.latest
         if len(known) < ENOUGH:
             return None, ""
         middle = median_low(known)

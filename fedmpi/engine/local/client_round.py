@@ -14,10 +14,9 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning
 from fedmpi.common.user_code_errors import attribute_errors, one_line
-from fedmpi.engine.checks import are_finite, check_finite, check_hook_returns, check_pair, wrong
+from fedmpi.engine.checks import ReadOnlyCheck, are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
-from fedmpi.engine.readonly import ReadOnlyCheck
 
 ClientContext = Any  # that of context.py, which imports this
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
@@ -111,7 +110,7 @@ def store_result(
     rows = {f"slot {n!r}": here[a:b] for n, (a, b) in spans.items() if n != "dw" and a < b}
     sums = [x.sum() for x in rows.values()]
     if upload.coding:
-        messages.apply_quantization(upload, here, client.state_row)
+        upload.coding.round_trip(here)
     if len(client.state_row):
         rows["the client's state"] = client.state_row
         sums.append(client.state_row.sum())

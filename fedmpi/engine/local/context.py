@@ -16,13 +16,12 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.inputs import arguments
 from fedmpi.data.batches import batches
-from fedmpi.engine.checks import check_tensor, not_passed
+from fedmpi.engine.checks import ReadOnlyCheck, check_tensor, not_passed
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local import client_round, training_loop
 from fedmpi.engine.local.losses import add_regularizer, backward, checked, run_pass, weights_as_leaf
 from fedmpi.engine.local.optimizers import OptimizerState
 from fedmpi.engine.messages import compose
-from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views, share_memory
 from fedmpi.method.base import overrides

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.engine.checks import ReadOnlyCheck
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.client_round import Result, finish_round, write_upload
 from fedmpi.engine.local.context import ClientContext
@@ -21,7 +22,6 @@ from fedmpi.engine.messages import NO_STEPS, STOP
 from fedmpi.engine.packed.chain import has_factors
 from fedmpi.engine.packed.packed_fit import PackedFit, cut
 from fedmpi.engine.packed.vmap_steps import VmapSteps
-from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import State

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedmpi.engine.checks import ReadOnlyCheck
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.losses import backward
 from fedmpi.engine.packed.chain import Members
-from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Quadratic, State

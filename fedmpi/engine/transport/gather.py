@@ -21,7 +21,6 @@ from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message, Posted
 from fedmpi.engine.messages import NO_STEPS, Upload
 from fedmpi.flat import linear
-from fedmpi.flat.layout import merge_spans
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
 
@@ -31,8 +30,8 @@ UNSENT = 1 << 30  # bytes of rows that a rank may have written and not yet sent
 
 
 class ChunkPlan:
-    """How upload rows are cut: small slots go to rank 0; slots of more columns than a block (flat/linear.py) are sent
-    in pieces, or shared out to all ranks in whole blocks of columns."""
+    """How upload rows are cut: small slots, which come first, go to rank 0; slots of more columns than a block
+    (flat/linear.py) are sent in pieces, or shared out to all ranks in whole blocks of columns."""
 
     def __init__(self, packing: Packing, *, cut: bool = True) -> None:
         """cut: whether there are large slots; else all of a row is small."""
@@ -40,20 +39,10 @@ class ChunkPlan:
         spans = packing.spans.items()
         self.large = {name: (a, b - a) for name, (a, b) in spans if cut and b - a > self.block}  # first entry, columns
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})
-        # The small slots' entries in a row; put together they are `small`.
-        self.runs = merge_spans([span for name, span in spans if name not in self.large])
 
-    def small_parts(self, row: Tensor) -> list[Tensor]:
-        return [row[a:b] for a, b in self.runs]
-
-    def places(self, small: Tensor) -> list[Tensor]:
-        """Return the places of these parts in a row of `small`."""
-        return list(small.split([b - a for a, b in self.runs]))
-
-    def copy_small(self, row: Tensor, small: Tensor) -> None:
-        """Copy the small slots of a row to a row of `small`."""
-        for source, place in zip(self.small_parts(row), self.places(small), strict=True):
-            place.copy_(source)
+    def head(self, row: Tensor) -> Tensor:
+        """Return the small slots of a row."""
+        return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
         """Yield (slot, columns a to b) of each message of the large slots."""
@@ -225,7 +214,7 @@ class SendBuffer:
         return self.rows[first : first + len(places)] if places == [*range(first, first + len(places))] else None
 
     def of(self, client: int) -> Tensor:
-        """Return a client's row without waiting: it is being written."""
+        """Return a client's row without waiting, as it is being written."""
         return self.rows[self.place(client)]
 
     def message(self, client: int) -> Tensor:

@@ -109,18 +109,18 @@ class ShardedGather(UploadGather):
         for i, client in enumerate(context.members):
             peer = context.where[client]
             if peer != comm.rank:
-                places = self.chunks.places(self.heads[i]) if comm.rank == 0 else []
+                places = [self.heads[i]] if comm.rank == 0 else []
                 self.coming.append(comm.post([], [(peer, x) for x in places + self.shard.places(i)]))
 
     def done(self, client: int) -> None:
         row, chunks, shard, rank = self.send_buffer.of(client), self.chunks, self.shard, self.comm.rank
-        i, messages = self.order[client], [(0, x) for x in chunks.small_parts(row)]
+        i, messages = self.order[client], [(0, chunks.head(row))]
         for name in shard.names:
             shares = [chunks.share(name, number, len(shard.holders)) for number in range(len(shard.holders))]
             messages += [(to, chunks.part(row, name, *share)) for to, share in zip(shard.holders, shares, strict=True)]
             shard.rows[name][i].copy_(chunks.part(row, name, *shares[shard.me]))
         if rank == 0:
-            chunks.copy_small(row, self.heads[i])
+            self.heads[i] = chunks.head(row)
         self.comm.count_own(sum(x.nbytes for to, x in messages if to == rank))
         self.send_buffer.send(client, [(to, x) for to, x in messages if to != rank and len(x)])
 

@@ -1,8 +1,8 @@
 """Uploads of which sums are kept in place of rows, whatever the cohort's size: for rules that read large slots through
 `updates.mean` alone, which their method declares (`means`).
 
-Streaming: rank 0 adds rows up as they come, in the order of the clients. Rows come in pieces, or whole where they have
-formats (comm.wire), the next ones while one is added. No row can be left out, as that is known only at the end.
+Streaming: rank 0 adds rows up as they come, in the order of the clients, piece by piece, the next ones while one is
+added. No row can be left out, as that is known only at the end.
 
 Reducing (`server.reduce: local`): each rank adds up its own clients' before it sends one sum:
     total_r = sum over clients i of rank r of round(p_i x_i / UNIT)     64-bit integers, entry by entry
@@ -75,7 +75,7 @@ class GatheredSums(GatheredUploads):
 
     def add_row(self, i: int, row: Tensor) -> None:
         """Add all of row i, whose turn it is."""
-        self.chunks.copy_small(row, self.heads[i])
+        self.heads[i] = self.chunks.head(row)
         # On a CPU in pieces, which are still in the cache when they are read again; a GPU wants few launches.
         whole = ((name, 0, n) for name, (_, n) in self.chunks.large.items())
         for name, a, b in whole if row.is_cuda else self.chunks.pieces():
@@ -126,7 +126,6 @@ class StreamingGather(UploadGather):
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context, SendBuffer(context, 0) if context.comm.size == 1 else SendBuffer(context))
         self.sums = GatheredSums(context, means, p) if self.comm.rank == 0 else None
-        self.ahead = AHEAD if context.upload.coding is None else AHEAD - 1  # of whole rows fewer
         self.adding = deque[Future[None]]()
 
     def done(self, client: int) -> None:
@@ -135,18 +134,15 @@ class StreamingGather(UploadGather):
             self.sums.add_row(self.order[client], row)
             self.comm.count_own(row.element_size() * self.context.upload.size)
             return
-        parts = [self.send_buffer.message(client)]
-        if self.context.upload.coding is None:
-            parts = [*chunks.small_parts(row), *(chunks.part(row, *piece) for piece in chunks.pieces())]
+        parts = [chunks.head(row), *(chunks.part(row, *piece) for piece in chunks.pieces())]
         self.send_buffer.send(client, [(0, part) for part in parts])
 
     def _finish(self) -> GatheredUploads | None:
         if self.sums is None:
             self.send_buffer.wait()
         elif self.comm.size > 1:
-            incoming = self._pieces(self.sums) if self.context.upload.coding is None else self._rows(self.sums)
             try:
-                receive_ahead(self.comm, incoming, self.ahead)
+                receive_ahead(self.comm, self._incoming(self.sums), AHEAD)
                 for each in self.adding:
                     each.result()
             finally:
@@ -160,33 +156,18 @@ class StreamingGather(UploadGather):
             self.adding[0].result()
             self.adding.popleft()
 
-    def _pieces(self, sums: GatheredSums) -> Incoming:
-        """Yield all messages as they are sent, piece by piece, with places for them, and what adds them."""
+    def _incoming(self, sums: GatheredSums) -> Incoming:
+        """Yield all messages as they are sent, with places for them, and what adds them."""
         context, chunks, turn = self.context, self.chunks, 0
-        many = self.ahead + 2  # one that is added, one that is about to be posted
+        many = AHEAD + 2  # one that is added, one that is about to be posted
         places = context.buffers.rows("pieces", many, max((b - a for _, a, b in chunks.pieces()), default=0))
         for i, client in enumerate(context.members):
             peer = context.where[client]
-            for place in chunks.places(sums.heads[i]):
-                yield (peer, place), lambda: None
+            yield (peer, sums.heads[i]), lambda: None
             for name, a, b in chunks.pieces():
                 came = places[turn % many][: b - a]
                 yield (peer, came), partial(self._add_later, partial(sums.add, i, name, a, came))
                 turn += 1
-
-    def _rows(self, sums: GatheredSums) -> Incoming:
-        """Yield the same of rows in formats, which come whole."""
-        context, coding, many = self.context, self.context.upload.coding, self.ahead + 2
-        assert coding is not None
-        packed, row = context.packed(many), context.buffers.rows("row", 1, context.upload.packing.size)[0]
-
-        def add(i: int, came: Tensor) -> None:
-            coding.unpack(came, row)
-            sums.add_row(i, row)
-
-        for i, client in enumerate(context.members):
-            came = packed[i % many]
-            yield (context.where[client], came), partial(self._add_later, partial(add, i, came))
 
 
 class IntegerSum(linear.Sum):
@@ -225,7 +206,7 @@ class GatheredIntegerSums(GatheredSums):
 
     def add_row(self, i: int, row: Tensor) -> None:
         """Add row i, of a client that this rank has trained."""
-        self.chunks.copy_small(row, self.heads[i])
+        self.heads[i] = self.chunks.head(row)
         for j, (name, (a, n)) in enumerate(self.chunks.large.items()):
             x = row[a : a + n]
             self.long[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]

@@ -38,22 +38,17 @@ class RoundTransport:
         comm: Communicator,
         messages: Messages,
         model: Tensor,
-        sharded: bool = False,
+        way: str = "rows",
         *,
-        sums: bool = False,
-        reduce: bool = False,
         acknowledge: bool = False,
     ) -> None:
         """Args:
         model: any tensor of the clients' model.
-        sharded: all ranks hold columns of the uploads' large slots.
-        sums: rank 0 need not hold rows if the method reads means alone.
-        reduce: if it does, each rank adds up the uploads of its own clients.
+        way: how uploads are gathered: rows; sharded; streaming or reducing, in rounds in which means alone are read.
         acknowledge: ranks without clients in a round confirm to rank 0 that they have received its broadcast, so
             that none is more than one round behind.
         """
-        self.comm, self.messages = comm, messages
-        self.sharded, self.sums, self.reduce, self.acknowledge = sharded, sums, reduce, acknowledge
+        self.comm, self.messages, self.way, self.acknowledge = comm, messages, way, acknowledge
         self.full = messages.announcement()
         pins = model.is_cuda and comm.device.type == "cpu"
         # Rank 0 evaluates the model in its message. Kernels round differently for weights that begin within a cache
@@ -135,13 +130,15 @@ class RoundTransport:
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
         """Return this rank's part in the gather of round t's uploads. p: (m,) the cohort's weights."""
         context = GatherContext(self.comm, t, self.messages.upload(t), members, where, self.buffers)
-        large = context.chunks.large
-        means = means_of(self.messages.method) if (self.sums or self.reduce) and large and members else None
+        large, means = context.chunks.large, means_of(self.messages.method)
+        sums = bool(large and members) and means is not None and set(large) <= {*means, "_b"}
         gather: UploadGather
-        if self.sharded and large and len(self.comm.alive) > 1:
+        if self.way == "sharded" and large and len(self.comm.alive) > 1:
             gather = ShardedGather(context)
-        elif means is not None and set(large) <= {*means, "_b"}:
-            gather = ReducingGather(context, means, p) if self.reduce else StreamingGather(context, means, p)
+        elif self.way == "reducing" and sums:
+            gather = ReducingGather(context, means or {}, p)
+        elif self.way == "streaming" and sums:
+            gather = StreamingGather(context, means or {}, p)
         else:
             gather = RowGather(context)
         if self.acknowledge:

@@ -26,10 +26,9 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
 from fedmpi.data.preparation import READING_OPTIONS
-from fedmpi.engine.evaluate import load_own_model
+from fedmpi.engine.evaluate import OWN, load_own_model
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
@@ -228,9 +227,9 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
     if messages.client_state.size:
         fed.states.store = Rows(run_dir / "state", experiment.settings.data.silos)
         fed.states.max_in_memory = experiment.data.clients
-    lost = checkpoints.earlier_records(experiment.settings, RunDirectory(run_dir))["losses"]
+    lost = checkpoints.earlier_losses(experiment.settings, RunDirectory(run_dir))
     fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
-    fed.restore(t, {**facts["memory"], "pace": None}, tensors)
+    fed.restore(t, facts["memory"], tensors)
     fed.transport.broadcast(0.0, fed.server)
 
 

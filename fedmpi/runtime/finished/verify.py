@@ -45,21 +45,13 @@ SHOWN = 6  # differences of a row
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is verified.
+    """How a run is verified."""
 
-    Attributes:
-        number: rounds to replay; None: all.
-        trusted: whether code of others that the config names may run.
-        overrides: of the run's settings.
-        tolerance: compare numbers within it; None: bits.
-        noted: the seal that was published with the run.
-    """
-
-    number: int | None = 3
-    trusted: bool = False
-    overrides: Sequence[str] = ()
-    tolerance: float | None = None
-    noted: str | None = None
+    number: int | None = 3  # rounds to replay; None: all
+    trusted: bool = False  # whether code of others that the config names may run
+    overrides: Sequence[str] = ()  # of the run's settings
+    tolerance: float | None = None  # compare numbers within it; None: bits
+    noted: str | None = None  # the seal that was published with the run
 
 
 @dataclass
@@ -136,9 +128,8 @@ def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
     if findings.code == VERIFIED and not rows:
         findings.add_unsure("no round of this run was written")
     elif findings.code == VERIFIED and rest and not is_sealed:
-        findings.add_unsure(
-            f"there is no {SEAL}: the run was killed, or has not ended; --rounds all replays all rounds"
-        )
+        why = f"there is no {SEAL}: the run was killed, or has not ended"
+        findings.add_unsure(f"{why}; --rounds all replays all rounds")
     by_seal = f"; the other {rest} by the seal, which is no proof against who rewrites it, too" if rest else ""
     verdicts = {ALTERED: f"ALTERED: {count(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
     say(verdicts.get(findings.code, f"verified{by_seal}"))
@@ -175,11 +166,7 @@ def _check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
 
 def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
     """Return the rows of a .jsonl file; lines that cannot be read are findings."""
-    try:
-        lines = read_jsonl(path, rounds=True)
-    except UserError as error:
-        findings.add_altered(str(error))
-        return []
+    lines = read_jsonl(path, rounds=True)
     for number in lines.damaged:
         findings.add_altered(f"{path.name}:{number}: is no row of a run")
     if lines.cut:

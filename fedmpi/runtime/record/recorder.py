@@ -99,7 +99,7 @@ class Recorder(RankRecorder):
             "classes": str(experiment.data.classes),
             **personal_facts(settings.method.name, experiment.messages),
         }
-        self.seconds: list[float] = []  # of the rounds of this job
+        self.rounds_shown, self.wall_s = 0, 0.0  # of this job: its rounds, and the seconds that they took
         self.log = partial(directory.append, "log.txt")
         for line in lines:
             self.say(line)
@@ -144,9 +144,9 @@ class Recorder(RankRecorder):
     # ---- what the engine calls ----
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
-        self.seconds.append(row["wall_s"])
+        self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + row["wall_s"]
         names = [*self.shown_metrics, *self.server.view.logged]
-        self.say(report_text.round_line(row, self.experiment.settings.rounds, names, self.seconds))
+        self.say(report_text.round_line(row, self.experiment.settings.rounds, names, self.wall_s / self.rounds_shown))
         self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)

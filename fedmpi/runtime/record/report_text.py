@@ -73,7 +73,7 @@ def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     up = [messages.upload(t).size * itemsize for t in range(max(rounds, 1))]
     receives = size_text((messages.announcement().packing.size + messages.per_client.size) * itemsize)
     mean = f" ({size_text(int(fmean(up)))} on average)" if min(up) < max(up) else ""
-    formats = f"; wire: up {messages.wire}" if messages.wire else ""
+    formats = f"; wire: up {messages.wire.name}" if messages.wire else ""
     return f"a client sends {size_text(max(up))}{mean} and receives {receives} a round{formats}"
 
 
@@ -96,12 +96,12 @@ def resume_line(after: int, rounds: int, rows: int) -> str:
 
 
 # ---- during ----
-def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], seconds: Sequence[float]) -> str:
+def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean_s: float) -> str:
     """Return the line on a row of metrics.jsonl: its number, the metrics `names` if the round was evaluated, its
-    seconds, and the time left. seconds: that each round of this job took."""
+    seconds, and the time left. mean_s: what a round of this job has taken."""
     done = int(row["round"]) + 1
     metrics = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
-    left_s = max(rounds - done, 0) * fmean(seconds)
+    left_s = max(rounds - done, 0) * mean_s
     left = [f"eta {duration(left_s)}"] if left_s > 0 else []
     return "  ".join([f"round {done}/{rounds}", *metrics, f"{row['wall_s']:.1f} s", *left])
 

@@ -29,10 +29,10 @@ REPORT, SEAL = "report.html", "seal.json"
 SEALED_BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
 SEALED = (  # and plugins/; what other ranks write, or what is written later, is not among them
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
-    *(*SEALED_BY_ROUND, "faults.jsonl", "placement.jsonl"),
+    *(*SEALED_BY_ROUND, "faults.jsonl"),
     *(INITIAL, "accepted.jsonl", MODEL, BEST, "summary.json"),
 )
-SYNCED = ("faults.jsonl", "accepted.jsonl", "placement.jsonl")  # a resumed run depends on every line of these
+SYNCED = ("faults.jsonl", "accepted.jsonl")  # a resumed run depends on every line of these
 END_S = 5.0  # allowed for a write in progress where a run is ended
 TIMELINE, FLUSH_S, MOST_LINES = "timeline", 5.0, 1000
 
@@ -126,7 +126,7 @@ class RunDirectory:
         analysed: whether the analysis of round t stays: if it was the last round, it may have been an extra one.
         Returns how many rows metrics.jsonl had.
         """
-        ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed, "placement.jsonl": t + 2}
+        ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed}
         rows_before = len(read_jsonl(self.path / "metrics.jsonl", rounds=True).rows)
         for name, end in ends.items():
             if (self.path / name).exists():

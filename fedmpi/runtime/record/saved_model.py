@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text
 from fedmpi.common.text import shorten
+from fedmpi.engine.evaluate import OWN, own_parts
 from fedmpi.engine.messages import Messages
-from fedmpi.engine.reporting import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 

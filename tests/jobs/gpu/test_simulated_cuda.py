@@ -24,9 +24,9 @@ GRAPHS = "CUDA graphs"  # in the set-up "the server on the GPU"
 # In `make test`: of each kind of message, state, phase and format one.
 SOME = [
     *("fedavg", "scaffold", "feddyn", "fednova", "fedsol", "gradproj", "feduv", "fedsam", "ditto", "fedrep"),
-    *("fedproto", "fedfomo", "fedala", "fedld", "moon", "pfedme", "fedatom_personal", "scaffold, topk"),
+    *("fedproto", "fedfomo", "fedala", "fedld", "moon", "pfedme", "fedatom_personal", "scaffold, int8"),
     *(
-        "fedpac, fp16 up, bf16 down",
+        "fedpac, fp16",
         "scaffold, sharded",
         "fedavg, median of shards",
         "fedavg, adamw kept, then nesterov",

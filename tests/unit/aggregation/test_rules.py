@@ -102,21 +102,6 @@ def test_rules_combine_with_any_client(rule, method, fraction):
     assert it.w.isfinite().all()
 
 
-def test_a_rule_for_some_groups_sees_the_weights_of_their_columns():
-    server, seen = SimpleNamespace(**vars(SERVER), shared=torch.arange(14.0)), []
-
-    def rule(updates, server):
-        seen.append((server.shared, updates.dw.shape[1], [(s.name, s.start) for s in server.segments]))
-        return server.shared.double()
-
-    out = rules.over({"head"}, rule)(gathered(), server)
-    [(shared, columns, segments)] = seen
-    assert torch.equal(shared, torch.arange(7.0, 14.0))
-    assert (columns, segments) == (7, [("c", 0)])
-    assert torch.equal(out[7:], shared.double())
-    torch.testing.assert_close(out[:7], rules.mean(gathered(), SERVER)[:7], rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("rule", "options", "members", "message"),
     [

@@ -16,14 +16,17 @@ def test_rows_damaged_lines_and_a_cut_end():
     assert (found.rows, found.damaged) == ([{"round": 0}, {"round": 2}], [3, 4, 5, 6])
 
 
-def test_a_last_line_without_its_end_is_no_row_even_if_it_could_be_one():
-    """The number in it may go on: 1 of 12."""
-    found = parse_jsonl(b'{"round": 0}\n{"round": 1}')
-    assert (found.rows, found.damaged, found.cut) == ([{"round": 0}], [], True)
-
-
-def test_depth_beyond_what_python_parses_is_damage():
-    assert parse_jsonl(b"[" * 100_000 + b"\n").damaged == [1]
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b'{"round": 0}\n{"round": 1}', ([{"round": 0}], [], True)),  # the number in it may go on: 1 of 12
+        (b"[" * 100_000 + b"\n", ([], [1], False)),  # deeper than Python parses
+        (b"", ([], [], False)),
+    ],
+)
+def test_odd_files(content, found):
+    lines = parse_jsonl(content)
+    assert (lines.rows, lines.damaged, lines.cut) == found
 
 
 def test_a_missing_file_has_no_rows(tmp_path):

@@ -1,6 +1,5 @@
 """Pictures that a CSV file names: classes, sites, parts, silos, spreadsheets."""
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -53,15 +52,6 @@ def test_a_sheet_of_a_spreadsheet(tmp_path):
     assert data.site_names == ("Wien; 9. Bezirk",)
     assert data.classes == 4
     assert data.train_y.tolist() == [grey % 4 for grey in greys(data.train_x)]  # 5, 10, 15, 20: by size, not as text
-
-
-def test_size_and_colour(tmp_path):
-    write(tmp_path)
-    Image.fromarray(np.full((30, 20, 3), (0, 255, 0), np.uint8)).save(tmp_path / "3.png")
-    data = csv_images(tmp_path, path="a.csv", size=8, test_fraction=0.0)
-    assert data.input_shape == (3, 8, 8)
-    assert data.train_x[3, :, 4, 4].tolist() == [-1, 1, -1]
-    assert csv_images(tmp_path, path="a.csv", size=8, channels=1).input_shape == (1, 8, 8)
 
 
 def test_words_for_gaps_are_no_class(tmp_path):

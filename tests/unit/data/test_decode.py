@@ -9,7 +9,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
 from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.federated import augmented, split
-from fedmpi.data.sources.pictures.class_pictures import csv_images, image_folder
+from fedmpi.data.sources.pictures.class_pictures import image_folder
 from fedmpi.data.sources.pictures.decode import DecodeOptions, decode
 from fedmpi.data.sources.pictures.reading import read
 from fedmpi.data.streaming import Stream
@@ -158,27 +158,3 @@ def test_axes_of_arrays(tmp_path, shape, expected):
     assert image.shape == expected
     first = array if array.ndim == 2 else array[..., 0] if shape[2] == 3 else array[0]
     assert np.array_equal(image[0], first)
-
-
-# ---- all sources ----
-@pytest.mark.parametrize("size", [None, 3])
-@pytest.mark.parametrize("kind", ["grey", "colour", "16 bits", "alpha"])
-def test_sources_read_the_same_bits(tmp_path, kind, size):
-    chosen = {"channels": 3, "size": size, "test_fraction": 0}
-    chosen |= {"pixel_range": (0, 3000)} if kind == "16 bits" else {}
-    shape = {"grey": (6, 5), "16 bits": (6, 5), "colour": (6, 5, 3), "alpha": (6, 5, 4)}[kind]
-    rows = []
-    for k in range(8):
-        name = f"images/{'ab'[k % 2]}/{k}.png"
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        array = RNG.integers(0, 4096 if kind == "16 bits" else 256, shape)
-        Image.fromarray(array.astype(np.uint16 if kind == "16 bits" else np.uint8)).save(tmp_path / name)
-        rows.append(f"{name},{'ab'[k % 2]}")
-    (tmp_path / "a.csv").write_text("path,label\n" + "\n".join(sorted(rows)))
-    one = csv_images(tmp_path, path="a.csv", **chosen).train_x
-    other = image_folder(tmp_path, path="images", **chosen).train_x
-    with streaming.choosing(True):
-        on_disk = csv_images(tmp_path, path="a.csv", **chosen).train_x
-    assert isinstance(on_disk.stored, Stream)
-    for each in (other, on_disk):
-        assert torch.equal(one.floats(), each.floats())

@@ -92,7 +92,7 @@ def folder(tmp_path):
 
     return (
         files,
-        Stream(DecodedFiles(files, decode, (3, 6, 5))),
+        Stream(DecodedFiles(files, decode, np.zeros((3, 6, 5), np.uint8))),
         torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(),
     )
 

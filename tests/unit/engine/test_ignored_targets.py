@@ -204,9 +204,3 @@ def test_sites_weigh_what_counts_of_their_targets():
     assert it.rows[-1]["accuracy"] == pytest.approx((3 * north + south) / 4)
     assert it.rows[-1]["loss"] == pytest.approx((3 * rows["north"]["loss"] + rows["south"]["loss"]) / 4)
     assert rows["west"]["samples"] == 20
-
-
-# ---- volumes ----
-
-
-# ---- files ----

@@ -1,4 +1,4 @@
-"""Uploads travel in three ways, and the numbers do not tell in which."""
+"""Uploads are gathered in four ways: three have the same bits; sums that ranks form alone have those on any ranks."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from fedmpi.engine.transport import gather, gather_sharded, gather_sums
 from fedmpi.engine.transport.gather import ChunkPlan
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
+from fedmpi.method.base import means_of
 from fedmpi.method.context import State
 from fedmpi.methods import registry
 
@@ -30,11 +31,10 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def ways(monkeypatch):
-    """Which ways were taken."""
-    found = []
-    for way in (gather_sharded.ShardedGather, gather_sums.StreamingGather):
-        plain = way.__init__
-        monkeypatch.setattr(way, "__init__", lambda self, *a, _p=plain, _w=way: (found.append(_w), _p(self, *a))[1])
+    """The names of the ways that were taken."""
+    found, plain = [], gather.UploadGather.__init__
+    record_way = lambda self, *a: (found.append(type(self).__name__), plain(self, *a))[1]  # noqa: E731
+    monkeypatch.setattr(gather.UploadGather, "__init__", record_way)
     return found
 
 
@@ -59,8 +59,16 @@ def on_ranks(config, size=SIZE, data=None):
     return found
 
 
-def at(placement, config):
-    return config.model_copy(update={"server": config.server.model_copy(update={"placement": placement})})
+def served(config, **server):
+    return config.model_copy(update={"server": config.server.model_copy(update=server)})
+
+
+def sharded(config):
+    return served(config, placement="sharded")
+
+
+def local(config, **server):
+    return served(config, reduce="local", **server)
 
 
 # fedsr draws from torch's generator, which ranks as threads share
@@ -71,17 +79,17 @@ THREADED = sorted(set(registry) - {"fedsr"})
 def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
     config = small_settings(method, "mlp", rounds=2)
     expected = whole(config, monkeypatch)
-    found = on_ranks(at("sharded", config))
+    found = on_ranks(sharded(config))
     assert record(found[0]) == expected
     travels = found[0].made.messages.upload(0).packing
-    assert (gather_sharded.ShardedGather in ways) == bool(ChunkPlan(travels).large)
+    assert ("ShardedGather" in ways) == bool(ChunkPlan(travels).large)
 
 
 @pytest.mark.parametrize("rule", [*RULES, {"name": "principal", "scope": "tensor"}])
 def test_rules_on_shards(rule, monkeypatch, ways):
     config = small_settings("fedavg", "mlp", rounds=2, server={"rule": rule})
-    assert record(on_ranks(at("sharded", config))[0]) == whole(config, monkeypatch)
-    assert gather_sharded.ShardedGather in ways
+    assert record(on_ranks(sharded(config))[0]) == whole(config, monkeypatch)
+    assert "ShardedGather" in ways
 
 
 @pytest.mark.parametrize(
@@ -99,7 +107,7 @@ def test_rules_on_shards(rule, monkeypatch, ways):
 def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
     """Rows that are left out; rank 0 training; fewer clients than ranks."""
     config = small_settings(method, "mlp", rounds=3, **changes)
-    found = record(on_ranks(at("sharded", config))[0])
+    found = record(on_ranks(sharded(config))[0])
     expected = whole(config, monkeypatch)
     assert found == expected
     if "max_norm" in str(changes):
@@ -110,7 +118,7 @@ def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
 def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
     config = small_settings("fedavg", "mlp", rounds=1, faults={"on_bad_update": "drop"})
     on_ranks(config, size)
-    assert gather_sums.StreamingGather not in ways
+    assert "StreamingGather" not in ways
 
 
 # ---- a user's own ----
@@ -146,8 +154,8 @@ def named(cls, **changes):
 
 def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
     config = named(Raw)
-    assert record(on_ranks(at("sharded", config))[0]) == record(play(config))
-    assert gather_sums.StreamingGather not in ways
+    assert record(on_ranks(sharded(config))[0]) == record(play(config))
+    assert "StreamingGather" not in ways
 
 
 @pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads updates.dw"), (Another, "another sum")])
@@ -156,17 +164,104 @@ def test_what_means_does_not_say_is_told(cls, said):
         play(named(cls))
 
 
+# ---- sums that ranks form alone ----
+@pytest.mark.parametrize("method", THREADED)
+def test_the_same_bits_on_any_ranks(method):
+    config = small_settings(method, "mlp", rounds=3)
+    it = prepare(config)
+    large = {name for t in range(3) for name in ChunkPlan(it.made.messages.upload(t).packing).large}
+    means = means_of(it.made.method)
+    if means is None or not large <= {*means, "_b"}:
+        with pytest.raises(UserError, match=r"looks at single .*; use server"):
+            prepare(local(config))
+        return
+    root, alone = play(config), play(local(config))
+    expected = record(alone)
+    for size in (2, 3, SIZE, 6):
+        found = on_ranks(local(config), size)
+        assert record(found[0]) == expected
+        sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
+        assert sent == received
+    assert record(on_ranks(local(config, trains=True), 3)[0]) == expected
+    # Each term is rounded to 2^-50, the mean to its own type: after three rounds nothing else has moved.
+    w, w0 = root.fed.server.w, prepare(config).fed.server.w
+    assert float((alone.fed.server.w - w).norm()) <= 1e-5 * float((w - w0).norm())
+
+
+def test_sums_are_exact_in_any_order():
+    g = torch.Generator().manual_seed(0)
+    x, c = torch.randn(30, 1000, generator=g), torch.rand(30, generator=g, dtype=torch.float64)
+    c /= c.sum()
+
+    def total(order):
+        sum_ = gather_sums.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float32)
+        for i in order:
+            sum_.add(x[i], float(c[i]))
+        return sum_.value()
+
+    forth, exact = total(range(30)), c @ x.double()
+    assert torch.equal(forth, total(reversed(range(30))))
+    assert torch.equal(forth, exact.float())
+    parts = gather_sums.IntegerSum(torch.zeros(1000, dtype=torch.int64), torch.float64)
+    for i in range(30):
+        parts.add(x[i, 300:], float(c[i]), at=300)
+        parts.add(x[i, :300], float(c[i]))
+    assert float((parts.value() - exact).abs().max()) <= 30 * gather_sums.UNIT / 2 + 1e-15
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_an_entry_that_the_sums_cannot_hold_is_told(size, monkeypatch):
+    monkeypatch.setattr(gather_sums, "LARGEST", 1e-6)
+    with pytest.raises(UserError, match=r"takes entries of at most 1e-06, and client \d has one of .* in dw"):
+        on_ranks(local(small_settings("fedavg", "mlp", rounds=1)), size)
+
+
+@dataclass(frozen=True)
+class Torn(fedmpi.Method):
+    means = {"dw": ("p",)}
+
+    def upload(self, k):
+        return State(dw=(k.w - k.w0) / (0.0 if k.id == 1 else 1.0)), State()
+
+    def aggregate(self, s, up):
+        return up.mean("dw"), State()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_update_that_is_not_finite_ends_the_run_as_ever(size):
+    with pytest.raises(UserError, match="client 1"):
+        on_ranks(local(named(Torn)), size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "fedld"}, "method fedld looks at single uploads"),
+        ({"server": {"rule": "median"}}, "server.rule median looks at single uploads"),
+        ({"faults": {"on_bad_update": "drop"}}, "faults.on_bad_update: drop may leave some out"),
+        ({"faults": {"on_client_error": "drop"}}, "faults.on_client_error: drop"),
+        ({"faults": {"on_lost_rank": "redo"}}, "faults.on_lost_rank: redo"),
+        ({"record": {"updates": "gram"}}, "record.updates: gram compares them"),
+        ({"comm": {"wire": "bf16"}}, "comm.wire: bf16 is for single uploads"),
+    ],
+)
+def test_what_needs_single_uploads_is_refused(changes, said):
+    config = small_settings(changes.pop("method", "fedavg"), "mlp", rounds=1, **changes)
+    with pytest.raises(UserError, match=f"{said}.*; use server.reduce: root"):
+        prepare(local(config))
+
+
 # ---- cuts ----
 def test_cuts_share_out_every_column_once(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)
-    packing = Packing({"_loss": (), "a": (100,), "b": (7,), "c": (3, 70), "d": (32,)})
+    packing = Packing({"_loss": (), "b": (7,), "d": (32,), "a": (100,), "c": (3, 70)})
     made = ChunkPlan(packing)
     assert list(made.large) == ["a", "c"]
-    assert made.runs == [(0, 1), (101, 108), (318, 350)]
+    assert list(made.small.shapes) == ["_loss", "b", "d"]
     row = torch.arange(packing.size, dtype=torch.float32)
     pieces = [made.part(row, *piece) for piece in made.pieces()]
-    assert sorted(torch.cat([*made.small_parts(row), *pieces]).tolist()) == row.tolist()
+    assert sorted(torch.cat([made.head(row), *pieces]).tolist()) == row.tolist()
     for holders in (1, 2, 3, 8):
         for name, (_, n) in made.large.items():
             shares = [made.share(name, j, holders) for j in range(holders)]
@@ -177,7 +272,7 @@ def test_cuts_share_out_every_column_once(monkeypatch):
 
 def test_what_each_rank_holds(monkeypatch):
     """m d / W entries a rank, and one row on its way."""
-    config = at("sharded", small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
+    config = sharded(small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
     monkeypatch.setattr(gather_sharded, "UNSENT", 0)
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 32)

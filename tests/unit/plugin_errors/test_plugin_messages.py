@@ -290,14 +290,6 @@ def test_message(tmp_path, kind, code, message, located):
     assert not located or re.search(r"/(mine|plugin_play)\.py:\d+", str(caught.value))
 
 
-def test_a_rule_for_some_groups_is_checked_there(tmp_path):
-    """One number would be spread over the group."""
-    (tmp_path / "mine.py").write_text(HEAD + BEGIN["rule"] + "return up.mean('dw')[:1]\n")
-    said = r"server.rule for the groups head returned \(1,\); it must return a tensor \(10,"
-    with pytest.raises(UserError, match=said):
-        play(server={"rule": {"name": f"{tmp_path}/mine.py:plugin", "groups": ["head"]}})
-
-
 def test_samples_that_a_partition_forgets_are_counted(tmp_path):
     with pytest.warns(UserWarning, match="leaves 10 of 40 training samples with nobody"):
         run_with(tmp_path, "partition", "return np.array_split(np.arange(30), clients)")

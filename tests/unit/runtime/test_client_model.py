@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
-from fedmpi.engine.reporting import OWN, own_parts
+from fedmpi.engine.evaluate import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
@@ -32,7 +32,7 @@ WAYS = {
     "whole model, no state": ("fedavg", {}),
     "state that no evaluation reads": ("scaffold", {}),
     "kept optimisers": ("fedper", {"train": {"keep_optim": True}}),
-    "topk up": ("ditto", {"comm": {"wire": "topk"}}),
+    "int8": ("ditto", {"comm": {"wire": "int8"}}),
     "own heads in fast rounds": ("fedatom_personal", {"options": {"period": 2, "pers_head": "local"}}),
     "early stopping": ("fedper", BEST),
     **{method: (method, {}) for method in (*PARTS, *MODELS)},

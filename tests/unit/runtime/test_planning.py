@@ -11,7 +11,7 @@ from thread_ranks import play_in_threads
 
 from fedmpi.common.host_memory import size_text
 from fedmpi.doctor import plan
-from fedmpi.engine.scheduler import ClientScheduler
+from fedmpi.engine.scheduler import RankSpeeds
 
 
 def made(config, size):
@@ -37,7 +37,7 @@ def made(config, size):
     ids=str,
 )
 def test_bytes_are_those_of_a_run(method, changes, monkeypatch):
-    monkeypatch.setattr(ClientScheduler, "consider_rebalancing", lambda *_: None)  # states that move are not counted
+    monkeypatch.setattr(RankSpeeds, "pace", lambda *_: {})  # states that move are not counted
     config = small_settings(method, "mlp", rounds=3, **changes)
     found = plan._bytes(prepare(config).made, 3)
     rounds = made(config, 3)

@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from contextlib import ExitStack
+from statistics import fmean
 from unittest.mock import Mock
 
 import numpy as np
@@ -35,11 +36,11 @@ def record(tmp_path):
 
 def test_half_a_line_is_gone_when_a_run_goes_on(record):
     """The next line would stand behind it."""
-    for name in ("placement.jsonl", "metrics.jsonl"):
+    for name in ("clients.jsonl", "metrics.jsonl"):
         (record.path / name).write_text('{"round": 0, "pa')
     record.truncate_after(0)
-    record.append("placement.jsonl", {"round": 1, "pace": [1.0]})
-    assert record.rows("placement.jsonl") == [{"round": 1, "pace": [1.0]}]
+    record.append("clients.jsonl", {"round": 1})
+    assert record.rows("clients.jsonl") == [{"round": 1}]
     assert record.rows("metrics.jsonl") == []
 
 
@@ -188,9 +189,10 @@ def test_lines_of_rounds():
     """A run that goes on estimates the time left from its own rounds."""
     seconds = [row["wall_s"] for row in ROWS]
     names = ("loss", "accuracy")
-    assert [round_line(row, 3, names, seconds[: n + 1]) for n, row in enumerate(ROWS)] == LINES
+    lines = [round_line(row, 3, names, fmean(seconds[: n + 1])) for n, row in enumerate(ROWS)]
+    assert lines == LINES
     row = {"round": 5, "wall_s": 30.0, "loss": math.nan}
-    assert round_line(row, 10, names, [30.0]) == "round 6/10  loss nan  30.0 s  eta 2 min"
+    assert round_line(row, 10, names, 30.0) == "round 6/10  loss nan  30.0 s  eta 2 min"
 
 
 # ---- one job at a time ----

@@ -67,7 +67,7 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
     paths = [file for file in files if isinstance(file, Path)]
     if len(paths) == len(files) and wanted(len(files) * first.nbytes):
         _run_threads(lambda k: check_shape(k, call(probe, k)), len(files), BLOCK)
-        return Stream(DecodedFiles(paths, decode_one, first.shape, first.dtype))
+        return Stream(DecodedFiles(paths, decode_one, first))
     out = np.empty((len(files), *first.shape), first.dtype)
     return _decode_all(decode_one, out, range(len(files)), BLOCK)
 
@@ -99,15 +99,10 @@ def _run_threads(do: Callable[[int], None], many: int, block: int) -> None:
 class DecodedFiles(Source):
     """Picture files that are decoded each time they are read, by several threads."""
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        decode: Callable[[int], np.ndarray],
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any] = Source.dtype,
-    ) -> None:
-        """decode: number of a file -> (c, H, W) of this shape and type, or UserError with the file's name."""
-        self.files, self.decode, self.shape, self.dtype = files, decode, (len(files), *shape), dtype
+    def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
+        """decode: number of a file -> an array like the first one, or UserError with the file's name."""
+        self.files, self.decode = files, decode
+        self.shape, self.dtype = (len(files), *first.shape), first.dtype
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)

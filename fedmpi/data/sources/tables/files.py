@@ -65,16 +65,18 @@ class Table:
 
     def gaps(self, name: str, key: str) -> np.ndarray:
         """Return (n,) bool, whether a cell of the column has no value."""
-        cells = self.column(name, key)
-        named = {*self.named.get(name, ())}
-        missing = {*self.missing.get("", ()), *self.missing.get(name, ())} - named
+        cells, missing = self.column(name, key), self._missing(name)
         if cells.dtype == np.float64:
             return np.isnan(cells) | np.isin(cells, [float(word) for word in missing if is_number(word)])
+        return np.array([self._is_gap(cell, name, missing) for cell in text_of(cells)], dtype=bool)
 
-        def is_gap(cell: str) -> bool:
-            return (cell.casefold() in GAPS and cell not in named) or (bool(missing) and self._word(cell) in missing)
+    def _missing(self, name: str) -> set[str]:
+        return {*self.missing.get("", ()), *self.missing.get(name, ())} - {*self.named.get(name, ())}
 
-        return np.array([is_gap(cell.strip()) for cell in text_of(cells)], dtype=bool)
+    def _is_gap(self, cell: str, name: str, missing: Collection[str]) -> bool:
+        word = cell.strip()
+        is_usual = word.casefold() in GAPS and word not in self.named.get(name, ())
+        return is_usual or (bool(missing) and self._word(cell) in missing)
 
     def numbers(self, name: str, key: str, truth: bool = False) -> np.ndarray:
         """Return a column as (n,) float64, NaN for a gap.
@@ -85,23 +87,19 @@ class Table:
         Raises:
             UserError: the first cell that is no finite number.
         """
-        cells, gaps = self.column(name, key), self.gaps(name, key)
-        values = np.full(len(cells), np.nan)
+        cells, missing = self.column(name, key), self._missing(name)
         if cells.dtype == np.float64:
-            values[~gaps] = cells[~gaps]
+            values = cells.copy()
         else:
-            written = text_of(cells[~gaps]).tolist()
-            plain = [TRUTH.get(cell.strip().casefold(), cell) for cell in written] if truth else written
-            plain = [cell.translate(EXCHANGE) for cell in plain] if self.decimal == "," else plain
-            odd = next((k for k, cell in enumerate(plain) if not is_number(cell)), None)
-            if odd is not None:
-                remedy = "list the column in data.categorical (words become columns of 0 and 1) or in data.drop"
-                if key == "label_column":
-                    remedy = "several label columns, and labels with data.target: number, are numbers"
-                problem = f"column {name!r} holds {show(written[odd])}, which is no number: correct it, or {remedy}"
-                where = self.at(int(np.flatnonzero(~gaps)[odd]))
-                raise UserError(f"{where}: {problem}; data.decimal says how numbers are written")
-            values[~gaps] = list(map(float, plain))
+            values = np.full(len(cells), np.nan)
+            for k, cell in enumerate(text_of(cells)):
+                plain = TRUTH.get(cell.strip().casefold(), cell) if truth else cell
+                plain = plain.translate(EXCHANGE) if self.decimal == "," else plain
+                if is_number(plain):
+                    values[k] = float(plain)
+                elif not self._is_gap(cell, name, missing):
+                    raise UserError(f"{self.at(k)}: column {name!r} holds {show(cell)}, {_no_number(key)}")
+        values[np.isin(values, [float(word) for word in missing if is_number(word)])] = np.nan
         large = np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)
         if len(large):
             cell = f"{self.at(int(large[0]))}: column {name!r} holds {values[large[0]]:g}"
@@ -136,6 +134,14 @@ class Table:
     def _word(self, cell: str) -> str:
         number = cell.translate(EXCHANGE) if self.decimal == "," else cell
         return spelling(number if is_number(number) else cell)
+
+
+def _no_number(key: str) -> str:
+    """What to do about a cell that is no number, in a column that the config names under `key`."""
+    remedy = "list the column in data.categorical (words become columns of 0 and 1) or in data.drop"
+    if key == "label_column":
+        remedy = "several label columns, and labels with data.target: number, are numbers"
+    return f"which is no number: correct it, or {remedy}; data.decimal says how numbers are written"
 
 
 def is_number(cell: str) -> bool:

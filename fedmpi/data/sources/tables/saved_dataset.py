@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -70,7 +70,9 @@ def saved_dataset(
 
     preparation: Preparation | None = None
     if isinstance(read[0][0], list):
-        _refuse(folder, input_column, "numbers", {"axes": axes, "symbols": symbols or None})
+        if axes is not None or symbols:
+            key = "symbols" if symbols else "axes"
+            raise UserError(f"{folder}: data.{key} is for numbers, which column {input_column!r} does not hold")
         files = [file for files, _ in read for file in files]
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range)
         images = reading.read(files, decoding, places)
@@ -78,22 +80,10 @@ def saved_dataset(
         preparation = ImagePreparation(decoding, stored, stored[0], target.names)
         x: Any = preparation.normalised(images)
     else:
-        _refuse(folder, input_column, "pictures", {"size": size})
-        if any(each.shape[1:] != read[0][0].shape[1:] for each, _ in read):
-            raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
-        array = np.concatenate([each for each, _ in read])
-        bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
-        if bad.any():
-            where = labels.at(int(bad.argmax()))
-            raise UserError(f"{where}: x holds a value that is not finite, or nothing; fill or drop it")
-        if symbols and array.dtype.kind not in "iu":
-            raise UserError(f"{folder}: x holds {array.dtype}; data.symbols needs whole numbers")
-        if symbols:
-            x = torch.from_numpy(array.astype(np.int64))
-        else:
-            options = ArrayOptions(axes, pixel_range, mean, std)
-            x = samples(array, options, "x", folder, grey=False)
-            preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, target.names)
+        if size is not None:
+            raise UserError(f"{folder}: data.size is for pictures, which column {input_column!r} does not hold")
+        options = None if symbols else ArrayOptions(axes, pixel_range, mean, std)
+        x, preparation = _numbers([each for each, _ in read], options, labels, target.names)
     is_test = torch.from_numpy(np.repeat([PARTS.get(name.lower()) == "test" for name in splits], lengths))
     by_part = {}
     for prefix, rows in (("", ~is_test), ("test_", is_test)):
@@ -103,12 +93,24 @@ def saved_dataset(
     return replace(data, site_names=tuple(site_names))
 
 
-def _refuse(folder: Path, column: str, kind: str, given: Mapping[str, object]) -> None:
-    """Raise UserError for an option of inputs of another kind than those of the column."""
-    for key, value in given.items():
-        if value is not None:
-            what = f"is for {kind}, which column {column!r} does not hold"
-            raise UserError(f"{folder}: data.{key}: {value} {what}; leave it out")
+def _numbers(
+    parts: Sequence[np.ndarray], options: ArrayOptions | None, labels: Table, class_names: tuple[str, ...]
+) -> tuple[Any, Preparation | None]:
+    """Return the samples of all splits, and how they are prepared. options: None for symbols."""
+    folder = labels.path
+    if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+        raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
+    array = np.concatenate(parts)
+    bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
+    if bad.any():
+        where = labels.at(int(bad.argmax()))
+        raise UserError(f"{where}: x holds a value that is not finite, or nothing; fill or drop it")
+    if options is None:
+        if array.dtype.kind not in "iu":
+            raise UserError(f"{folder}: x holds {array.dtype}; data.symbols needs whole numbers")
+        return torch.from_numpy(array.astype(np.int64)), None
+    preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, class_names)
+    return samples(array, options, "x", folder, grey=False), preparation
 
 
 def _splits(folder: Path) -> list[str]:

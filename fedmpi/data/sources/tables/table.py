@@ -25,7 +25,7 @@ from fedmpi.data.sources.common import (
     holdout,
     number_groups,
 )
-from fedmpi.data.sources.tables.files import Table, ordered, read, spelling, targets
+from fedmpi.data.sources.tables.files import Table, Target, ordered, read, spelling, targets
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fit_preparation
 
 Name = Annotated[str, Field(min_length=1)]
@@ -105,17 +105,7 @@ def table(
     owner, names = rows.owners(site_column)
     names = [site] if site else names
     groups = rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
-    if split_column is not None:
-        train = _trained_on(rows, split_column)
-        check_groups(groups, train, rows.at)  # of all sites: a patient of two is one patient
-    else:
-        train = np.ones(len(rows), dtype=bool)
-        for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
-            train[own[holdout(aim.strata[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
-    for k, name in enumerate(names):
-        if not train[owner == k].any():
-            place = rows.at(int(np.argmax(owner == k)))
-            raise UserError(f"{place}: site {name!r}, which begins there, has no training row; leave the site out")
+    train = _training_rows(rows, aim, owner, names, groups, split_column, test_fraction)
     plain = TablePreparation(
         columns=tuple(_column(rows, name, values, train) for name in features),
         sites=dict.fromkeys(names or [""], Fit(())),
@@ -210,10 +200,30 @@ def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
     return left
 
 
-def _trained_on(rows: Table, split_column: str) -> np.ndarray:
-    """(n,) bool, whether a row is for training, by the column that says so."""
-    words = [word.casefold() for word in rows.words(split_column, "split_column")]
-    odd = next((row for row, word in enumerate(words) if word not in PARTS), None)
-    if odd is not None:
-        raise UserError(f"{rows.at(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {', '.join(PARTS)}")
-    return np.array([PARTS[word] != "test" for word in words], dtype=bool)
+def _training_rows(
+    rows: Table,
+    aim: Target,
+    owner: np.ndarray,
+    names: Sequence[str],
+    groups: np.ndarray,
+    split_column: str | None,
+    test_fraction: float,
+) -> np.ndarray:
+    """(n,) bool, whether a row is for training: by the column that says so, or drawn of each class of each site."""
+    train = np.ones(len(rows), dtype=bool)
+    if split_column is None:
+        for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
+            train[own[holdout(aim.strata[own], test_fraction, groups[own] if len(groups) else ())[1]]] = False
+    else:
+        words = [word.casefold() for word in rows.words(split_column, "split_column")]
+        odd = next((row for row, word in enumerate(words) if word not in PARTS), None)
+        if odd is not None:
+            allowed = ", ".join(PARTS)
+            raise UserError(f"{rows.at(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {allowed}")
+        train = np.array([PARTS[word] != "test" for word in words], dtype=bool)
+        check_groups(groups, train, rows.at)  # of all sites: a patient of two is one patient
+    for k, name in enumerate(names):
+        if not train[owner == k].any():
+            place = rows.at(int(np.argmax(owner == k)))
+            raise UserError(f"{place}: site {name!r}, which begins there, has no training row; leave the site out")
+    return train

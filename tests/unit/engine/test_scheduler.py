@@ -1,0 +1,210 @@
+"""Who takes part in a round, and which rank trains whom: draws, sizes, placement, the measured pace of ranks."""
+
+import math
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import ROOT, fedmpi, prepare, settings
+
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.engine.federation_config import FederationConfig
+from fedmpi.engine.scheduler import (
+    MAX_AGE,
+    MAX_PACE,
+    ClientScheduler,
+    RankSpeeds,
+    balanced,
+    cohort_size,
+    draw_cohort,
+    pinned,
+)
+
+
+# ---- cohorts ----
+def test_a_cohort_is_a_function_of_seed_and_round():
+    table = {(seed, t): tuple(draw_cohort(seed, t, 30, 0.3)) for seed in range(6) for t in range(6)}
+    assert len(set(table.values())) == 36  # among 14 million subsets of 9
+    np.random.seed(1)
+    assert {key: tuple(draw_cohort(*key, 30, 0.3)) for key in reversed(table)} == table
+    cohorts = [draw_cohort(3, t, 10, 0.35) for t in range(400)]
+    for members in cohorts:
+        assert len(set(members)) == len(members) == 3  # floor(3.5)
+        assert members == sorted(members)
+    times = np.bincount(np.concatenate(cohorts), minlength=10)
+    assert abs(times - 120).max() < 5 * math.sqrt(400 * 0.3 * 0.7)  # five standard deviations of a binomial count
+
+
+@pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
+def test_cycles_have_each_client_once(clients, fraction, rounds):
+    """In an order of its own each cycle; the last round of a cycle takes the rest."""
+    drawn = [draw_cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
+    cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
+    for cycle in cycles:
+        assert sorted(k for members in cycle for k in members) == list(range(clients))
+        assert {len(members) for members in cycle[:-1]} <= {cohort_size(clients, fraction)}
+    assert rounds == 1 or len({str(cycle) for cycle in cycles}) > 10
+    assert rounds == 1 or len({tuple(cycle[0]) for cycle in cycles}) > 1
+
+
+@pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (100, 0.29, 29)])
+@pytest.mark.parametrize("draw", ["uniform", "cycles"])
+def test_size_of_a_cohort(clients, fraction, m, draw):
+    """max(floor(fraction N), 1), the same as `cohort.size: m`; 0.29 * 100 is 29 and not 28 in floating point."""
+    for t in range(5):
+        one = draw_cohort(3, t, clients, fraction, draw)
+        assert draw_cohort(3, t, clients, None, draw, m) == one
+        assert draw == "cycles" or len(one) == m
+
+
+def loaded(tmp_path, cohort, *overrides):
+    path = tmp_path / "run.yaml"
+    data = "data: {source: digits, partition: {scheme: iid, clients: 20}}"
+    path.write_text(f"{data}\nmodel: {{name: mlp}}\nmethod: {{name: fedavg}}\ncohort: {cohort}\n")
+    return config.load(path, overrides)
+
+
+def test_fraction_and_size_exclude_each_other(tmp_path):
+    assert (loaded(tmp_path, "{}").cohort.fraction, loaded(tmp_path, "{}").cohort.size) == (1.0, None)
+    sized = loaded(tmp_path, "{size: 5}").cohort
+    assert (sized.fraction, sized.size) == (None, 5)
+    for cohort, overrides in (("{size: 5, fraction: 0.5}", []), ("{fraction: 0.5}", ["cohort.size=5"])):
+        with pytest.raises(UserError, match=r"size: 5, fraction: 0\.5; give one of them, and set the other to null"):
+            loaded(tmp_path, cohort, *overrides)
+    both = loaded(tmp_path, "{fraction: 0.5}", "cohort.size=5", "cohort.fraction=null").cohort
+    assert (both.fraction, both.size) == (None, 5)
+    with pytest.raises(UserError, match="give one of them"):
+        loaded(tmp_path, "{fraction: null}")
+    for wrong in ("0", "-1", "2.5", "all"):
+        with pytest.raises(UserError, match=r"cohort\.size: .* is not allowed"):
+            loaded(tmp_path, f"{{size: {wrong}}}")
+
+
+def test_more_clients_than_there_are_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"cohort\.size: 8 clients a round, but there are 7; set it to at most 7"):
+        prepare(settings(cohort={"fraction": None, "size": 8}))
+    prepare(settings(cohort={"fraction": None, "size": 7}))
+    done = fedmpi("validate", ROOT / "configs/quickstart.yaml", "cohort.fraction=null", "cohort.size=5")
+    assert done.returncode == 2
+    assert "command line: cohort.size=5: cohort.size: 5 clients a round, but there are 4" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- placement ----
+@pytest.mark.parametrize("seed", range(12))
+def test_balanced_is_within_a_third_of_the_best(seed):
+    """Graham 1969: longest processing time first ends within 4/3 - 1/(3 W) of the optimum, here found by trying all."""
+    rng = np.random.default_rng(seed)
+    ranks, costs = [1, 2, 3], rng.integers(1, 30, 7).astype(float).tolist()
+    members = sorted(rng.choice(40, 7, replace=False).tolist())
+    where = balanced(members, costs, ranks)
+
+    def longest(places):
+        return max(sum(c for c, r in zip(costs, places, strict=True) if r == rank) for rank in ranks)
+
+    best = min(longest(places) for places in product(ranks, repeat=7))
+    assert longest([where[k] for k in members]) <= best * (4 / 3 - 1 / 9) + 1e-9
+    assert list(where) == members
+
+
+def test_balanced_by_hand():
+    """Costs 7, 6, 5, 4, 3 on two ranks: 7 | 6, then 5 to the rank with 6, 4 to the one with 7, and 3 to the lower of
+    the two that stand at 11."""
+    assert balanced([2, 3, 5, 7, 9], [7.0, 6.0, 5.0, 4.0, 3.0], [0, 1]) == {2: 0, 3: 1, 5: 1, 7: 0, 9: 0}
+    assert balanced([4, 8], [1.0, 1.0], [1, 2, 3]) == {4: 1, 8: 2}  # ties: lower id first, lower rank first
+
+
+def test_pinned():
+    """A client's rank depends on neither the round nor who else takes part."""
+    everyone = pinned(range(10), [1, 2, 3])
+    assert everyone == {k: 1 + k % 3 for k in range(10)}
+    assert pinned([2, 7], [1, 2, 3]) == {2: everyone[2], 7: everyone[7]}
+
+
+SIZES = [40.0] * 12
+
+
+def measured(rounds, seconds, ranks=(1, 2)):
+    """Speeds after so many rounds of clients 0, 2, .. on the first rank, the others on the next.
+
+    seconds: (t, rank) -> of one sample.
+    """
+    speeds, where = RankSpeeds(), {k: ranks[k % len(ranks)] for k in range(12)}
+    for t in range(rounds):
+        speeds.record(t, where, SIZES, [SIZES[k] * seconds(t, rank) for k, rank in where.items()])
+    return speeds
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seconds", "pace"),
+    [
+        (2, lambda t, r: 1e-3 * r, {}),  # of at least three rounds
+        (3, lambda t, r: 1e-3 * r, {2: 200}),
+        (3, lambda t, r: 1e-3 * (1 + 0.1 * r), {}),  # a tenth more
+        (9, lambda t, r: 1e-3 * (50 if t == 7 else 1), {}),  # one hiccup
+        (23, lambda t, r: 1e-3 * (2 if t >= 20 and r == 2 else 1), {2: 200}),  # a median
+        (3, lambda t, r: 10.0 ** (6 * r), {2: MAX_PACE}),
+    ],
+)
+def test_the_pace(rounds, seconds, pace):
+    assert measured(rounds, seconds).pace(rounds) == pace
+
+
+@pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), float("inf")])
+def test_seconds_that_are_none_do_not_count(odd):
+    speeds = RankSpeeds()
+    for t in range(4):
+        speeds.record(t, {0: 1, 1: 1, 2: 2}, [40, 40, 0], [0.04, odd, 1.0])
+    assert speeds.costs == {1: pytest.approx([1e-3] * 4)}
+
+
+def test_a_rank_without_clients_is_tried_again():
+    speeds = measured(3, lambda t, r: 1e-3 * r)
+    for t in range(3, MAX_AGE + 4):
+        speeds.record(t, {0: 1}, [40], [0.04])
+    assert [speeds.pace(MAX_AGE + t) for t in (2, 3)] == [{2: 200}, {}]
+
+
+def test_by_pace_each_goes_to_the_rank_that_would_finish_it_first():
+    """Costs 6, 5, 4, 3 on a rank and on one of twice its pace: 6 | then 5 would end at 11 or 10, 4 at 10 or 18, 3 at 13
+    or 16."""
+    assert balanced([1, 2, 3, 4], [6.0, 5.0, 4.0, 3.0], [0, 1], {0: 100, 1: 200}) == {1: 0, 2: 1, 3: 0, 4: 0}
+
+
+# ---- what is decided ----
+def scheduler(rank=0, ranks=(1, 2), placement="balanced"):
+    data = SimpleNamespace(clients=12, train_sizes=SIZES, global_test=[0])
+    comm = SimpleNamespace(rank=rank, alive=sorted({0, *ranks}))
+    config = FederationConfig(100, 0, lambda t: 0.1, placement=placement)
+    return ClientScheduler(config, data, comm, list(ranks))
+
+
+def run_rounds(it, first, last, seconds):
+    """Make rounds as rank 0 does. seconds: (t, rank) -> of one sample."""
+    for t in range(first, last):
+        it.pace = it.choose_pace(t)
+        where = it.assign(t)
+        it.record_timings(t, where, [SIZES[k] * seconds(t, rank) for k, rank in where.items()])
+
+
+def test_a_slow_rank_gets_less_and_a_lost_one_nothing_on_all_ranks_alike():
+    it, other = scheduler(), scheduler(rank=2)
+    run_rounds(it, 0, 3, lambda t, r: 3e-3 if r == 2 else 1e-3)
+    assert it.pace == {}
+    run_rounds(it, 3, 20, lambda t, r: 3e-3 if r == 2 else 1e-3)
+    assert it.pace == {2: 300}
+    where = list(it.assign(20).values())
+    assert (where.count(1), where.count(2)) == (9, 3)
+    other.pace = it.pace
+    assert [other.assign(t) for t in range(9, 19)] == [it.assign(t) for t in range(9, 19)]
+    it.comm.alive.remove(1)
+    assert it.choose_pace(20) == {1: 0, 2: 300}
+
+
+def test_pinned_stays_pinned():
+    it = scheduler(placement="pinned")
+    run_rounds(it, 0, 9, lambda t, r: 1e-3 * r)
+    assert it.pace == {}
+    assert it.assign(9) == {k: 1 + k % 2 for k in range(12)}

@@ -1,0 +1,153 @@
+"""What servers make of updates: FedGH, FedLD and FedExP, in full rounds and by hand."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import CPU, play, prepare, settings
+from naive import assert_is_fedavg
+from naive_conflicts import literal_hierarchy, literal_pairs
+from naive_fedld import principal_mean as literal
+
+from fedmpi.comm.base import Solo
+from fedmpi.common.errors import UserError
+from fedmpi.engine import scheduler
+
+
+# ---- FedGH ----
+def test_a_round_of_the_server():
+    it = play(settings("fedgh", rounds=1, train={"epochs": 3}, cohort={"fraction": 1.0}))
+    G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes
+    assert (G @ G.T < 0).any(), "or no pair conflicts"
+    expected = it.w0.double().numpy() + n / n.sum() @ np.array(literal_pairs(G))
+    np.testing.assert_allclose(it.w.double().numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_it_is_fedavg_with_the_rule_harmonize():
+    rule, train = {"rule": "harmonize"}, {"epochs": 3}
+    mine, plain = play(settings("fedgh", train=train)), play(settings("fedavg", train=train))
+    assert play(settings("fedavg", server=rule, train=train)).hashes == mine.hashes != plain.hashes
+    assert play(settings("scaffold", server=rule)).reason == "finished"
+
+
+def test_the_hierarchical_variant_over_three_rounds():
+    """Tensor by tensor against vectors; round 0 is the plain unweighted mean, the history follows with .99."""
+    it = prepare(settings("fedgh", options={"variant": "hierarchical"}, train={"epochs": 2}))
+    tensors = [(s.start, s.stop) for s in it.made.model.layout.segments]
+    history, changes = None, []
+    step = it.fed.server.step
+
+    def checked(t, lr, updates, *rest):
+        nonlocal history
+        before, G = it.w.double().clone(), updates.dw.double().numpy().copy()
+        metrics = step(t, lr, updates, *rest)
+        if history is None:
+            direction = history = G.mean(0)
+        else:
+            direction = np.concatenate([literal_hierarchy(G[:, a:b], history[a:b]) for a, b in tensors])
+            history = 0.99 * history + 0.01 * direction
+        np.testing.assert_allclose((it.w.double() - before).numpy(), direction, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(it.fed.server.state.history.double().numpy(), history, rtol=0, atol=1e-6)
+        changes.append(np.abs(direction - G.mean(0)).max())
+        return metrics
+
+    it.fed.server.step = checked
+    it.fed.run()
+    assert len(changes) == 3
+    assert min(changes[1:]) > 1e-4, "or nothing conflicted"
+
+
+# ---- FedLD ----
+EVERYONE = {"cohort": {"fraction": 1.0}}
+
+
+RULE = {"server": {"rule": {"name": "principal", "correction": "axis", "share": "sum"}}}
+
+
+@pytest.mark.parametrize(
+    ("variant", "share", "correction"), [("text", "l2", "text"), ("printed", "l2", "axis"), (None, "sum", "axis")]
+)
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_full_round_against_the_literal_steps(variant, share, correction, weighting):
+    """Two readings of the method, and the rule alone with the authors' weights of directions."""
+    cohort = {"fraction": 0.6, "weighting": weighting}
+    chosen = {"method": "fedavg", **RULE} if variant is None else {"method": "fedld", "options": {"variant": variant}}
+    it = play(settings(net="cnn", rounds=1, cohort=cohort, **chosen))
+    G = it.uploads.dw.double().numpy()
+    n = it.made.data.train_sizes[it.rows[0]["cohort"]].astype(float)
+    p = n / n.sum() if weighting == "samples" else np.full(4, 1 / 4)
+    assert G.shape == (4, it.w.numel())
+    expected = literal(G, p, 0.8, share, correction)
+    moved = (it.w.double() - it.w0.double()).numpy()
+    np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-7)
+    assert np.abs(expected - p @ G).max() > 1e-4  # not the mean
+
+
+def test_code_is_the_authors_program():
+    """Round 0 is the plain mean; after it the rule is theirs, tensor by tensor."""
+    options, fedavg = {"margin": 0.0, "variant": "code"}, play(settings("fedavg", rounds=1, **EVERYONE))
+    it = play(settings("fedld", rounds=2, options=options, **EVERYONE))
+    assert it.hashes[0] == fedavg.hashes[0]
+    G, n, moved = it.uploads.dw.double().numpy(), it.made.data.train_sizes, it.w.double() - fedavg.w.double()
+    for s in it.made.model.layout.segments:
+        expected = literal(G[:, s.start : s.stop], n / n.sum(), 0.8, "sum", "axis")
+        np.testing.assert_allclose(moved[s.start : s.stop].numpy(), expected, rtol=0, atol=1e-7)
+
+
+def test_divergence_names_the_client():
+    """Not an eigenproblem's complaint."""
+    config = settings("fedld", train={"lr": 1e30}, **EVERYONE)
+    with pytest.raises(UserError, match=r"round 0: client .* sent values that are not finite"):
+        play(config, comm=Solo(CPU))
+
+
+# ---- FedExP ----
+# Four clients that pull four ways: a, b, samples.
+BOWLS = ([[1, 2], [3, 1], [2, 2], [1, 1]], [[4, 0], [-2, 1], [0, -3], [1, 5]], [3, 1, 2, 2])
+
+
+def by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
+    """The algorithm as its paper prints it, updates as global - local: [(w, eta_g)] after each round."""
+    a, b, n = (torch.tensor(v, dtype=torch.float64) for v in BOWLS)
+    w, out = torch.zeros(2, dtype=torch.float64), []
+    for t in range(rounds):
+        S = scheduler.draw_cohort(seed, t, 4, fraction)
+        p = torch.full_like(n[S], 1 / len(S)) if uniform else n[S] / n[S].sum()
+        y = w.expand(len(S), 2)
+        for _ in range(steps):
+            y = y - eta * a[S] * (y - b[S])
+        mean = p @ (w - y)
+        eta_g = max(1.0, (p @ (w - y).norm(dim=1) ** 2 / (2 * (mean.norm() ** 2 + eps))).item())
+        w = w - eta_g * mean
+        out.append((w, eta_g))
+    return out
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize(("eps", "fraction"), [(0.5, 1.0), (0.2, 0.5), (0.2, 0.75)])
+def test_rounds_and_what_is_reported(play_quadratic, client_of, weighting, eps, fraction):
+    """Metrics, and what clients use, are of the mean of the last two w, at first of w_1; training goes on from w."""
+    expected = by_hand(5, eps, weighting == "uniform", 3, fraction)
+    assert max(step for _, step in expected) > 1.2
+    same = {"seed": 3, "rounds": 5, "cohort": {"fraction": fraction, "weighting": weighting}}
+    same["evaluate"] = {"protocol": ["global", "personal"]}
+    for report in ("last", "average"):
+        tree = dict(zip(("a", "b", "copies"), BOWLS, strict=True))
+        it = play_quadratic("fedexp", tree, (0.0, 0.0), options={"eps": eps, "report": report}, **same)
+        assert [row["server_step"] for row in it.rows] == pytest.approx([step for _, step in expected], rel=1e-10)
+        for t, (w, _) in enumerate(expected):
+            before = w if report == "last" or t == 0 else expected[t - 1][0]
+            shown = pytest.approx(((before + w) / 2).tolist(), abs=1e-10)
+            lines = [it.rows[t], *(line for line in it.lines if line["round"] == t)]
+            assert len(lines) == 5
+            assert all([line["x0"], line["x1"]] == shown for line in lines)
+        client = client_of(it, 1, 5)
+        assert client.received.tolist() == it.w.tolist() == shown
+        assert it.made.method.receive(client).tolist() == pytest.approx(w.tolist(), abs=1e-10)
+
+
+@pytest.mark.parametrize("changes", [{"options": {"eps": 1e30}}, {"cohort": {"fraction": 0.15}}])
+@pytest.mark.parametrize("net", ["norm", "mlp"])
+def test_where_the_step_is_one_it_is_fedavg_bit_for_bit(net, changes):
+    """An eps that is large beside the updates, and a cohort of one."""
+    mine, _ = assert_is_fedavg("fedexp", net, **changes)
+    assert [row["server_step"] for row in mine.rows] == [1, 1, 1]
