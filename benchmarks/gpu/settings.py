@@ -39,7 +39,6 @@ class Setting(NamedTuple):
 GRAPHS, ONE_BY_ONE = {"compute": {"graphs": True}}, {"compute": {"graphs": False}}
 SETTINGS = {
     "graphs, mlp": Setting("mlp", (1, 28, 28), 300, 10, GRAPHS, ONE_BY_ONE),
-    "graphs, resnet8": Setting("resnet8", (3, 32, 32), 100, 10, GRAPHS, ONE_BY_ONE),
     "graphs, mcmahan_cnn": Setting("mcmahan_cnn", (1, 28, 28), 300, 10, GRAPHS, ONE_BY_ONE),
     "pack, mlp": Setting("mlp", (1, 28, 28), 300, 10, {"compute": {"pack": 10}}),
     "pack, lenet5": Setting("lenet5", (3, 32, 32), 300, 10, {"compute": {"pack": 10}}),

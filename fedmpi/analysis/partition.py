@@ -39,10 +39,7 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
     try:
         if write is not None:
             _write(write, data)
-            cut = settings.data.partition
-            noise = cut is not None and cut.scheme == "feature_noise"
-            note = ": who holds what, without the noise, which scheme `file` adds to nobody"
-            say(f"written: {write}{note if noise else ''}")
+            say(f"written: {write}")
         if draw is not None:
             say(f"written: {_draw(data, draw)}")
     except OSError as error:

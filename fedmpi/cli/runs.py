@@ -145,7 +145,7 @@ def plan(
 def partition(
     config: Config,
     overrides: Overrides = None,
-    write: Annotated[Path | None, Option(metavar="FILE", help=".csv or .json, for scheme `file`.")] = None,
+    write: Annotated[Path | None, Option(metavar="FILE", help=".csv, for scheme `file`.")] = None,
     draw: Annotated[Path | None, Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
 ) -> None:
     """Divide the data as CONFIG says and show the result, without training: sizes, classes, distances between clients,

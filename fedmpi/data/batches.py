@@ -103,40 +103,33 @@ def batches(
     size: int | None,
     generator: torch.Generator | None,
     drop_last: bool = False,
-    views: bool = False,
     augment: torch.Generator | None = None,
 ) -> Iterator[tuple[Any, Tensor]]:
     """One epoch of (x, y), `size` rows each; the last, partial batch is kept unless drop_last.
 
     size None: all rows at once. generator None (evaluation) and size None keep the order of the index and draw nothing.
     With drop_last a shard smaller than `size` gives no batch: its client makes no step and its update is zero.
-    views: x may be a view of the shard's, where rows follow one another; not to be written to.
     augment: pictures are changed as `data.augment` says, by numbers drawn from this generator.
     """
-    n = len(shard)
-    index = order(shard, size, generator)
+    n, index = len(shard), order(shard, size, generator)
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
-    there = index.to(shard.x.device, non_blocking=True)  # once an epoch, not once a batch
-    # Compared on the CPU, where the index lies: nobody waits for a GPU.
-    if views and isinstance(shard.x, Tensor) and n and torch.equal(index, torch.arange(n) + index[0]):
-        yield from _in_place(shard.x, shard.y, there[:stop], int(index[0]), step)
+    if not stop:
         return
+    there = index.to(shard.x.device, non_blocking=True)  # once an epoch, not once a batch
     on_disk = isinstance(shard.x, Pictures) and isinstance(shard.x.stored, Stream)
     u, ahead = drawn(shard, augment), _ahead(shard.x, step, on_disk)
     # The index that a thread reads by is on the CPU: of a GPU it would get it behind all the training on what it has.
     with closing(prefetch(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
         for begin in range(0, stop, ahead):
             rows = there[begin : min(begin + ahead, stop)]
-            many = rows.shape[0]
-            v = None if u is None else u[begin : begin + many]
-            found = gather(shard.x, rows, v) if read is None else shard.x.shown(next(read), v)
+            v = None if u is None else u[begin : begin + len(rows)]
+            x = gather(shard.x, rows, v) if read is None else shard.x.shown(next(read), v)
             y = shard.y.index_select(0, rows)
-            if many <= step:
-                yield found, y
-                continue
-            for start in range(0, many, step):
-                yield found[start : start + step], y[start : start + step]
+            if ahead == step:
+                yield x, y
+            else:
+                yield from zip(x.split(step), y.split(step), strict=True)
 
 
 def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -145,11 +138,9 @@ def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple
     Batches left over at the end, fewer than `many`, are dropped; if there are fewer than `many` in all, they make the
     one batch.
     """
-    is_first = True
-    iterator = iter(drawn)
-    while group := list(islice(iterator, many)):
-        if len(group) == many or is_first:
-            yield concatenate([x for x, _ in group]), torch.cat([y for _, y in group])
+    iterator, is_first = iter(drawn), True
+    while (group := list(islice(iterator, many))) and (is_first or len(group) == many):
+        yield concatenate([x for x, _ in group]), torch.cat([y for _, y in group])
         is_first = False
 
 
@@ -176,17 +167,6 @@ def _ahead(x: Any, step: int, on_disk: bool) -> int:
     # What lies on disk is read while the piece before is trained on: the smaller it is, the sooner training begins.
     most = AHEAD_ON_GPU if x.device.type == "cuda" and not on_disk else AHEAD
     return step * max(most // size, 1) if size and size % ALIGNED == 0 else step
-
-
-def _in_place(x: Tensor, y: Tensor, index: Tensor, first: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of rows that follow one another from `first` on: views, where data lie as a copy's would."""
-    for start in range(0, len(index), step):
-        rows = index[start : start + step]
-        found = x[first + start : first + start + len(rows)]
-        # Kernels sum in another order where data do not begin at a multiple of 64 bytes, as those of any tensor do.
-        if found.data_ptr() % ALIGNED:
-            found = gather(x, rows)
-        yield found, y.index_select(0, rows)
 
 
 def gather(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:

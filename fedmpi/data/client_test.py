@@ -59,7 +59,7 @@ def client_tests(
         return np.full(len(counts), len(every)), PerClient(len(counts), lambda k: every)
     if client_test == "site":
         if at is None or dataset.test_site is None:
-            needed = "partition scheme site or domain, and a data set with test_site"
+            needed = "partition scheme site, and a data set with test_site"
             raise UserError(f"data.client_test: site needs {needed}; take aligned")
         sites = max(int(at.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
         return _parts_of(Partition.from_owners(dataset.test_site.numpy(), sites), at)

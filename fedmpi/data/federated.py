@@ -28,8 +28,7 @@ from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, sampl
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.partitions import KIND
-from fedmpi.data.partitions.given import domain, file, site
-from fedmpi.data.partitions.iid import feature_noise, noisy
+from fedmpi.data.partitions.given import file, site
 from fedmpi.data.partitions.parts import Partition, index_array
 from fedmpi.data.pictures import FLOATS, Pictures
 from fedmpi.data.preparation import Preparation, ready
@@ -124,14 +123,13 @@ def split(
     cut, options = with_options.func, with_options.keywords
     keys = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
     keys.flags.writeable = False
-    if cut in (site, domain):
+    if cut is site:
         if dataset.site is None:
             raise UserError(
-                f"data.partition: scheme {scheme} needs a data set that says whose each sample is, and this one does "
-                "not (Dataset.site is None); take iid, shards or dirichlet"
+                "data.partition: scheme site needs a data set that says whose each sample is, and this one does not "
+                "(Dataset.site is None); take iid, shards or dirichlet"
             )
         keys = dataset.site.numpy()
-    if cut is site:
         names = dataset.site_names or tuple(map(str, range(int(keys.max()) + 1)))
         only = _numbers_of(options.get("only", ()), names)
         with_options = partial(site, only=only)
@@ -142,11 +140,9 @@ def split(
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
     parts = with_options(keys, clients, seeds.numpy_rng(seed, "partition"))
     parts = _checked(parts, len(keys), clients, f"data.partition: scheme {scheme}", cut)
-    if cut is feature_noise:
-        dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **options))
 
     counts = label_counts(dataset.train_y, dataset.classes, parts)
-    at = keys[parts.order[parts.offsets[:-1]]] if cut in (site, domain) else None  # the site of each client
+    at = keys[parts.order[parts.offsets[:-1]]] if cut is site else None  # the site of each client
     test_sizes, test_rows = client_tests(dataset, counts, client_test, at, seed, parts.label_matrix)
     global_x, group = dataset.test_x if dataset.global_x is None else dataset.global_x, dataset.group
     return Federated(

@@ -1,98 +1,42 @@
-"""Warnings of columns from which a model learns what it must not: the order of the file, or the target itself."""
+"""A warning of features from which a model learns what it must not: the target itself."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
-from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fedmpi.common.text import enumerated
 from fedmpi.data.dataset import Dataset, is_labels
 
 CHANCE = 1e-3  # of a warning for features that are drawn at random
-FEW = 20  # rows; whether a column numbers the rows cannot be seen in fewer
 
 
-def warn_of_row_numbers(path: Path, columns: Iterable[tuple[str, np.ndarray]], owner: np.ndarray) -> None:
-    """Warn once of the columns, names with numbers (n,), that number all rows of a file, or those of each site.
+def warn_of_leaks(data: Dataset, whose: str = "") -> None:
+    """Warn once of features (columns of train_x) each of which alone gives the class of all training rows.
 
-    owner: (n,) the number of the site of each row.
+    A feature does if the classes lie in intervals of its values that do not overlap. whose: the silo, for the message.
     """
-    order, ends = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1]
-    names = []
-    for name, x in columns:
-        sites = [rows for rows in np.split(x[order], ends) if len(rows) >= FEW]
-        if numbers_rows(x) or (sites and all(map(numbers_rows, sites))):
-            names.append(name)
-    if names:
-        warnings.warn(
-            f"{path}: {enumerated(names, 'column')} numbers the rows; a model that learns from it learns the order of "
-            "the file: leave it out, unless it is measured",
-            stacklevel=3,
-        )
-
-
-def numbers_rows(x: np.ndarray) -> bool:
-    """Return whether the values (n,) number the rows.
-
-    They do if they rise or fall by a constant step, if they are whole numbers that all rise or all fall, or a
-    permutation of consecutive numbers.
-    """
-    if len(x) < FEW or not np.isfinite(x).all():
-        return False
-    steps = np.diff(x)
-    rises_or_falls = bool((steps > 0).all() or (steps < 0).all())
-    is_regular = bool((steps == steps[0]).all() or (x == np.floor(x)).all())
-    return (rises_or_falls and is_regular) or bool((np.diff(np.sort(x)) == 1).all())
-
-
-def warn_of_leaks(data: Dataset, survival: bool = False, whose: str = "") -> None:
-    """Warn once of features (columns of train_x) each of which alone gives the class in the rows of every site.
-
-    A feature does if the classes lie in intervals of its values that do not overlap. survival: whether targets are
-    event and time; the event is the class then. whose: the silo, as the message names it.
-    """
-    x, y = data.train_x, data.train_y
-    y = (y[:, 0] == 1).long() if survival and y.ndim == 2 else y
-    if not (
-        isinstance(x, Tensor)
-        and x.ndim == 2
-        and x.is_floating_point()
-        and is_labels(y, 2 if survival else data.classes)
-    ):
+    x = data.train_x
+    if not (isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point() and is_labels(data.train_y, data.classes)):
         return
-    owner = torch.zeros(len(y)) if data.site is None else data.site
-    sites = [
-        rows for rows in (torch.nonzero(owner == k).flatten() for k in owner.unique()) if len(y[rows].unique()) > 1
-    ]
-    # Of features at random one in exp(-log_chance) separates the classes: prod_c m_c! c! / n! of the orders do.
-    log_chance = math.log(x.shape[1])
-    columns = torch.arange(x.shape[1])
-    for rows in sites:
-        counts = y[rows].unique(return_counts=True)[1]
-        log_chance += sum(math.lgamma(m + 1) for m in (*counts.tolist(), len(counts))) - math.lgamma(len(rows) + 1)
-        for some in (rows[:: max(len(rows) // 2000, 1)], rows):  # few rows exclude most columns, and are fast
-            columns = columns[_separates(x[some[:, None], columns], y[some])] if len(columns) else columns
-    if sites and len(columns) and log_chance < math.log(CHANCE):
-        width = x.shape[1]
-        has_names = len(data.meaning) > width and data.meaning[width] == "->"
-        which = enumerated([data.meaning[k] if has_names else str(k) for k in columns.tolist()], "feature")
-        warnings.warn(
-            f"data{whose}: {which} alone separates the {'events' if survival else 'classes'} of the training rows; "
-            "look whether it was known before the label, and leave it out (data.drop) if not",
-            stacklevel=2,
-        )
-
-
-def _separates(x: Tensor, y: Tensor) -> Tensor:
-    """(f,) bool: whether the values of the classes in y (n,) lie in disjoint intervals, for each column of x (n, f)."""
-    classes, member = y.unique(return_inverse=True)
+    classes, member, counts = data.train_y.unique(return_inverse=True, return_counts=True)
+    # Of features at random a share of prod_c m_c! c! / n! separates the classes.
+    log_chance = math.log(x.shape[1]) + sum(math.lgamma(m + 1) for m in (*counts.tolist(), len(counts)))
+    if len(classes) < 2 or log_chance - math.lgamma(len(x) + 1) > math.log(CHANCE):
+        return
     place, out = member[:, None].expand_as(x), x.new_zeros(len(classes), x.shape[1])
     low, high = (out.scatter_reduce(0, place, x, how, include_self=False) for how in ("amin", "amax"))
     order = low.argsort(0)
-    return (high.gather(0, order)[:-1] < low.gather(0, order)[1:]).all(0)
+    separates = (high.gather(0, order)[:-1] < low.gather(0, order)[1:]).all(0)  # (f,)
+    columns = separates.nonzero().flatten().tolist()
+    if columns:
+        width = x.shape[1]
+        has_names = len(data.meaning) > width and data.meaning[width] == "->"
+        which = enumerated([data.meaning[k] if has_names else str(k) for k in columns], "feature")
+        warnings.warn(
+            f"data{whose}: {which} alone separates the classes of the training rows; look whether it was known before "
+            "the label, and leave it out (data.drop) if not",
+            stacklevel=2,
+        )

@@ -31,19 +31,10 @@ KINDS = {
     "texts": "fedmpi.data.sources.text:TextPreparation",
 }
 # Options of data sources by which a file is read, which may differ between a new file and the training's.
-CHARACTERS = ("delimiter", "decimal")
-READING_OPTIONS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> its field
-    "arrays": {"pixel_range": "options.pixel_range"},
-    "images": {
-        **{key: key for key in ("delimiter", "folder", "picture_column", "label_column")},
-        "image_column": "picture_column",
-        "pixel_range": "decoding.pixel_range",
-    },
-    "table": {key: key for key in CHARACTERS},
-    "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
-    "volumes": {"image_pattern": "image_pattern"},
-}
-ALL_READING_OPTIONS = frozenset(key for fields in READING_OPTIONS.values() for key in fields)
+READING_OPTIONS = (
+    *("delimiter", "decimal", "folder", "picture_column", "label_column", "author_column", "text_column"),
+    "image_pattern",
+)
 TRAINING_ONLY = ("root", "download")  # they concern the training's files alone
 
 
@@ -125,20 +116,16 @@ def with_options(preparation: Preparation, given: Mapping[str, Any], others: boo
         UserError: an option by which no new file of this run is read, or a value that it cannot have.
     """
     facts = preparation.facts()
-    fields = {key: path.split(".") for key, path in READING_OPTIONS.get(preparation.kind, {}).items()}
-    known = {key: path for key, path in fields.items() if len(path) == 1 or facts[path[0]] is not None}
+    known = [key for key in READING_OPTIONS if key in facts]
     for key, value in given.items():
-        if key in known:
-            *outer, last = known[key]
-            (facts[outer[0]] if outer else facts)[last] = value
-            if key in CHARACTERS and value is not None and (not isinstance(value, str) or len(value) != 1):
-                raise UserError(f"data.{key}: {value!r} is not allowed; must be one character")
-        elif key not in TRAINING_ONLY and not (others and key not in ALL_READING_OPTIONS):
+        if key not in (*known, *TRAINING_ONLY) and not (others and key not in READING_OPTIONS):
             names = ", ".join(f"data.{key}" for key in known)
             remedy = f"of data, {names} can be given here, which say how FILE is read" if names else "leave it out"
             raise UserError(f"data.{key}: new rows are prepared as those of the training were; {remedy}")
+        if key == "delimiter" and (not isinstance(value, str) or len(value) != 1):
+            raise UserError(f"data.{key}: {value!r} is not allowed; must be one character")
     try:
-        return from_facts(facts)
+        return from_facts(facts | {key: value for key, value in given.items() if key in known})
     except ValueError as error:
         raise UserError(f"data.{error}") from error
 

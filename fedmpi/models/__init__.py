@@ -10,7 +10,6 @@ registry: dict[str, str] = {
     "logistic": "fedmpi.models.mlp:logistic",
     "mlp": "fedmpi.models.mlp:mlp",
     "resnet18": "fedmpi.models.resnet:resnet18",
-    "resnet8": "fedmpi.models.resnet:resnet8",
     "resnet50": "fedmpi.models.resnet:resnet50",
     "sl_vit": "fedmpi.models.sl_vit:sl_vit",
     "small_cnn": "fedmpi.models.cnns:small_cnn",

@@ -24,8 +24,7 @@ from collections import OrderedDict
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn.functional import interpolate
+from torch import nn
 
 from fedmpi.models.parts import WIDTH, image, projection
 
@@ -33,8 +32,7 @@ from fedmpi.models.parts import WIDTH, image, projection
 def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """CNN of the FedAvg paper (McMahan 2017): two 5x5 convolutions, one hidden layer of 512; images from 4 x 4 pixels.
 
-    1 x 28 x 28 images of 10 classes: 1,663,370 parameters. The paper's ReLU comes before the pool: the same to the bit,
-    gradients included, over four times the entries.
+    1 x 28 x 28 images of 10 classes: 1,663,370 parameters.
     """
     channels, height, width = image("mcmahan_cnn", input_shape, least=4)
     body = nn.Sequential(
@@ -54,8 +52,7 @@ def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def lenet5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-5 with ReLU and max pools, the `simple-cnn` of NIID-Bench (Li 2022); images from 16 x 16 pixels.
 
-    1 x 28 x 28 images of 10 classes: 44,426 parameters; 3 x 32 x 32: 62,006. The paper has ReLU before the pool: the
-    same to the bit, gradients included, over four times the entries.
+    1 x 28 x 28 images of 10 classes: 44,426 parameters; 3 x 32 x 32: 62,006.
     """
     channels, height, width = image("lenet5", input_shape, least=16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -117,39 +114,23 @@ CONFIGURATION_A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # filt
 SIDE = 32  # pixels: the five pools leave one
 
 
-class VGG11(nn.Module):
-    """Eight 3x3 convolutions, five max pools; linear 512, 512, `classes`. Other images are resized to 32 x 32."""
-
-    def __init__(self, channels: int, resize: bool, classes: int) -> None:
-        super().__init__()
-        self.resize = resize
-        layers: list[nn.Module] = []
-        for filters in CONFIGURATION_A:
-            if filters:
-                layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
-            else:
-                layers.insert(-1, nn.MaxPool2d(2))
-            channels = filters or channels
-        self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
-        self.head = nn.Linear(512, classes)
-        for layer in self.body:
-            if isinstance(layer, nn.Conv2d):
-                fan_out = math.prod(layer.kernel_size) * layer.out_channels
-                nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
-                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-
-    def features(self, x: Tensor) -> Tensor:
-        x = interpolate(x, (SIDE, SIDE), mode="bilinear", align_corners=False) if self.resize else x
-        return self.body(x)  # (B, 512)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))  # (B, C)
-
-
-def vgg11(input_shape: tuple[int, ...], classes: int) -> VGG11:
+def vgg11(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """VGG-11 with hidden layers of 512, no normalisation (FedSOL 2024); any picture is resized to 32 x 32.
 
     3 x 32 x 32 images of 10 classes: 9,750,922 parameters.
     """
-    channels, height, width = image("vgg11", input_shape)
-    return VGG11(channels, (height, width) != (SIDE, SIDE), classes)
+    channels, *size = image("vgg11", input_shape)
+    layers: list[nn.Module] = [] if size == [SIDE, SIDE] else [nn.Upsample((SIDE, SIDE), mode="bilinear")]
+    for filters in CONFIGURATION_A:
+        if filters:
+            layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
+        else:
+            layers.insert(-1, nn.MaxPool2d(2))
+        channels = filters or channels
+    body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
+    head = nn.Linear(512, classes)
+    for layer in body:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / (9 * layer.out_channels)))
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return nn.Sequential(OrderedDict(body=body, head=head))

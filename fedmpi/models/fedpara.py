@@ -96,28 +96,24 @@ def factorise(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.
     personal: (3) with W_2's factors in the layout group OWN.
     init: variance 2 / fan_in of each factor as it is stored (factors), or of W as of a dense weight (product).
     """
-    head = [layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1:]
+    layers = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    head = [layer for _, layer in layers if isinstance(layer, nn.Linear)][-1:]
     groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
-    for path, layer in list(module.named_modules()):
-        if layer in head or not isinstance(layer, (nn.Linear, nn.Conv2d)) or not _pays(layer, ratio):
+    factorised = False
+    for path, layer in layers:
+        (out, into, *kernel), r = layer.weight.shape, rank_for(layer.weight.shape, ratio)
+        smaller = 2 * r * (out + into + (r * math.prod(kernel) if kernel else 0)) < layer.weight.numel()
+        is_plain = isinstance(layer, nn.Linear) or (layer.groups == 1 and layer.padding_mode == "zeros")
+        if layer in head or not (smaller and is_plain and layer.weight.requires_grad):
             continue
-        made = Factorised(layer, rank_for(layer.weight.shape, ratio), personal, init)
-        parent, _, name = path.rpartition(".")
+        made, (parent, _, name) = Factorised(layer, r, personal, init), path.rpartition(".")
         setattr(module.get_submodule(parent), name, made)
+        factorised = True
         if personal:
             groups |= {f"{path}.two.{leaf}": OWN for leaf, _ in made.two.named_parameters()}
-    if not any(isinstance(layer, Factorised) for layer in module.modules()):
+    if not factorised:
         warnings.warn(
             f"no layer of the model below its head gets smaller at ratio {ratio}; all stay dense", stacklevel=3
         )
     module.parameter_groups = lambda: groups  # type: ignore[assignment]
     return module
-
-
-def _pays(layer: nn.Linear | nn.Conv2d, ratio: float) -> bool:
-    if not layer.weight.requires_grad:
-        return False
-    if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
-        return False
-    (out, into, *kernel), r = layer.weight.shape, rank_for(layer.weight.shape, ratio)
-    return 2 * r * (out + into + (r * math.prod(kernel) if kernel else 0)) < layer.weight.numel()

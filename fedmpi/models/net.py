@@ -19,10 +19,9 @@ class Net:
     features or logits of a sample are more than one row (text, a map), `feature_dim` is None, and `forward` gives
     (None, logits). The logits are the module's own output in any case.
 
-    The head is found in one dry run, in evaluation mode on two samples of zeros of shape `input_shape` and type `dtype`
-    (default: that of the parameters); the modes and
-    buffers of the module are afterwards what they were. `output_shape` is that of a sample's outputs, `outputs` the
-    first of its sizes: the number of logits of a sample.
+    The head is looked for in one dry run, in evaluation mode on two samples of zeros of shape `input_shape` and type
+    `dtype` (default: that of the parameters). `output_shape` is that of a sample's outputs, `outputs` the first of its
+    sizes: the number of logits of a sample.
 
     Raises UserError for a module that fails on such samples, or does not return outputs (B, ...) of each.
 
@@ -35,9 +34,9 @@ class Net:
     def __init__(self, module: nn.Module, input_shape: Shape, dtype: Type | None = None) -> None:
         self.module = module
         like = next(module.parameters(), torch.empty(0))
-        x = self._samples = zeros(2, input_shape, dtype or like.dtype, like.device)
+        self._samples = zeros(2, input_shape, dtype or like.dtype, like.device)
         with _undisturbed(module):
-            logits, self.head, z = _last_part(module, x)
+            logits, self.head, z = _last_part(module, self._samples)
         self.output_shape = tuple(logits.shape[1:])
         self.outputs: int = logits.shape[1]
         self.feature_dim: int | None = z.shape[1] if z is not None and z.ndim == logits.ndim == 2 else None
@@ -73,20 +72,17 @@ class Net:
 
     def head_names(self) -> set[str]:
         """Names, as in `module.named_parameters()`, of the parameters that belong to the head."""
-        if self.head is None:
-            return set()
-        own = {id(parameter) for parameter in self.head.parameters()}
+        own = {id(parameter) for parameter in self.head.parameters()} if self.head else set()
         return {name for name, parameter in self.module.named_parameters() if id(parameter) in own}
 
 
 def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None, Tensor | None]:
     """(logits, the head, its input) of one pass of `module` over x; (logits, None, None) without a head."""
-    last: tuple[nn.Module, Tensor, Tensor] | None = None
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # of parts that may be the head: part, its input, its output
 
     def note(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal last
         if inputs:
-            last = (part, inputs[0], output)
+            calls[:] = [(part, inputs[0], output)]
 
     candidates: list[nn.Module] = [part for part in module.modules() if isinstance(part, nn.Linear)]
     named = getattr(module, "head", None)
@@ -112,15 +108,11 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
             module,
         )
     if not isinstance(logits, Tensor) or logits.ndim < 2 or len(logits) != len(x):
-        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise located_error(
-            f"{name} returns {found} for a batch of {len(x)} samples; it must return one tensor of shape "
-            f"({len(x)}, outputs), or ({len(x)}, ...)",
-            module,
-        )
-    if last is None or last[2] is not logits:
-        return logits, None, None
-    return logits, last[0], last[1]
+        given = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        needed = f"it must return one tensor of shape ({len(x)}, outputs), or ({len(x)}, ...)"
+        raise located_error(f"{name} returns {given} for a batch of {len(x)} samples; {needed}", module)
+    part, z, output = calls[0] if calls else (None, None, None)
+    return (logits, part, z) if output is logits else (logits, None, None)
 
 
 @contextmanager

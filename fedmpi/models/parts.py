@@ -38,7 +38,6 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {  # of vectors, by the names of 
     "bn": nn.BatchNorm1d,
     "bn_nostats": partial(nn.BatchNorm1d, track_running_stats=False),
     "gn": partial(nn.GroupNorm, 32),
-    "ln": partial(nn.GroupNorm, 1),
 }
 
 

@@ -4,6 +4,7 @@ Lee, Lee, Song: Vision Transformer for Small-Size Datasets, 2021, https://arxiv.
 locality self-attention), with the sizes of FedSOL's authors (Lee et al., CVPR 2024, supplement).
 """
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -105,15 +106,6 @@ def sl_vit(
     images of 10 classes: 6,176,275 parameters.
     """
     channels, height, width = image("sl_vit", input_shape, least=8)
-    side = _side(max(height, width))
+    step = 32 if max(height, width) <= 64 else 16
+    side = math.ceil(max(height, width) / step) * step
     return SLViT(channels, side, (height, width) != (side, side), classes, (dim, depth, heads, dim_head, mlp), shift)
-
-
-def _side(pixels: int) -> int:
-    """The side that is cut into whole patches; 28 becomes the 32 that FedSOL has.
-
-    >>> [_side(n) for n in (8, 28, 32, 64, 100, 384)]
-    [32, 32, 32, 64, 112, 384]
-    """
-    step = 32 if pixels <= 64 else 16
-    return -(-pixels // step) * step

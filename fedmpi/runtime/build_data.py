@@ -32,7 +32,7 @@ from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos,
 from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import Stream, choosing
 from fedmpi.engine import scheduler
-from fedmpi.tasks.base import ignored_value, is_counted
+from fedmpi.tasks.base import is_counted
 
 LABELS, HELD, TARGETS = ("label counts",), ("validation samples",), ("number, sum and sum of squares of targets",)
 Targets = tuple[Tensor, Tensor | None]  # of some rows, and the number of the site of each row
@@ -119,7 +119,7 @@ def standardise_targets(
         )
 
     def sums(y: Tensor) -> np.ndarray:
-        return target_sums(y, is_counted(y, ignored_value(settings.task.options.get("ignore"))))
+        return target_sums(y, is_counted(y, settings.task.options.get("ignore")))
 
     if settings.data.standardise_target == "pooled":
         scales[""] = TargetScale.of_sums(exchange([sums(y) for y, _ in train]))
@@ -161,7 +161,7 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
             "disk are uint8 pictures in HDF5, and picture files; leave it out"
         )
-    warn_of_leaks(dataset, settings.task.name == "survival", whose)
+    warn_of_leaks(dataset, whose)
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:

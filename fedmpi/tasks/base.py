@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
@@ -108,16 +107,12 @@ def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: 
     return tuple(given or usual)
 
 
-def ignored_value(given: float | str | None) -> float | None:
-    """The option `ignore` as a number: "nan" is NaN."""
-    return None if given is None else float(given)
-
-
-def is_counted(y: Tensor, ignore: float | None) -> Tensor:
+def is_counted(y: Tensor, ignore: float | str | None) -> Tensor:
     """Which targets y (B, ...) count: a mask of bool of the same shape, False where a target is `ignore`."""
     if ignore is None:
         return torch.ones_like(y, dtype=torch.bool)
-    return ~y.isnan() if math.isnan(ignore) else y != ignore
+    value = float(ignore)
+    return ~y.isnan() if math.isnan(value) else y != value
 
 
 def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
@@ -125,30 +120,10 @@ def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
-def outside(y: Tensor, classes: int, ignore: float | None = None) -> str:
-    """The first class number beyond 0..classes-1, for messages; "" where there is none."""
-    odd = ((y < 0) | (y >= classes)) & is_counted(y, ignore)
-    if not bool(odd.any()):
-        return ""
-    place = odd.nonzero()[0].tolist()
-    problem = f"row {place[0]} holds the class {int(y[tuple(place)])}; 0..{classes - 1} are allowed"
-    return f"{problem}{but_ignored(ignore)}"
-
-
-def but_ignored(ignore: float | None) -> str:
-    """For messages about allowed targets."""
-    return "" if ignore is None else f" (and {ignore:g}, which does not count)"
-
-
-def cross_entropy(f: Tensor, y: Tensor, skip: int = -100, row_by_row: bool = False) -> Tensor:
-    """(B, ...) losses of logits (B, c, ...) and targets (B, ...); 0 where a target is `skip`.
-
-    row_by_row: of logits in rows, (P, c), which is slower on a CPU, and on a GPU the only form with one order of sums.
-    """
-    if row_by_row or f.is_cuda:
-        rows = f.movedim(1, -1).flatten(0, -2)
-        return functional.cross_entropy(rows, y.flatten(), reduction="none", ignore_index=skip).view(y.shape)
-    return functional.cross_entropy(f, y, reduction="none", ignore_index=skip)
+def allowed(values: str, ignore: float | None) -> str:
+    """`0 and 1 are allowed`, for messages, with what task.ignore adds."""
+    more = "; task.ignore names a number that does not count"
+    return f"{values} are allowed{more if ignore is None else f' (and {ignore:g}, which does not count)'}"
 
 
 def look(y: Tensor) -> str:

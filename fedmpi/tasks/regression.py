@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Ignored, Task, choose, ignored_value, is_counted, look, mean_counted, plain_predictions
+from fedmpi.tasks.base import Ignored, Task, choose, is_counted, look, mean_counted, plain_predictions
 
 KNOWN = ("mse", "rmse", "mae", "r2")
 
@@ -26,7 +26,7 @@ class Regression(Task):
 
     def __init__(self, classes: int, metrics: tuple[str, ...] | None = None, ignore: Ignored | None = None) -> None:
         super().__init__(classes)
-        self.ignore = ignored_value(ignore)
+        self.ignore = None if ignore is None else float(ignore)
         self.names = choose("regression", KNOWN, metrics, ("mse", "r2"))
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:

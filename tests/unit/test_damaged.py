@@ -90,7 +90,6 @@ def test_a_line_that_is_none(run, text):
     (run / "metrics.jsonl").write_text("\n".join([first, text, *rest]) + "\n")
     message = f"{run}/metrics.jsonl:2 is no row of a run; it was changed, or the disk is bad"
     refused(message, "replay", run)
-    refused(message, "analyse", "communication", run, "--to", run.parent / "to")
     resumed(run)  # the other lines are as they were
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.csv_file import csv_table
-from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, equal_sizes, index_array
+from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, index_array
 
 
 def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()) -> Partition:
@@ -20,45 +20,17 @@ def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple
     stay in the global test set and in evaluate.protocol's `sites`: what one site has alone, or what a site gets from a
     model made without it.
     """
-    present = np.unique(labels)
-    if only:
-        if clients != len(only):
-            raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT}")
-        chosen = np.array(only, dtype=np.int64)
-        client = np.full(max(present[-1], chosen.max()) + 1, -1)
-        client[chosen] = np.arange(clients)
-        return Partition.from_owners(client[labels], clients)
-    if not np.array_equal(present, np.arange(clients)):
+    present, chosen = np.unique(labels), np.array(only or range(clients), dtype=np.int64)
+    if clients != len(chosen):
+        raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT}")
+    if not only and not np.array_equal(present, chosen):
         raise UserError(
             f"data.partition: scheme site makes one client of each site 0, 1, ..., clients={clients}, but the training "
-            f"samples belong to sites {present.tolist()}; {LEAVE_OUT}, number sites without a gap, or take scheme "
-            "domain, which divides a site among several clients"
+            f"samples belong to sites {present.tolist()}; {LEAVE_OUT}, or number sites without a gap"
         )
-    return Partition.from_owners(labels, clients)
-
-
-def domain(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
-    """Several clients per natural site, or domain: each site's samples in equal parts at random among its clients.
-
-    `labels` holds the site of each sample. Clients are dealt to sites evenly, in order: with 4 domains and 10 clients
-    the first two have three each, the others two.
-    """
-    present = np.unique(labels)
-    if clients < len(present):
-        raise UserError(
-            f"data.partition: scheme domain needs a client for each of the {len(present)} sites, clients={clients}; "
-            "raise `clients`"
-        )
-    by_site = Partition.from_owners(np.searchsorted(present, labels), len(present))
-    clients_of_site = Partition.from_sizes(np.arange(clients), equal_sizes(clients, len(present)))
-    owner = np.empty(len(labels), dtype=np.int64)
-    for name, rows, own in zip(present, by_site, clients_of_site, strict=True):
-        if len(rows) < len(own):
-            raise UserError(
-                f"data.partition: site {name} has {len(rows)} samples for {len(own)} clients; lower `clients`"
-            )
-        owner[rng.permutation(rows)] = np.repeat(own, equal_sizes(len(rows), len(own)))
-    return Partition.from_owners(owner, clients)
+    client = np.full(max(present[-1], chosen.max()) + 1, -1)
+    client[chosen] = np.arange(clients)
+    return Partition.from_owners(client[labels], clients)
 
 
 def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> Partition:

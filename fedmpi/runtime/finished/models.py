@@ -25,7 +25,7 @@ from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
-from fedmpi.data.preparation import ALL_READING_OPTIONS
+from fedmpi.data.preparation import READING_OPTIONS
 from fedmpi.engine.evaluate import OWN, load_own_model
 from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
@@ -137,7 +137,7 @@ def _client_model(which: RunModel) -> nn.Module:
     run_dir, start = which.run, which.run / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
     # The training's files are read as the run did: not as overrides say for a new file.
-    own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in ALL_READING_OPTIONS]
+    own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
     settings = replace(which, overrides=own).settings(*start_from, *RESTORED)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
     settings = settings.model_copy(update={"evaluate": evaluate})

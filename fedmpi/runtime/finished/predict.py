@@ -175,7 +175,7 @@ class Predictor:
         parts, summaries = list[Mapping[str, Any]](), list[Tensor]()
         reason, start = rows.no_targets if rows.known is None else "", 0
         with torch.inference_mode():
-            for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
+            for x, y in batches(shard, self.settings.evaluate.batch_size, None):
                 f = self._outputs(x)
                 if scales is not None:
                     own, start = scales[start : start + len(f)], start + len(f)

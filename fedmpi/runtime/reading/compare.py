@@ -199,12 +199,11 @@ def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
     A data source of the user's own may depend on the seed.
 
     >>> identity = {"(partition)": "a", "(training data)": "b"}
-    >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file", "feature_noise")]
-    [['(training data)'], ['(partition)', '(training data)'], []]
+    >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file")]
+    [['(training data)'], ['(partition)', '(training data)']]
     """
     scheme = identity.get("data.partition.scheme")
     drawn = set() if scheme == "'file'" else {PARTITION}
-    drawn |= {TRAINING} if scheme == "'feature_noise'" else set()
     drawn |= {TRAINING, TEST} if ":" in str(identity.get("data.source")) else set()
     shared = {PARTITION, TRAINING, TEST, "(initial weights)"} - drawn
     return {key: str(value) for key, value in identity.items() if key in shared or key.startswith("(plug-in ")}

@@ -26,7 +26,7 @@ SOME = [
     *("fedavg", "scaffold", "feddyn", "fednova", "fedsol", "gradproj", "feduv", "fedsam", "ditto", "fedrep"),
     *("fedproto", "fedfomo", "fedala", "fedld", "moon", "pfedme", "fedatom_personal", "scaffold, int8"),
     *(
-        "fedpac, fp16 up, bf16 down",
+        "fedpac, fp16",
         "scaffold, sharded",
         "fedavg, median of shards",
         "fedavg, adamw kept, then nesterov",

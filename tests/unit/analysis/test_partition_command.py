@@ -31,13 +31,6 @@ def test_what_is_written_is_the_same_division(tmp_path):
     assert again.stdout == whole.stdout
 
 
-def test_a_file_holds_no_noise(tmp_path):
-    done = fedmpi(
-        "partition", QUICKSTART, "data.partition={scheme: feature_noise, clients: 3}", "--write", tmp_path / "a.csv"
-    )
-    assert "a.csv: who holds what, without the noise" in done.stdout
-
-
 def test_many_clients_are_written_and_some_drawn(tmp_path):
     config = [QUICKSTART, f"data.source={__file__}:rows", "data.partition={scheme: iid, clients: 6000}"]
     path = tmp_path / "parts.csv"

@@ -284,7 +284,7 @@ def test_augmentation_does_not_depend_on_the_batch_size(size):
     other, same = epoch(size, 1, 3)
     assert torch.equal(rows, same), "the order of samples does not depend on what augmentation draws"
     assert not torch.equal(x, other)
-    plain = torch.cat([x for x, _ in batches(shard, size, None, views=True)])
+    plain = torch.cat([x for x, _ in batches(shard, size, None)])
     assert torch.equal(plain, normalised(kept.stored[3:30])), "evaluation changes nothing"
 
 

@@ -1,7 +1,5 @@
 """Axes of arrays of images and volumes: what the shape says, what is guessed, and what `data.axes` says."""
 
-import warnings
-
 import h5py
 import numpy as np
 import pytest
@@ -21,9 +19,9 @@ RNG = np.random.default_rng(0)
 FIRST, LAST = (0, 1, 2, 3), (0, 3, 1, 2)
 
 
-def save(folder, shape, dtype=np.uint8, **more):
+def save(folder, shape, dtype=np.uint8):
     x = RNG.integers(0, 256, (N, *shape)).astype(dtype)
-    np.savez(folder / "a.npz", x=x, y=np.arange(N) % 2, **more)
+    np.savez(folder / "a.npz", x=x, y=np.arange(N) % 2)
     return x
 
 
@@ -31,81 +29,65 @@ def load(folder, **options):
     return npz(folder, path="a.npz", test_fraction=0, **options)
 
 
-def expected(x, order):
-    """With its channels first; order None: one channel is put in."""
-    x = x[:, None] if order is None else x.transpose(order)
-    return x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
-@pytest.mark.parametrize(
-    ("shape", "order"),
-    [
-        ((8, 9), None),
-        ((3, 8, 9), FIRST),
-        ((1, 8, 9), FIRST),
-        ((8, 9, 3), LAST),
-        ((1, 5, 6, 7), (0, 1, 2, 3, 4)),
-        ((5, 6, 7, 3), (0, 4, 1, 2, 3)),
-    ],
-)
-def test_axes_that_the_shape_leaves_no_choice_of(tmp_path, shape, order, dtype):
-    x = save(tmp_path, shape, dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = load(tmp_path)
-    assert np.array_equal(data.train_x[:].float().numpy(), expected(x, order))
-    assert isinstance(data.train_x, Pictures) == (dtype == np.uint8)
-
-
-@pytest.mark.parametrize("shape", [(7, 7, 7), (8, 8, 5), (5, 8, 8), (3, 8, 3), (6, 5, 5, 2), (1, 6, 5, 3)])
-def test_axes_that_the_shape_leaves_open_have_to_be_said(tmp_path, shape):
-    save(tmp_path, shape)
-    with pytest.raises(
-        UserError, match=r"a\.npz: x has the shape \(10, .*\): say data\.axes, such as NCHW, NHWC, or NDHW"
-    ):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64])
 @pytest.mark.parametrize(
     ("shape", "axes", "order"),
-    [((7, 7, 7), "NDHW", None), ((8, 8, 5), "NHWC", LAST), ((4, 5, 6, 2), "NWHDC", (0, 4, 3, 2, 1))],
+    [
+        ((8, 9), None, None),  # the shape leaves no choice
+        ((3, 8, 9), None, FIRST),
+        ((1, 8, 9), None, FIRST),
+        ((8, 9, 3), None, LAST),
+        ((1, 5, 6, 7), None, (0, 1, 2, 3, 4)),
+        ((5, 6, 7, 3), None, (0, 4, 1, 2, 3)),
+        ((7, 7, 7), "NDHW", None),
+        ((7, 7, 7), "DHW", None),  # N may be left out
+        ((7, 7, 7), "NCHW", FIRST),
+        ((8, 8, 5), "HWC", LAST),
+        ((6, 5, 5, 2), "NDHWC", (0, 4, 1, 2, 3)),
+        ((4, 5, 6, 2), "NWHDC", (0, 4, 3, 2, 1)),
+    ],
 )
-def test_axes_are_said_with_or_without_the_samples(tmp_path, shape, axes, order, dtype):
-    x = save(tmp_path, shape, dtype)
-    for data in (load(tmp_path, axes=axes), load(tmp_path, axes=axes[1:])):
-        assert np.array_equal(data.train_x[:].float().numpy(), expected(x, order))
+@pytest.mark.filterwarnings("error")
+def test_axes_that_the_shape_or_the_config_says(tmp_path, shape, axes, order, dtype):
+    """order None: one channel is put in."""
+    x, data = save(tmp_path, shape, dtype), load(tmp_path, axes=axes)
+    expected = (x[:, None] if order is None else x.transpose(order)).astype(np.float32)
+    assert np.array_equal(data.train_x[:].float().numpy(), expected / np.float32(255 if dtype == np.uint8 else 1))
+    assert isinstance(data.train_x, Pictures) == (dtype == np.uint8)
+
+
+OPEN = r"a\.npz: x has the shape \(10, .*\): say data\.axes, such as NCHW, NHWC, or NDHW"
 
 
 @pytest.mark.parametrize(
-    ("shape", "axes", "says"),
+    ("shape", "options", "says"),
     [
-        ((8, 9, 3), "NHWX", "data.axes: 'NHWX'; the letters N, C, D, H and W in the order"),
-        ((8, 9, 3), "NHHC", "data.axes: 'NHHC'; the letters"),
-        ((8, 9), "NHWC", r"x has the shape \(10, 8, 9\), which does not have the axes NHWC"),
-        ((9,), "NHWC", r"x has the shape \(10, 9\); data.axes is for images and volumes: leave it out"),
+        *((shape, {}, OPEN) for shape in ((7, 7, 7), (8, 8, 5), (5, 8, 8), (3, 8, 3), (6, 5, 5, 2), (1, 6, 5, 3))),
+        ((8, 9, 3), {"axes": "NHWX"}, "data.axes: 'NHWX'; the letters N, C, D, H and W in the order"),
+        ((8, 9, 3), {"axes": "NHHC"}, "data.axes: 'NHHC'; the letters"),
+        ((8, 9), {"axes": "NHWC"}, r"x has the shape \(10, 8, 9\), which does not have the axes NHWC"),
+        ((9,), {"axes": "NHWC"}, r"x has the shape \(10, 9\); data.axes is for images and volumes: leave it out"),
+        ((4, 5), {"pixel_range": (2, 1)}, r"data\.pixel_range: \[2, 1\]"),
     ],
 )
-def test_axes_that_the_array_does_not_have_are_refused(tmp_path, shape, axes, says):
+def test_axes_that_are_open_or_that_the_array_does_not_have_are_refused(tmp_path, shape, options, says):
     save(tmp_path, shape)
     with pytest.raises(UserError, match=says):
-        load(tmp_path, axes=axes)
+        load(tmp_path, **options)
 
 
-@pytest.mark.parametrize("axes", ["NDHW", "NHWC"])
-def test_volumes_stay_on_disk_alike(tmp_path, axes):
+@pytest.mark.parametrize(("axes", "channels"), [("NDHW", 1), ("NHWC", 6)])
+def test_volumes_stay_on_disk_alike(tmp_path, axes, channels):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["y"] = RNG.integers(0, 256, (N, 6, 6, 6), np.uint8), np.arange(N) % 2
-    found = []
+    both = []
     for stream in (False, True):
         with streaming.choosing(stream):
-            mean = [0.5] * (1 if axes == "NDHW" else 6)
-            found.append(hdf5(tmp_path, path="a.h5", axes=axes, mean=mean, test_fraction=0).train_x)
-    held, read = found
+            both.append(hdf5(tmp_path, path="a.h5", axes=axes, mean=[0.5] * channels, test_fraction=0).train_x)
+    held, read = both
     assert isinstance(read.stored, Stream)
-    rows = torch.tensor([3, 1, 4])
     for last in (False, True):
+        rows = torch.tensor([3, 1, 4])
         assert torch.equal(held.to("cpu", last).read(rows), read.to("cpu", last).read(rows))
         assert torch.equal(held.to("cpu", last).floats(), read.to("cpu", last).floats())
 
@@ -118,8 +100,6 @@ def test_numbers_of_sixteen_bits_are_scaled_by_a_range(tmp_path):
     assert np.allclose(window.floats().numpy()[:, 0], np.clip((x + 160) / 400, 0, 1) * 2 - 1, atol=1e-6)
     own = load(tmp_path, pixel_range="file").train_x.floats()
     assert (own.flatten(1).min(1).values.tolist(), own.flatten(1).max(1).values.tolist()) == ([0] * N, [1] * N)
-    with pytest.raises(UserError, match=r"data\.pixel_range: \[2, 1\]"):
-        load(tmp_path, pixel_range=(2, 1))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +110,7 @@ def test_numbers_of_sixteen_bits_are_scaled_by_a_range(tmp_path):
 )
 def test_validate_shows_shape_and_axes(tmp_path, shape, axes, says):
     save(tmp_path, shape)
-    data = {"source": "npz", "path": "a.npz", "root": tmp_path, "partition": {"scheme": "iid", "clients": 2}}
-    data["axes"] = axes
+    data = {"source": "npz", "path": "a.npz", "root": tmp_path, "axes": axes}
+    data["partition"] = {"scheme": "iid", "clients": 2}
     settings = {"data": data, "model": {"name": "logistic"}, "method": {"name": "fedavg"}, "rounds": 1}
     assert dict(validate_settings(Settings.model_validate(settings)))["sample"] == says

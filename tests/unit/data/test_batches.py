@@ -71,35 +71,10 @@ def test_rows_read_ahead_are_those_of_their_batch(shape, blocks):
         ]
 
 
-def test_views_replace_copies_where_kernels_sum_in_the_same_order():
-    """Rows follow one another and begin where a copy would in a cache line; views of images have a copy's strides."""
-    x = torch.arange(96.0).view(24, 4)  # 16 bytes a row: 4 rows are 64
-    for index, size, shared in [
-        (torch.arange(4, 20), 4, [True] * 4),
-        (torch.arange(4, 20), 6, [True, False, True]),
-        (torch.arange(5, 20), 4, [False] * 4),
-        (torch.tensor([0, 1, 2, 4]), 4, [False]),
-        (torch.tensor([3, 2, 1, 0]), 4, [False]),
-        (torch.arange(0), 4, []),
-    ]:
-        whole = Shard(x, torch.arange(24), index)
-        given = list(batches(whole, size, None, views=True))
-        assert [batch.data_ptr() == x[int(y[0])].data_ptr() for batch, y in given] == shared
-        for (found, y), (copy, y_copy) in zip(given, batches(whole, size, None), strict=True):
-            assert torch.equal(found, copy)
-            assert torch.equal(y, y_copy)
-    x = torch.randn(6, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    whole = Shard(x, torch.arange(6), torch.arange(6))
-    for (view, _), (copy, _) in zip(batches(whole, 2, None, views=True), batches(whole, 2, None), strict=True):
-        assert view.stride() == copy.stride()
-        assert view.data_ptr() != copy.data_ptr()
-        assert torch.equal(view, copy)
-
-
 def test_batches_wait_for_no_device():
     """Nothing asks a GPU before the first batch: the device meta has no answers."""
     x, index = torch.empty(20, 3, device="meta"), torch.arange(4, 14)
-    found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 4, None, views=True))
+    found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 4, None))
     assert [(len(x), len(y), y.device.type) for x, y in found] == [(4, 4, "meta"), (4, 4, "meta"), (2, 2, "meta")]
 
 

@@ -1,11 +1,13 @@
 """One order of classes and sites in all sources: numbers by value, also inside words."""
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from fedmpi.common.text import natural_order
 from fedmpi.data.sources.pictures.class_pictures import csv_images, image_folder
 from fedmpi.data.sources.tables.table import table
+from fedmpi.data.sources.text import text
 
 
 @pytest.mark.parametrize(
@@ -23,33 +25,32 @@ def test_natural_order(names, expected):
     assert natural_order(names) == expected
 
 
-NAMES = [str(k) for k in range(1, 11)]  # as text 1, 10, 2, ...
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Two pictures of each class, whose grey is ten times the number of the class: 10, ..., 100."""
-    rows = []
-    for name in NAMES:
-        (tmp_path / "images" / name).mkdir(parents=True)
+def test_sources_number_classes_and_sites_alike(tmp_path):
+    """Two pictures of each class, whose grey is ten times the number of the class; as text the order is 1, 10, 2."""
+    names, rows = [str(k) for k in range(1, 11)], []
+    (tmp_path / "texts").mkdir()
+    for name in names:
+        (tmp_path / "texts" / f"{name}.txt").write_text("abcd" * 9)
         for k in range(2):
-            Image.new("L", (4, 4), 10 * int(name)).save(tmp_path / "images" / name / f"{k}.png")
+            for place in (f"images/{name}", f"sites/{name}/c{k}"):
+                (tmp_path / place).mkdir(parents=True, exist_ok=True)
+                Image.new("L", (4, 4), 10 * int(name)).save(tmp_path / place / f"{k}.png")
             rows.append(f"images/{name}/{k}.png,{name},{10 * int(name)}")
     (tmp_path / "a.csv").write_text("path,label,grey\n" + "\n".join(rows))
-    return tmp_path
-
-
-def labels_by_grey(x, y):
-    greys = (x.flatten(1)[:, 0] * 127.5 + 127.5).round().int().tolist()
-    return dict(zip(greys, y.tolist(), strict=True))
-
-
-def test_sources_number_the_classes_alike(folder):
-    expected = {10 * (k + 1): k for k in range(10)}
-    for data in (
-        image_folder(folder, path="images", test_fraction=0),
-        csv_images(folder, path="a.csv", test_fraction=0),
+    (tmp_path / "b.csv").write_text(
+        "path,site,grey,label\n" + "\n".join(f"{row},c{k % 2}" for k, row in enumerate(rows))
+    )
+    whole = {"test_fraction": 0}
+    folder, listed = image_folder(tmp_path, path="images", **whole), csv_images(tmp_path, path="a.csv", **whole)
+    rows = table(tmp_path, path="a.csv", label_column="label", features=["grey"], standardise="none", **whole)
+    for data, greys in (
+        *((data, (data.train_x.floats()[:, 0, 0, 0] * 127.5 + 127.5).round()) for data in (folder, listed)),
+        (rows, rows.train_x[:, 0]),
     ):
-        assert labels_by_grey(data.train_x.floats(), data.train_y) == expected
-    rows = table(folder, path="a.csv", label_column="label", features=["grey"], standardise="none", test_fraction=0)
-    assert dict(zip(rows.train_x[:, 0].int().tolist(), rows.train_y.tolist(), strict=True)) == expected
+        by_grey = dict(zip(greys.int().tolist(), data.train_y.tolist(), strict=True))
+        assert by_grey == {10 * (k + 1): k for k in range(10)}
+    texts = text(tmp_path, path="texts", context=4)
+    assert np.array_equal(np.unique(texts.site), range(10))
+    sites = (image_folder(tmp_path, path="sites", sites=True, **whole), texts)
+    for data in (*sites, csv_images(tmp_path, path="b.csv", site_column="site", **whole)):
+        assert data.site_names == tuple(names)

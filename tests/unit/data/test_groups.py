@@ -80,8 +80,7 @@ def test_rows_of_a_patient_in_a_table_are_on_one_side(tmp_path):
     assert data.meaning == ("age", "->", "0", "1")
     train, test = ({people(int(age)) for age in x[:, 0]} for x in (data.train_x, data.test_x))
     assert not train & test
-    assert len(data.test_y) == 12
-    assert len(data.group.unique()) == len(train) == 16
+    assert (len(data.test_y), len(data.group.unique()), len(train)) == (12, 16, 16)
     (tmp_path / "b.csv").write_text("age,sick,who,part,at\n1,0,a,train,uk\n2,1,a,test,at\n3,1,b,train,at\n")
     options = {"label_column": "sick", "group_column": "who", "split_column": "part", "site_column": "at"}
     with pytest.raises(UserError, match=r"b\.csv, line 3: rows of 'a' \(data\.group_column\) are to .*line 2 of"):

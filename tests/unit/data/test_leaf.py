@@ -11,7 +11,7 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.federated import split
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.sources.leaf import leaf
-from fedmpi.tasks.next_symbol import NextSymbol
+from fedmpi.tasks.places import NextSymbol
 
 
 def save(folder, part, users, name="all_data_0_niid_0_keep_0.json", **more):

@@ -12,8 +12,7 @@ from helpers import play, settings
 
 from fedmpi.common import seeds
 from fedmpi.data import batches as batches_module
-from fedmpi.data.batches import Shard, Shards, pooled_rows, replace_samples, samples_of
-from fedmpi.data.client_test import ALIGNED_SIZE, _quotas
+from fedmpi.data.batches import Shard, pooled_rows, replace_samples, samples_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out, split
 from fedmpi.data.partitions.parts import Partition, equal_sizes
@@ -80,15 +79,19 @@ def test_test_rows_are_found_when_they_are_asked_for(monkeypatch, client_test):
     assert drawn[1:] == tested
 
 
-def test_rows_of_all_clients():
-    x, y = torch.arange(8.0)[:, None], torch.arange(8)
-    parts = Partition.from_parts([np.array([5, 1]), np.array([], dtype=np.int64), np.array([3])])
-    together, apart = Shards(x, y, parts), {k: Shard(x, y, torch.from_numpy(part)) for k, part in enumerate(parts)}
-    for shards in (together, apart):
-        assert pooled_rows(shards).index.tolist() == [1, 3, 5]
-        changed = replace_samples(shards, lambda x: -x)
-        assert [changed[0].x[changed[0].index].flatten().tolist(), len(changed)] == [[-5.0, -1.0], 3]
-    assert [len([*samples_of(shards)]) for shards in (together, apart)] == [1, 3]
+def test_a_validation_part_and_all_rows_are_the_same_of_shards_with_one_x_and_with_several():
+    fed = split(rows_of_numbers(30), "iid", 3, 0)
+    by_hand = type(fed)(**{**vars(fed), "train": dict(fed.train)})
+    one, other = (hold_out(each, 0.3, 0) for each in (fed, by_hand))
+    for part in ("train", "validation"):
+        ours, theirs = getattr(one, part), getattr(other, part)
+        assert all(torch.equal(ours[k].index, theirs[k].index) for k in range(3))
+        assert torch.equal(pooled_rows(ours).index, pooled_rows(theirs).index)
+        changed = replace_samples(ours, lambda x: -x)
+        assert torch.equal(changed[0].x, -ours[0].x)
+        assert [len([*samples_of(shards)]) for shards in (ours, theirs)] == [1, 3]
+    assert np.array_equal(one.label_counts, other.label_counts)
+    assert np.array_equal(one.validation_sizes, other.validation_sizes)
 
 
 # ---- two arrays ----
@@ -107,44 +110,11 @@ def test_a_partition_holds_what_a_list_of_arrays_holds():
         assert equal_sizes(rows, 5).tolist() == [len(part) for part in np.array_split(np.arange(rows), 5)]
 
 
-def test_a_validation_part_is_the_same_of_shards_with_one_x_and_with_several():
-    fed = split(rows_of_numbers(30), "iid", 3, 0)
-    by_hand = type(fed)(**{**vars(fed), "train": dict(fed.train)})
-    one, other = (hold_out(each, 0.3, 0) for each in (fed, by_hand))
-    for k in range(3):
-        assert torch.equal(one.train[k].index, other.train[k].index)
-        assert torch.equal(one.validation[k].index, other.validation[k].index)
-    assert np.array_equal(one.label_counts, other.label_counts)
-    assert np.array_equal(one.validation_sizes, other.validation_sizes)
-
-
-def naive_quota(counts, there):
-    """How many test rows of each class a client has, one client and one class after another."""
-    both = [c for c in range(len(counts)) if counts[c] and there[c]]
-    n, most = sum(counts), min([ALIGNED_SIZE, *(there[c] * sum(counts) // counts[c] for c in both)])
-    quota = [most * counts[c] // n if c in both else 0 for c in range(len(counts))]
-    if not any(quota):
-        for c in sorted(both, key=lambda c: (-counts[c], c))[:ALIGNED_SIZE]:
-            quota[c] = 1
-    return quota
-
-
-def test_quotas_of_all_clients_at_once_are_those_of_each():
-    rng = np.random.default_rng(5)
-    for classes, most in ((2, 3), (7, 100), (7, 1), (30, 2_000)):
-        counts = rng.integers(0, most + 1, (60, classes)) * rng.integers(0, 2, (60, classes))
-        counts[:, 0] += counts.sum(1) == 0  # a client has a sample
-        for there in (rng.integers(0, 3, classes), rng.integers(0, 5_000, classes), np.zeros(classes, dtype=np.int64)):
-            naive = [naive_quota(row.tolist(), there.tolist()) for row in counts]
-            assert _quotas(counts, there).tolist() == naive
-
-
 # ---- the same bits ----
 # Digests of training, test and validation rows by client, as they were when each client was an array of its own.
 BEFORE = {
     ("iid", 13): "b88c65efc94a 7a80a941e282 39912c778853",
     ("quantity", 9): "a09c3d127bd4 95527455b253 426354fa5b65",
-    ("feature_noise", 6): "d1f3816e1a65 54be6893b22f 8b01990e4683",
     ("classes", 15, ("k", 3)): "7a8f844ccca5 91102422486d b8481eb6ae24",
     ("shards", 14, ("s", 2)): "30a3060ea9f5 e442ac96e7e8 0bddf03d3259",
     ("shards", 14, ("s", 3), ("distinct", True)): "2ac92ae8e3a2 c41f70c7da40 36e88082fc3c",
@@ -154,7 +124,6 @@ BEFORE = {
     ("dirichlet", 11, ("convention", "client")): "1fb0ee46c0c2 a88c85d7894f 02bbeba4656f",
     ("site", None): "84234a948b5d afa6f4f96506 452a96d9ffc8",
     ("site", None, ("only", (3, 1))): "342be462feea f0547f0c8b6f 7958524aad8b",
-    ("domain", 17): "5c371426c797 9158677d4807 e57a131fe68f",
 }
 
 

@@ -8,11 +8,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.partitions import dirichlet as dirichlet_module
-from fedmpi.data.partitions import registry
-from fedmpi.data.partitions.dirichlet import dirichlet, quantity
-from fedmpi.data.partitions.given import domain
-from fedmpi.data.partitions.iid import iid, noisy
+from fedmpi.data.partitions import random, registry
+from fedmpi.data.partitions.random import dirichlet, iid, quantity
 from fedmpi.data.partitions.shards import classes, shards
 
 
@@ -32,7 +29,6 @@ def histograms(labels, parts, classes):
 SCHEMES = [
     ("iid", {}),
     ("quantity", {"alpha": 0.5}),
-    ("feature_noise", {"level": 0.5}),
     ("classes", {"k": 3}),
     ("shards", {"s": 2}),
     ("shards", {"s": 3, "distinct": True}),
@@ -136,7 +132,7 @@ def test_refused_with_numbers(cut, labels, clients, options, words):
 
 
 def test_redraws_are_capped(monkeypatch):
-    monkeypatch.setattr(dirichlet_module, "MAX_SHARES", 1000)
+    monkeypatch.setattr(random, "MAX_SHARES", 1000)
     # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
     with pytest.raises(UserError, match=r"none of \d+ draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
@@ -169,25 +165,6 @@ def test_quantity_changes_sizes_alone():
     large = histograms(labels, parts, 10)[sizes.argmax()]
     # a share of n samples drawn without replacement: deviation below sqrt(n / 10)
     assert np.abs(large - sizes.max() / 10).max() < 5 * (sizes.max() / 10) ** 0.5
-
-
-def test_domains_are_divided_among_their_own_clients():
-    owner = rng().permutation(np.repeat([0, 1, 2], [50, 70, 90]))
-    parts = domain(owner, 7, rng())
-    assert [np.unique(owner[part]).tolist() for part in parts] == [[0]] * 3 + [[1]] * 2 + [[2]] * 2
-    assert [len(part) for part in parts] == [17, 17, 16, 35, 35, 45, 45]
-    with pytest.raises(UserError, match="a client for each of the 3 sites, clients=2"):
-        domain(owner, 2, rng())
-
-
-def test_noise_grows_with_the_client():
-    x, parts = torch.zeros(900, 4, 5), iid(np.zeros(900), 3, rng())
-    seen = noisy(x, parts, seed=1, level=2.0)
-    deviations = [seen[torch.from_numpy(part)].std().item() for part in parts]
-    assert deviations[0] == 0
-    assert deviations[1:] == pytest.approx([1.0, 2.0], rel=0.05)  # 6,000 draws: 0.9 % each
-    assert not x.any()
-    assert torch.equal(seen, noisy(x, parts, seed=1, level=2.0))
 
 
 def read_file(path, clients=None, samples=5):

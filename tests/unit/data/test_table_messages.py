@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 from table_files import noise, warnings_of, write_table
 
@@ -61,23 +60,6 @@ REFUSED = [  # columns, options, message
 def test_refused(tmp_path, columns, options, message):
     with pytest.raises(UserError, match=message):
         read_table(tmp_path, columns, **options)
-
-
-NUMBERS = r"a\.csv: column 'id' numbers the rows.*leave it out"
-
-
-@pytest.mark.parametrize(
-    ("columns", "options"),
-    [
-        ({"id": range(7, 67)}, {}),
-        ({"id": [*range(40)] * 2, "who": ["n"] * 40 + ["s"] * 40}, {"site_column": "who"}),
-        ({"id": np.arange(60) // 2, "who": ["n", "s"] * 30}, {"site_column": "who"}),
-        ({"id": range(60)}, {"site": "a", "path": "{site}.csv"}),
-    ],
-)
-def test_a_column_that_numbers_the_rows_is_warned_of(tmp_path, columns, options):
-    (message,) = warnings_of(read_table, tmp_path, columns, **options)
-    assert re.search(NUMBERS, message)
 
 
 def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine.local import graphs
-from fedmpi.models.resnet import resnet8
+from fedmpi.models.resnet import resnet18
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.survival import Survival
 
@@ -32,7 +32,7 @@ CLASSES = Classification(3)
     ("module", "task", "captured"),
     [
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout()), CLASSES, True),
-        (resnet8((3, 32, 32), 10), CLASSES, True),
+        (resnet18((3, 32, 32), 10, "small"), CLASSES, True),
         (nn.Sequential(nn.Linear(2, 2), Own(2, 2)), CLASSES, False),
         (nn.Linear(2, 2), OwnTask(3), False),
         (nn.Linear(2, 1), Survival(1), False),

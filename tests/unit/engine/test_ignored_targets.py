@@ -13,11 +13,10 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, silo_federation
 from fedmpi.engine.evaluate import evaluate
+from fedmpi.tasks.classification import MultiLabel
 from fedmpi.tasks.contract import check_targets
-from fedmpi.tasks.multi_label import MultiLabel
-from fedmpi.tasks.next_symbol import NextSymbol
+from fedmpi.tasks.places import NextSymbol, Segmentation
 from fedmpi.tasks.regression import Regression
-from fedmpi.tasks.segmentation import Segmentation
 
 HERE, NAN = __file__, math.nan
 MASKS = torch.tensor([[[0, 255], [2, 1]], [[255, 255], [1, 0]], [[255, 255], [255, 255]]])

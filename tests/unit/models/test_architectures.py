@@ -37,9 +37,6 @@ def count(module):
         ("char_lstm", (80,), 65, {}, 65 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + 257 * 65),
         ("logistic", (13,), 2, {"reference": True}, 14),
         ("mlp", (1, 28, 28), 10, {}, 199_210),  # the 2NN of McMahan et al. 2017, section 3
-        # 432 + 4,608 + 13,824 + 55,296 of 3x3, 2,560 of 1x1, 2 x 336 of normalisation, 650 of the last layer
-        ("resnet8", (3, 32, 32), 10, {}, 78_042),
-        ("resnet8", (1, 28, 28), 10, {"norm": "gn"}, 78_042 - 288),
         ("resnet18", (3, 224, 224), 1000, {}, 11_689_512),  # torchvision's documentation of its weights
         ("resnet50", (3, 224, 224), 1000, {}, 25_557_032),  # likewise
         # the stem loses (49 - 9) * 3 * 64 weights, the head 513 * (1000 - 10); a shortcut of 64 * 64 weights and 2 * 64
@@ -106,10 +103,9 @@ SMALL = [
     ("sl_vit", (1, 28, 28), {"depth": 2}, 192, HEAD),
     ("sl_vit", (3, 70, 64), {"depth": 1, "shift": "original"}, 192, HEAD),
     ("resnet18", (3, 32, 32), {"stem": "small", "stride": 2, "projection": True}, 256, {"fc.1.weight", "fc.1.bias"}),
-    ("resnet50", (3, 32, 32), {"stem": "no_pool", "stride": 2, "norm": "ln"}, 2048, FC),
+    ("resnet50", (3, 32, 32), {"stem": "no_pool", "stride": 2, "norm": "gn"}, 2048, FC),
     ("logistic", (3, 5), {"reference": True}, 15, {"head.linear.weight", "head.linear.bias"}),
     ("mlp", (6,), {"hidden": [5, 4]}, 4, HEAD),
-    ("resnet8", (1, 16, 16), {"projection": True}, 256, FC),
 ]
 
 

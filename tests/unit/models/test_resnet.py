@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.models.resnet import resnet8, resnet18, resnet50
+from fedmpi.models.resnet import resnet18, resnet50
 
 
 @pytest.mark.parametrize("ours", [resnet18, resnet50])
@@ -42,9 +42,8 @@ def test_bn_nostats_uses_the_batch_in_evaluation_too():
     assert torch.equal(module.train()(x), module.eval()(x))
 
 
-@pytest.mark.parametrize("norm", ["bn", "bn_nostats", "gn", "ln"])
+@pytest.mark.parametrize("norm", ["bn", "bn_nostats", "gn"])
 def test_a_projection_is_normalised_as_the_rest(norm):
-    small, large = resnet8((3, 16, 16), 10, norm, True), resnet18((3, 16, 16), 10, "small", norm, projection=True)
-    for model in (small, large):
-        assert bool([*model.buffers()]) == (norm == "bn")
-        assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 10)
+    model = resnet18((3, 16, 16), 10, "small", norm, projection=True)
+    assert bool([*model.buffers()]) == (norm == "bn")
+    assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 10)

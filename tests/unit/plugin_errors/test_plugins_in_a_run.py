@@ -350,29 +350,3 @@ def test_batch_normalisation_needs_two_samples_in_a_batch():
     assert play(**model, train={"batch_size": 13, "drop_last": True}).reason == "finished"
     with pytest.raises(UserError, match=r"round 0, client 0: .*OneSample.train at .*a batch of one sample"):
         run(OneSample, **model)
-
-
-class Plain(nn.Module):
-    def __init__(self, input_shape, classes):
-        super().__init__()
-        self.head = nn.Linear(input_shape[0], classes)
-
-    def forward(self, x):
-        return self.head(x)
-
-
-class WritesTestSamples(Plain):
-    def forward(self, x):
-        return self.head(x.mul_(2) if len(x) > 10 and not self.training else x)
-
-
-def source_at_an_address_of_its_own(root):
-    return changed(test_x=table(60)[0][40:].clone())
-
-
-def test_a_model_that_writes_to_test_samples():
-    """Evaluation reads the test samples where they lie."""
-    data = sections_of("source", source_at_an_address_of_its_own)
-    text = r"after round 0: model WritesTestSamples or task Classification wrote to the test samples.*\(Writes"
-    with pytest.raises(UserError, match=text):
-        play(**data, **sections_of("model", WritesTestSamples))

@@ -147,7 +147,6 @@ def validate_sites(root, label, task="classification", **data):
     return dict(validate_settings(Settings.model_validate({**sections, "rounds": 1})))
 
 
-@pytest.mark.filterwarnings("ignore:data. feature 'age' alone separates")
 def test_classes_and_events_of_each_site(tmp_path):
     rows = validate_sites(tmp_path, "state")
     assert {name: text for name, text in rows.items() if name.startswith("site ")} == {

@@ -36,11 +36,11 @@ def record(tmp_path):
 
 def test_half_a_line_is_gone_when_a_run_goes_on(record):
     """The next line would stand behind it."""
-    for name in ("updates.jsonl", "metrics.jsonl"):
+    for name in ("clients.jsonl", "metrics.jsonl"):
         (record.path / name).write_text('{"round": 0, "pa')
     record.truncate_after(0)
-    record.append("updates.jsonl", {"round": 1})
-    assert record.rows("updates.jsonl") == [{"round": 1}]
+    record.append("clients.jsonl", {"round": 1})
+    assert record.rows("clients.jsonl") == [{"round": 1}]
     assert record.rows("metrics.jsonl") == []
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from torch import nn
 import fedmpi
 from fedmpi.data.sources.digits import digits
-from fedmpi.data.partitions.iid import iid as deal
+from fedmpi.data.partitions.random import iid as deal
 from fedmpi.methods.fedavg import FedAvg as Mine
 from fedmpi.aggregation.rules import mean
 from fedmpi.tasks.classification import Classification

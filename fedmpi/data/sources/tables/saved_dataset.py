@@ -82,21 +82,8 @@ def saved_dataset(
     else:
         if size is not None:
             raise UserError(f"{folder}: data.size is for pictures, which column {input_column!r} does not hold")
-        if any(each.shape[1:] != read[0][0].shape[1:] for each, _ in read):
-            raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
-        array = np.concatenate([each for each, _ in read])
-        bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
-        if bad.any():
-            where = labels.at(int(bad.argmax()))
-            raise UserError(f"{where}: x holds a value that is not finite, or nothing; fill or drop it")
-        if symbols and array.dtype.kind not in "iu":
-            raise UserError(f"{folder}: x holds {array.dtype}; data.symbols needs whole numbers")
-        if symbols:
-            x = torch.from_numpy(array.astype(np.int64))
-        else:
-            options = ArrayOptions(axes, pixel_range, mean, std)
-            x = samples(array, options, "x", folder, grey=False)
-            preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, target.names)
+        options = None if symbols else ArrayOptions(axes, pixel_range, mean, std)
+        x, preparation = _numbers([each for each, _ in read], options, labels, target.names)
     is_test = torch.from_numpy(np.repeat([PARTS.get(name.lower()) == "test" for name in splits], lengths))
     by_part = {}
     for prefix, rows in (("", ~is_test), ("test_", is_test)):
@@ -104,6 +91,26 @@ def saved_dataset(
             by_part[prefix] = Part(x[rows], target.y[rows], torch.from_numpy(owner)[rows] if site_names else None)
     data = join_parts(by_part, folder, len(target.names) or 1, test_fraction, preparation)
     return replace(data, site_names=tuple(site_names))
+
+
+def _numbers(
+    parts: Sequence[np.ndarray], options: ArrayOptions | None, labels: Table, class_names: tuple[str, ...]
+) -> tuple[Any, Preparation | None]:
+    """Return the samples of all splits, and how they are prepared. options: None for symbols."""
+    folder = labels.path
+    if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+        raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
+    array = np.concatenate(parts)
+    bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
+    if bad.any():
+        where = labels.at(int(bad.argmax()))
+        raise UserError(f"{where}: x holds a value that is not finite, or nothing; fill or drop it")
+    if options is None:
+        if array.dtype.kind not in "iu":
+            raise UserError(f"{folder}: x holds {array.dtype}; data.symbols needs whole numbers")
+        return torch.from_numpy(array.astype(np.int64)), None
+    preparation = ArrayPreparation(array.shape[1:], array.dtype == np.uint8, options, class_names)
+    return samples(array, options, "x", folder, grey=False), preparation
 
 
 def _splits(folder: Path) -> list[str]:

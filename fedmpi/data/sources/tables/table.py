@@ -15,7 +15,6 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import warn_of_row_numbers
 from fedmpi.data.sources.common import (
     PARTS,
     check_groups,
@@ -107,7 +106,6 @@ def table(
     names = [site] if site else names
     groups = rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
     train = _training_rows(rows, aim, owner, names, groups, split_column, test_fraction)
-    warn_of_row_numbers(file, ((name, rows.numbers(name, "features")) for name in numeric), owner)
     plain = TablePreparation(
         columns=tuple(_column(rows, name, values, train) for name in features),
         sites=dict.fromkeys(names or [""], Fit(())),

@@ -1,5 +1,5 @@
-"""Shares drawn from a Dirichlet distribution: of each class, in the three conventions that papers use, or of all
-samples (quantity)."""
+"""Samples at random: in equal parts (iid), or in shares drawn from a Dirichlet distribution, of each class in the three
+conventions that papers use, or of all samples (quantity)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.parts import Partition, check_classes, check_enough
+from fedmpi.data.partitions.parts import Partition, check_classes, check_enough, equal_sizes
 
 # Shares drawn before giving up: 100,000 draws for 100 clients and 10 classes, of which FedSOL's alpha .05 took 2,000 to
 # 90,000; some five seconds.
@@ -19,6 +19,13 @@ TINY = np.finfo(np.float64).tiny  # the quotient q / sum(q) is inaccurate for sm
 
 Alpha = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1)]
+
+
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
+    """Uniform at random, in equal parts; the first n mod N clients hold one sample more."""
+    check_enough(len(labels), clients, "iid")
+    sizes = equal_sizes(len(labels), clients)
+    return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
 
 
 def dirichlet(
