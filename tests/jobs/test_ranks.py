@@ -158,9 +158,9 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
         succeed(*words, more, "rounds=1", kind="mpirun", size=2)
 
 
-@pytest.mark.parametrize(("share", "sent"), [(True, [69, 2]), (False, [69])])
+@pytest.mark.parametrize(("share", "sent"), [(True, [67, 2]), (False, [67])])
 def test_what_a_site_says_of_itself_at_the_start(tmp_path, share, sent):
-    """Rank 1's messages: five numbers, and 64 columns of text, shapes and types; its two label counts only where it
+    """Rank 1's messages: three numbers, and 64 columns of text, shapes and types; its two label counts only where it
     shares them."""
     np.savez(tmp_path / "north.npz", x=np.zeros((20, 5), dtype="float32"), y=np.arange(20) % 2)
     data = {"source": "npz", "silos": ["north.npz"], "root": str(tmp_path), "share_label_counts": share}
