@@ -60,7 +60,12 @@ def resnet50(
     stride: Stride = 1,
     projection: bool = False,
 ) -> nn.Module:
-    """ResNet-50 of torchvision, untrained; options as of resnet18. 25,557,032 parameters (ImageNet)."""
+    """ResNet-50 of torchvision, untrained; stem: small is for 32 pixels.
+
+    norm: bn, bn_nostats (no running statistics: in evaluation those of each batch), gn (groups);
+    stride: of the first stage; projection: two linear layers of 256, each normalised by `norm`, before the last one.
+    25,557,032 parameters (ImageNet).
+    """
     return _resnet("resnet50", input_shape, classes, stem, norm, stride, projection)
 
 
