@@ -8,13 +8,13 @@ import sys
 from fedmpi.config.reference import keys
 from fedmpi.runtime.introspection import KINDS, description, summaries
 
-HEAD = """# Every key of a config
+HEAD = """# Config keys
 
 Made by `python docs/make_configuration.py > docs/configuration.md` from the sources; a test compares.
-`fedmpi show train.schedule` explains one key, `fedmpi list dirichlet` shows one thing's options.
+`fedmpi show train.schedule` explains one key, `fedmpi list dirichlet` the options of one component.
 
-`;` stands between the types that a key takes. A section that names something (`model: {name: mlp, hidden: [64]}`)
-also takes that thing's own options, which are below, by kind."""
+`;` separates the types that a key accepts. A section that names a component, such as `model: {name: mlp, hidden:
+[64]}`, also accepts the options of that component, which are listed by kind below."""
 
 SECTIONS = {
     "methods": "Options stand in the section `method`; formulas and costs are in [methods.md](methods.md).",

@@ -19,19 +19,19 @@ PUBLIC = {name for name, value in vars(method).items() if name[0] != "_" and not
 WIDTH = 150
 HEAD = """Made by `python docs/make_hooks.py > docs/hooks.md` from the sources; a test compares.
 
-A method is a frozen dataclass with declarations and hooks, the defaults of which are FedAvg:
-[write_a_method.md](write_a_method.md) shows three. All names are in `fedmpi.method`. This page has what a class may
-declare, its hooks in the order in which a round calls them, what these see (`client`, `server`, `updates`), slots, what
-a method cannot say, and how to read a checkpoint.
+A method is a frozen dataclass with declarations and hooks. The defaults of all hooks together are FedAvg;
+[write_a_method.md](write_a_method.md) shows three methods. All names are in `fedmpi.method`. This page describes what a
+class may declare, its hooks in the order in which a round calls them, their arguments (`client`, `server`, `updates`),
+slots, what a method cannot do, and how to read a checkpoint.
 
-Letters of shapes are those of [slots](#slots): (d,) is a vector like the parameters. What hooks are handed is the
-engine's: they read it, and return new tensors; a hook that writes to it ends the run with its name. Only `gradient` may
-write to its g, and any hook of a client to `client.scratch`."""
+The letters of shapes are those of [slots](#slots): (d,) is a vector like the parameters. The arguments of hooks belong
+to the engine. Hooks read them and return new tensors; a hook that writes to an argument ends the run with an error that
+names the hook. Exceptions: `gradient` may write to its g, and hooks of a client to `client.scratch`."""
 ROUND = (
     ("when", "where", "hooks, in this order", "round", "state that they see"),
-    ("the run begins", "every rank", "`prepare`, `travels`", "", ""),
+    ("the run starts", "every rank", "`prepare`, `travels`", "", ""),
     (
-        "round t goes out",
+        "round t is broadcast",
         "rank 0",
         "`download`, for each client of the cohort",
         "`server.round` = t",
@@ -42,9 +42,15 @@ ROUND = (
         "its rank",
         "`receive`; `train`, and in each step of `client.fit` `loss` (or `step`), `regularizer`, `gradient`; `upload`",
         "`client.round` = t",
-        "`client.down` before round t, `client.state` of its last round",
+        "`client.down` before round t, `client.state` of its previous round",
     ),
-    ("uploads are there", "rank 0", "`aggregate`", "`server.round` = t", "`server.state`, `server.w` before round t"),
+    (
+        "uploads have arrived",
+        "rank 0",
+        "`aggregate`",
+        "`server.round` = t",
+        "`server.state`, `server.w` before round t",
+    ),
     (
         "evaluation after round t",
         "rank 0",
@@ -60,13 +66,13 @@ ROUND = (
         "`client.down`, `client.received`, `client.state` AFTER round t",
     ),
 )
-AROUND = """With `rounds: 0` evaluation has t = 0 and the state of the start. `client.state` of a client that was not in
-the cohort of round t is that of the last round in which it was.
+AROUND = """With `rounds: 0` the evaluation has t = 0 and the initial state. For a client that was not in the cohort of
+round t, `client.state` is that of the last round in which it took part.
 
-Autograd is on in every hook, on the server, too. What a hook is handed requires no gradient: a server that learns takes
-`x = server.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. What a hook returns is detached.
-There is no gradient in `client.frozen`, `client.mean_loss`, `client.passes`, and in the function that `predict` gives.
-In `loss` and `regularizer` client.w is a leaf that requires one: a step descends along terms of it, too.
+Autograd is enabled in every hook, also on the server. Arguments do not require a gradient: a server that learns takes
+`x = server.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. Results of hooks are detached.
+`client.frozen`, `client.mean_loss`, `client.passes` and the function that `predict` returns compute no gradient. In
+`loss` and `regularizer`, client.w is a leaf that requires one, so terms of the weights contribute to the step.
 
 Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.pack`):
 [packing.md](packing.md)."""
@@ -86,18 +92,18 @@ FILES = (
     ),
     (
         "`state/000003.000012.safetensors`",
-        "`row` of client 3 as round 12 made it, flat: its own parts of w and b, if any do not travel; then the slots "
-        "of client_state in the order of their declaration; then what `comm.wire` and `train.keep_optim` keep",
+        "`row` of client 3 after round 12, flat: its own parts of w and b, if some are not sent; then the slots "
+        "of client_state in the order of their declaration; then the state of `train.keep_optim`",
     ),
     (
         "`partition.npz`",
-        "`indices`, client after client, and `offsets`: client k trains on the rows "
+        "`indices` of all clients in order, and `offsets`: client k trains on the rows "
         "`indices[offsets[k]:offsets[k + 1]]` of the training set; `validation_indices`, `validation_offsets` likewise",
     ),
 )
-CHECKPOINT = """A client that has not trained yet has no file. A slot of shape (n, d) is n rows of d, one after the
-other. By default the last two checkpoints are there (`checkpoint: {every: 1, keep: 2}`). `Slots.bind` makes of sizes
-what finds a slot by its name. For the third method of
+CHECKPOINT = """A client that has not trained yet has no file. A slot of shape (n, d) is stored as n consecutive rows of
+length d. By default a run keeps its last two checkpoints (`checkpoint: {every: 1, keep: 2}`). `Slots.bind(sizes)`
+returns an object that finds slots by name. For the third method of
 [write_a_method.md](write_a_method.md#third-example-server-state-and-downloads-for-single-clients):"""
 CODE = """```python
 # read_state.py
@@ -230,18 +236,18 @@ def declarations():
     lines = [
         "## What a class declares",
         "",
-        "Written in the class without an annotation: `client_state = Slots(c=FLAT)`.",
+        "A declaration is an assignment without an annotation: `client_state = Slots(c=FLAT)`.",
         "",
     ]
     lines += ["| name | meaning | default |", "| --- | --- | --- |"]
     lines += [row(f"`{name}`", found[name][1], f"`{found[name][0]}`") for name in DECLARATIONS]
-    lines += ["", "`needs` is a set of these:", "", "| name | the method needs |", "| --- | --- |"]
+    lines += ["", "`needs` is a set of:", "", "| name | requirement |", "| --- | --- |"]
     for name, (_, said) in declared(base).items():
         if name in PUBLIC and isinstance(getattr(base, name), str):
             lines.append(row(f"`{name}`", getattr(base, name) + (f"; {said}" if said else "")))
     lines += [
         "",
-        'Options of the method are the dataclass\'s fields, `mu: float = option(0.1, "meaning", ge=0)`. Helpers:',
+        'Options of the method are fields of the dataclass: `mu: float = option(0.1, "meaning", ge=0)`. Helpers:',
         "",
     ]
     for helper in (method.option, base.declared, base.borrows, base.overrides):
@@ -251,7 +257,7 @@ def declarations():
 
 
 def slot_section():
-    lines = ["## Slots", "", *text_block(slots.__doc__), "| name | is | starts as, or meaning |", "| --- | --- | --- |"]
+    lines = ["## Slots", "", *text_block(slots.__doc__), "| name | definition | meaning |", "| --- | --- | --- |"]
     for name, (value, said) in declared(slots).items():
         if name in PUBLIC:
             lines.append(row(f"`{name}`", f"`{value}`", said))
@@ -273,23 +279,23 @@ def slot_section():
         if owner is context.Fitted:
             lines += [wrapped(f"  - `.{name}`: {said}", "    ") for name, (_, said) in declared(owner).items()]
     taken = ", ".join(f"`{name}`" for name in sorted(slots.RESERVED))
-    return [*lines, "", wrapped(f"No slot of any declaration may be called {taken}, or begin with `_`."), ""]
+    return [*lines, "", wrapped(f"The names {taken} cannot be used for slots, nor names that begin with `_`."), ""]
 
 
 def main():
     shapes = inspect.cleandoc(context.__doc__).partition("\n\n")[2]
-    _, head, cannot = inspect.cleandoc(method.__doc__).partition("What a method cannot say:\n\n")
+    _, head, cannot = inspect.cleandoc(method.__doc__).partition("What a method cannot do:\n\n")
     assert head
     uploads = [" ".join(paragraphs(context.Uploads.__doc__)[0])]
     sections = [
         ["# Hook reference", "", *reflowed(HEAD), "## A round", "", *table(ROUND), *reflowed(AROUND)],
         declarations(),
         hooks(),
-        members("What a client's hook sees: client", context.Client, "client", text_block(shapes)[:-1]),
-        members("What the server sees: server", context.Server, "server"),
-        members("What came up: updates", context.Uploads, "updates", uploads),
+        members("Hooks of a client: the argument `client`", context.Client, "client", text_block(shapes)[:-1]),
+        members("Hooks of the server: the argument `server`", context.Server, "server"),
+        members("Uploads: the argument `updates`", context.Uploads, "updates", uploads),
         slot_section(),
-        ["## What a method cannot say", "", cannot, ""],
+        ["## What a method cannot do", "", cannot, ""],
         ["## Reading a checkpoint", "", *table(FILES), *reflowed(CHECKPOINT), CODE],
     ]
     sys.stdout.write("\n".join(line for section in sections for line in section) + "\n")

@@ -33,7 +33,7 @@ from fedmpi.config.sections import (
     TrainSettings,
 )
 
-# Places, of which what lies there is compared; and what hosts may have of their own.
+# Ranks do not compare these values: paths, whose contents they compare instead, and what may differ between hosts.
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
@@ -43,70 +43,69 @@ Analysis = Literal[  # engine/probes
 
 
 class CommSettings(Section):
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = (
-        "auto"  # auto: nccl where each rank has a GPU of its own, else gloo
-    )
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"  # auto: nccl if each rank has its own GPU, otherwise gloo
     # network interface between hosts, for gloo, NCCL and rank 0's store (docs/hpc.md): a name, a pattern such as ib*,
-    # or a list of them, of which each host takes the first that it has; null: gloo's and NCCL's own choice
+    # or a list of them, of which each host uses the first that it has; null: gloo and NCCL choose
     interface: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = None
-    start_timeout_s: Seconds = 300  # how long ranks wait for all to come
-    round_timeout_s: Seconds = 1800  # how long a rank waits for a message within a round
-    wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"  # the format of uploads (docs/wire.md)
+    start_timeout_s: Seconds = 300  # how long ranks wait for all ranks to connect
+    round_timeout_s: Seconds = 1800  # how long a rank waits for a message during a round
+    wire: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"  # number format of uploads (docs/wire.md)
 
 
 class FaultSettings(Section):
-    """How a round continues in which something goes wrong (engine/faults)."""
+    """What happens after a fault during a round."""
 
     goes_with = {"replay": ("on_lost_rank", ("abort",))}
-    # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
+    # largest norm of a valid update; auto: 1,000 times the median of the cohort; null: no limit
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
+    # after an update that is not finite or has a larger norm. drop: the round continues as if the client had not taken
+    # part
     on_bad_update: Literal["abort", "drop"] = "abort"
-    on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
-    on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
-    # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
-    # train them, with the bits of a run without the fault (engine/faults/policy.py)
+    on_client_error: Literal["abort", "drop"] = "abort"  # after out of memory, a bad sample, or an error in a plug-in
+    on_divergence: Literal["warn", "stop"] = "warn"  # if training diverges; stop: the run ends with exit code 1
+    # after a rank failure (a rank dies or freezes). drop: the round continues without the clients of that rank; redo:
+    # other ranks train them, and the results have the bits of a run without the failure
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
-    replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
+    replay: Place | None = None  # the faults.jsonl of a run whose faults are to be repeated
 
 
 class ComputeSettings(Section):
     goes_with = {"cudnn_benchmark": ("deterministic", (False,)), "compile": ("graphs", (False, "auto"))}
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
-    precision: Literal["fp32", "bf16"] = "fp32"  # of passes; bf16: autocast, the weights stay as they are
-    channels_last: bool = True  # layout of pictures and convolutions in memory
-    compile: bool = False  # by torch.compile; other last bits; passes that give features stay as they are
-    # Forward and backward passes as CUDA graphs, on GPUs: small models are several times as fast, with the same bits.
-    # Where a method has a loss or steps of its own its passes stay as they are. auto: where model and task consist of
-    # parts of PyTorch and fedmpi, unless compile is true; true: for all, and one that cannot be captured is an error
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
+    precision: Literal["fp32", "bf16"] = "fp32"  # of forward and backward passes; bf16: autocast, weights stay fp32
+    channels_last: bool = True  # memory layout of images and convolutions
+    compile: bool = False  # use torch.compile, which changes last bits; passes that return features are not compiled
+    # On GPUs: run forward and backward passes as CUDA graphs, which makes small models several times as fast with the
+    # same bits. Methods with their own loss or step do not use them. auto: if model and task consist of modules of
+    # PyTorch and fedmpi, and compile is false; true: for every model, and a model that cannot be captured is an error
     graphs: bool | Literal["auto"] = "auto"
-    # on GPUs: round the factors of fp32 products to TF32, mantissas of 10 bits. PyTorch's own default is true for
-    # convolutions and recurrent layers, false for matrix products
+    # on GPUs: round the factors of fp32 products to TF32 (mantissas of 10 bits). The default of PyTorch is true for
+    # convolutions and recurrent layers, and false for matrix products
     tf32: bool = False
-    cudnn_benchmark: bool = False  # on GPUs: try cuDNN's convolution kernels, take the fastest; bits differ by run
-    deterministic: bool = False  # deterministic kernels only, on GPUs
-    # clients that a rank trains at once, where method and model allow it; auto: as many as the device runs fastest.
-    # They change the last bits of what clients send (docs/packing.md)
+    cudnn_benchmark: bool = False  # on GPUs: try cuDNN's convolution kernels and use the fastest; bits differ by run
+    deterministic: bool = False  # on GPUs: use deterministic kernels only
+    # number of clients that a rank trains at once, if method and model support it; auto: the fastest number. It changes
+    # the last bits of uploads (docs/packing.md)
     pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
-    threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (config/resources.py)
+    threads: Count = 1  # of each rank, at most the number of cores; they change the last bits of sums
 
 
 class CheckpointSettings(Section):
-    every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds; the last one always; 0: none, and no resuming
-    keep: Count = 2  # checkpoints, the newest, and at most one more
-    resume: Literal["never", "auto", "must"] = "never"  # go on with the run in output/name; auto: if there is one
-    changes: Literal["refuse", "accept"] = "refuse"  # to settings, code or data, when a run goes on; for one start
+    every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds between checkpoints; 0: none, so no resuming
+    keep: Count = 2  # number of newest checkpoints that are kept (one more while a new one is written)
+    resume: Literal["never", "auto", "must"] = "never"  # continue the run in output/name; auto: if there is one
+    changes: Literal["refuse", "accept"] = "refuse"  # of settings, code or data since the run started, at this resume
 
 
 class RecordSettings(Section):
-    # what updates.jsonl says of each round's updates. norms: how long they are, which is known anyway, and, where the
-    # server's rule forms their Gram matrix, cosines and spectrum; gram: these in any case: rank 0 (or with
-    # server.placement: sharded all ranks) then holds all rows, and forms the matrix
+    # contents of updates.jsonl. norms: the norms of each round's updates, and cosines and spectrum if the server rule
+    # computes their Gram matrix; gram: cosines and spectrum for every rule, for which rank 0 (with server.placement:
+    # sharded, all ranks) holds the rows of all clients
     updates: Literal[False, "norms", "gram"] = "norms"
 
 
 class StateSettings(Section):
-    # GiB of client state that a rank holds; the rest lies in files. null: all of it
+    # GiB of client state that a rank holds in memory; the rest is in files; null: all in memory
     memory: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -115,30 +114,30 @@ class Settings(Section):
 
     name: DirectoryName = "run"  # the run directory is output/name
     seed: Annotated[int, Field(ge=0, le=LARGEST)] = (
-        0  # of everything that is drawn: partition, weights, cohorts, batches
+        0  # of all random numbers: partition, initial weights, cohorts, batches
     )
     rounds: Rounds = 20  # 0: only evaluate the initial model
-    output: Place = Path("runs")  # where run directories are made
-    timeline: bool = True  # each rank writes what it did when (fedmpi analyse timeline)
-    record: RecordSettings = RecordSettings()  # what is written down of the training itself
-    report: bool = True  # rank 0 ends with report.html, a page of all that was recorded (fedmpi report)
-    track: tuple[NameWithOptions, ...] = ()  # `fedmpi list trackers`: who else hears of each round
-    callbacks: tuple[NameWithOptions, ...] = ()  # file.py:Class: your own code hears of each round (docs/campaigns.md)
-    data: DataSettings  # where samples come from, and whose they are
+    output: Place = Path("runs")  # folder of the run directories
+    timeline: bool = True  # each rank records the times of its work (fedmpi analyse timeline)
+    record: RecordSettings = RecordSettings()  # what is recorded about updates
+    report: bool = True  # rank 0 writes report.html at the end (fedmpi report)
+    track: tuple[NameWithOptions, ...] = ()  # trackers that get the metrics of each round (`fedmpi list trackers`)
+    callbacks: tuple[NameWithOptions, ...] = ()  # file.py:Class: code of yours that gets them (docs/campaigns.md)
+    data: DataSettings  # source, partition and preparation of the samples
     model: ModelSettings  # the architecture
-    init: InitSettings = InitSettings()  # given weights to start from
-    task: TaskSettings = TaskSettings()  # what is learned: the loss and the metrics
-    method: MethodSettings  # what clients and server do
-    train: TrainSettings = TrainSettings()  # what a client does in a round (docs/training.md)
-    cohort: CohortSettings = CohortSettings()  # who takes part, where, with which weight
-    server: ServerSettings = ServerSettings()  # how uploads become a step
-    evaluate: EvaluateSettings = EvaluateSettings()  # how good the model is, and which one is the best
-    analysis: tuple[Analysis, ...] = ()  # what else is measured in rounds that are evaluated (docs/analysis.md)
-    comm: CommSettings = CommSettings()  # how ranks talk
-    compute: ComputeSettings = ComputeSettings()  # on what, and how
+    init: InitSettings = InitSettings()  # initial weights from a file
+    task: TaskSettings = TaskSettings()  # the loss and the metrics
+    method: MethodSettings  # the federated method
+    train: TrainSettings = TrainSettings()  # local training (docs/training.md)
+    cohort: CohortSettings = CohortSettings()  # which clients take part, on which rank, with which weight
+    server: ServerSettings = ServerSettings()  # how the server turns uploads into a step
+    evaluate: EvaluateSettings = EvaluateSettings()  # evaluation, selection of the best model, early stopping
+    analysis: tuple[Analysis, ...] = ()  # further measurements in rounds that are evaluated (docs/analysis.md)
+    comm: CommSettings = CommSettings()  # communication between ranks
+    compute: ComputeSettings = ComputeSettings()  # devices, precision, speed
     faults: FaultSettings = FaultSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()  # what it takes to go on
-    state: StateSettings = StateSettings()  # where what clients keep lies
+    checkpoint: CheckpointSettings = CheckpointSettings()  # checkpoints and resuming
+    state: StateSettings = StateSettings()  # storage of client state
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _began_in: str = PrivateAttr("")  # the working directory in which the run began

@@ -1,7 +1,8 @@
 """The sections of a config on data, model, task, method and training.
 
-Sections are frozen. An open section has one key that names something (`selector`) and, beside the keys declared here,
-takes that thing's own options; they are checked against its signature when it is built (see common/options.py).
+Sections are frozen. An open section has a key that selects a component by name (`selector`). Beside the keys declared
+here it takes the options of that component, which are checked against its signature when it is built
+(common/options.py).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from fedmpi.config.field_types import (
 
 class PartitionSettings(OpenSection):
     selector = "scheme"
-    scheme: Name  # how samples are divided: `fedmpi list partitions`, or file.py:function; other keys are its options
-    clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # N; schemes site and file find it in the data
+    scheme: Name  # the partition: see `fedmpi list partitions`, or file.py:function; other keys are its options
+    clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # N; schemes site and file take it from the data
 
     @model_validator(mode="after")
     def _check(self) -> PartitionSettings:
@@ -44,29 +45,29 @@ class PartitionSettings(OpenSection):
 class DataSettings(OpenSection):
     selector = "source"
     goes_with = {"share_ranks": ("silos", None)}
-    source: Name  # `fedmpi list datasets`, or file.py:function; the keys that are not listed here are its own options
-    # where files are looked for, relative to the working directory
+    source: Name  # see `fedmpi list datasets`, or file.py:function; keys that are not listed here are its options
+    # folder of the files, relative to the working directory
     root: Place = Field(
         default_factory=lambda: Path(os.environ.get("FEDMPI_DATA") or "data"),
         json_schema_extra={"default": "$FEDMPI_DATA, else data"},
     )
-    download: bool = False  # fetch files missing in root, if the source can
+    download: bool = False  # download files that are missing in root, if the source supports it
     client_test: Literal["auto", "site", "aligned", "shards", "class_match", "global"] = (
-        "auto"  # which rows a client is tested on (docs/data.md)
+        "auto"  # the test rows of each client (docs/data.md)
     )
-    stream: bool | Literal["auto"] = "auto"  # read pictures from disk when they are asked for; auto: those beyond 2 GiB
-    augment: tuple[NameWithOptions, ...] = ()  # `fedmpi list augmentations`: what training pictures go through, in turn
+    stream: bool | Literal["auto"] = "auto"  # read images from disk for each batch; auto: sets larger than 2 GiB
+    augment: tuple[NameWithOptions, ...] = ()  # operations on training images, in order: `fedmpi list augmentations`
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples that is held out
-    # regression targets less their mean over training rows, over their deviation: of each site's own, or of all sites';
-    # metrics and predictions stay in the unit of the targets
+    # standardise regression targets by mean and deviation of the training rows of each site, or of all sites; metrics
+    # and predictions stay in the unit of the targets
     standardise_target: Literal[False, "site", "pooled"] = False
-    partition: PartitionSettings | None = None  # one pool of samples, divided among clients; or silos
+    partition: PartitionSettings | None = None  # how samples are divided among clients; or use silos
     silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(each_once)] | None = (
-        None  # one client per site; only the rank of a client opens its files
+        None  # names of sites: one client per site, whose files only its own rank opens
     )
-    share_label_counts: bool = True  # label counts of each site, with all ranks; false: its number of samples alone
-    audit: bool = True  # of silos: each rank but the server writes what has left it, with its SHA-256
-    share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
+    share_label_counts: bool = True  # share the label counts of each site with all ranks; false: only its sample count
+    audit: bool = True  # with silos: each rank except the server records what has left it, with its SHA-256
+    share_ranks: bool = False  # allow a rank to open the files of several silos; a single process opens all
 
     @model_validator(mode="after")
     def _check(self) -> DataSettings:
@@ -81,17 +82,17 @@ class DataSettings(OpenSection):
 
 
 class ModelSettings(OpenSection):
-    name: Name  # `fedmpi list models`, or file.py:function; the other keys are its own options
+    name: Name  # see `fedmpi list models`, or file.py:function; other keys are its options
 
 
-FROM = "a run directory, or a file of safetensors under state_dict names; null: weights are drawn"
+FROM = "a run directory, or a safetensors file with state_dict names; null: random initial weights"
 
 
 class Init(Section):
-    """Given weights to start from, `from`: a run directory, or a file of safetensors under state_dict names."""
+    """Initial weights from a run directory or a safetensors file, which the key `from` names."""
 
     goes_with = {"strict": ("from", None)}
-    strict: bool = False  # whether all tensors of the file and of the model must match
+    strict: bool = False  # require that file and model have the same tensors
 
     @property
     def source(self) -> Path | None:
@@ -108,19 +109,19 @@ else:
 
 
 class TaskSettings(OpenSection):
-    name: Name = "classification"  # `fedmpi list tasks`, or file.py:Class; the other keys are its own options
+    name: Name = "classification"  # see `fedmpi list tasks`, or file.py:Class; other keys are its options
 
     @model_validator(mode="before")
     @classmethod
     def _nan_as_a_word(cls, value: Any) -> Any:
-        """YAML's .nan as "nan", which equals itself when a run is resumed, and is JSON."""
+        """Return YAML's .nan as the text "nan", which is valid JSON and equals itself when a run is resumed."""
         given = value.get("ignore") if isinstance(value, dict) else None
         nan = isinstance(given, (float, str)) and str(given).lower() == "nan"
         return {**value, "ignore": "nan"} if nan else value
 
 
 class MethodSettings(OpenSection):
-    name: Name  # `fedmpi list methods`, or file.py:Class; the other keys are its own options
+    name: Name  # see `fedmpi list methods`, or file.py:Class; other keys are its options
 
 
 # Defaults that depend on the optimiser, with the values of torch.optim.
@@ -136,34 +137,32 @@ class TrainSettings(EitherSection):
     }
     either = ("steps", "epochs")
     epochs: Annotated[int, Field(ge=0, le=100_000)] | None = 1  # passes over a client's samples in a round
-    # in place of epochs: steps of the optimiser in a round, as many for every client; passes follow one another, each
-    # in an order of its own
+    # optimiser steps per client and round, in place of epochs; each pass over the samples has its own random order
     steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    batch_size: Count | Literal["full"] = 50  # samples; full: all of a client's
-    optim: Literal["sgd", "adam", "adamw"] = "sgd"  # each as in torch.optim
+    batch_size: Count | Literal["full"] = 50  # samples; full: all samples of the client
+    optim: Literal["sgd", "adam", "adamw"] = "sgd"  # optimiser, as in torch.optim
     lr: NonNegative = 0.01  # learning rate
     momentum: Fading = 0.9  # of sgd
-    nesterov: bool = False  # of sgd's momentum: the step looks ahead
+    nesterov: bool = False  # Nesterov momentum for sgd
     betas: Annotated[list[Fading], Field(min_length=2, max_length=2)] | None = (
-        None  # of adam, adamw; null: [0.9, 0.999]
+        None  # of adam and adamw; null: [0.9, 0.999]
     )
-    eps: Annotated[float, Field(gt=0, le=1)] | None = None  # of adam, adamw; null: 1e-8
-    # times w is added to the gradient; of adamw: lr times it is taken off w (decoupled), 0.01 unless given
+    eps: Annotated[float, Field(gt=0, le=1)] | None = None  # of adam and adamw; null: 1e-8
+    # weight_decay x w is added to the gradient; for adamw it is decoupled, with a default of 0.01
     weight_decay: NonNegative = 0.0
-    # norm beyond which the gradient of all that is being trained is scaled to it; null: any
+    # largest norm of the gradient of all trained parameters; a larger gradient is scaled to it; null: no limit
     clip_norm: Annotated[float, Field(gt=0)] | None = None
-    schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # what lr does over rounds
-    # factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1
+    schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # of lr over rounds
+    # factor of lr: exponential in each round (null: 0.99), step at 1/2 and 3/4 of the rounds (null: 0.1)
     decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    warmup_rounds: Rounds = 0  # lr rises linearly from 0 over so many rounds
+    warmup_rounds: Rounds = 0  # number of rounds in which lr rises linearly from 0
     drop_last: bool = False  # leave out the last batch of an epoch if it is smaller
-    # whether a client keeps the state of its optimiser (velocities, moments) from one of its rounds to the next
-    keep_optim: bool = False
+    keep_optim: bool = False  # store the optimiser's state (velocities, moments) of each client between its rounds
 
     @model_validator(mode="before")
     @classmethod
     def _by_optimiser(cls, value: Any) -> Any:
-        """Fill in the keys that are not given, or null, and whose defaults depend on the optimiser."""
+        """Fill in defaults that depend on the optimiser, for keys that are missing or null."""
         if not isinstance(value, dict):
             return value
         own = ("momentum", "nesterov", "betas", "eps", "weight_decay")
@@ -183,19 +182,19 @@ class TrainSettings(EitherSection):
 
 class CohortSettings(EitherSection):
     either = ("size", "fraction")
-    # of the clients, drawn each round: rounded down, at least one; null where `size` says how many
+    # share of the clients that is drawn each round, rounded down, at least one; null if `size` is given
     fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
-    size: Count | None = None  # in place of fraction: clients that are drawn each round
-    # cycles: every client once before one comes again; with fraction 1 / N the model goes from client to client
+    size: Count | None = None  # number of clients that are drawn each round, in place of fraction
+    # how clients are drawn. cycles: every client once before one is drawn again; with fraction 1 / N the model passes
+    # from client to client
     draw: Literal["uniform", "cycles"] = "uniform"
-    placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
-    # p_k in the aggregate: by training samples, or all clients of the cohort alike
-    weighting: Literal["samples", "uniform"] = "samples"
+    placement: Literal["balanced", "pinned"] = "balanced"  # ranks of the clients; balanced: by measured time
+    weighting: Literal["samples", "uniform"] = "samples"  # weights p_k in the aggregate: by training samples, or equal
 
 
 class RuleSettings(ShortSection, OpenSection):
     short = "name"
-    # `fedmpi list rules`, or file.py:function; auto: the method's own. A bare text in place of the section is this name
+    # see `fedmpi list rules`, or file.py:function; auto: that of the method. A text in place of the section is the name
     name: Name = "auto"
 
     @model_validator(mode="after")
@@ -206,7 +205,7 @@ class RuleSettings(ShortSection, OpenSection):
         return self
 
 
-ADAPTIVE = ("adam", "yogi", "adagrad")  # adagrad has no use for beta2; sweeps over the three give it all the same
+ADAPTIVE = ("adam", "yogi", "adagrad")  # adagrad does not use beta2, but accepts it, for sweeps over the three
 
 
 class ServerSettings(Section):
@@ -215,19 +214,20 @@ class ServerSettings(Section):
         **dict.fromkeys(("beta1", "beta2", "eps"), ("optim", ADAPTIVE)),
         "reduce": ("placement", ("root",)),
     }
-    rule: RuleSettings = RuleSettings()  # how the cohort's updates become one
-    optim: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"  # turns the direction into a step
-    lr: NonNegative = 1.0  # of the server's step; 1 with sgd: the aggregate itself
-    momentum: Fading = 0.9  # of optim: momentum
-    nesterov: bool = False  # of optim: momentum: the step looks ahead, along direction + momentum x velocity
-    beta1: Fading = 0.9  # of adam, yogi, adagrad: weight of the past in the mean
-    beta2: Fading = 0.99  # of adam, yogi: weight of the past in the mean of squares
+    rule: RuleSettings = RuleSettings()  # aggregation rule for the updates of the cohort
+    optim: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"  # server optimiser
+    lr: NonNegative = 1.0  # learning rate of the server; 1 with sgd: the step is the aggregate
+    momentum: Fading = 0.9  # for optim: momentum
+    nesterov: bool = False  # for optim: momentum: the step is direction + momentum x velocity
+    beta1: Fading = 0.9  # of adam, yogi and adagrad: decay of the first moment
+    beta2: Fading = 0.99  # of adam and yogi: decay of the second moment
     eps: Annotated[float, Field(gt=0, le=1)] = (
-        1e-3  # of adam, yogi, adagrad: added to the root (tau in Reddi et al. 2021)
+        1e-3  # of adam, yogi and adagrad: added to the square root (tau in Reddi et al. 2021)
     )
-    trains: bool = False  # rank 0 trains clients too
-    placement: Literal["root", "sharded"] = "root"  # who holds the uploads: rank 0, or every rank some columns of them
-    # who adds up where a method reads means: rank 0, or first each rank its clients' (the same bits on any ranks)
+    trains: bool = False  # whether rank 0 trains clients, too
+    placement: Literal["root", "sharded"] = "root"  # uploads are held by rank 0, or each rank holds some columns
+    # for methods that use only means of uploads: rank 0 adds up all rows, or each rank first those of its clients (with
+    # the same bits for any number of ranks)
     reduce: Literal["root", "local"] = "root"
 
     @model_validator(mode="after")
@@ -239,24 +239,24 @@ class ServerSettings(Section):
 
 
 class BestSettings(ShortSection):
-    """Selection of the best model on validation rows: model-best.safetensors. A bare text is the metric."""
+    """Selection of the best model on validation rows. A text in place of the section is the metric."""
 
     short = "metric"
     goes_with = dict.fromkeys(("goal", "patience", "min_delta"), ("metric", None))
-    # "loss" or a metric of the task: of the global model on the rows that data.validation holds out at all clients,
-    # in each evaluation (where parts of the model stay with clients, or clients have models of their own and no
-    # protocol looks at the global one, of what each client uses on its own rows)
+    # "loss" or a metric of the task, of the global model on the rows that data.validation holds out at all clients, in
+    # each evaluation. If clients keep parts of the model, or have models of their own and no protocol evaluates the
+    # global one: the mean over clients, each with its own model on its own rows
     metric: Name | None = None
-    goal: Literal["auto", "lowest", "highest"] = "auto"  # auto: lowest of loss, mse and what has these in its name
-    patience: Count | None = None  # evaluations in a row without a better model, after which the run ends; null: any
-    min_delta: NonNegative = 0.0  # by how much more than that a model must be better than the best one so far
+    goal: Literal["auto", "lowest", "highest"] = "auto"  # auto: lowest if the name contains loss or mse
+    patience: Count | None = None  # the run ends after so many evaluations without a better model; null: never
+    min_delta: NonNegative = 0.0  # improvement that a better model must exceed
 
 
 class EvaluateSettings(Section):
-    every: Count = 1  # rounds; the last round is always evaluated
-    # global model on the whole test set; sites: the global model on the test rows of each site of the data set;
-    # personal: each client's model on its own test rows; personal_on_global: these models on the whole test set;
-    # ft(EPOCHS): personal after so many epochs of fine-tuning, after the last round only
+    every: Count = 1  # rounds between evaluations; the last round is always evaluated
+    # global: the global model on the whole test set; sites: the global model on the test rows of each site; personal:
+    # each client's model on its own test rows; personal_on_global: these models on the whole test set; ft(EPOCHS):
+    # personal after so many epochs of fine-tuning, after the last round only
     protocol: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(each_once)] = ("global",)
     batch_size: Count = 100  # samples
-    best: BestSettings = BestSettings()  # model-best.safetensors, chosen on validation rows; a bare text is the metric
+    best: BestSettings = BestSettings()  # selection of model-best.safetensors on validation rows

@@ -1,19 +1,19 @@
 """The contract between a method and the engine: the hooks, what they see, what they declare.
 
-All that the author of a method needs stands here: `from fedmpi.method import Client, Method, Row, State, option`.
+The author of a method imports everything from here: `from fedmpi.method import Client, Method, Row, State, option`.
 
-What a method cannot say:
+What a method cannot do:
 
-- Two exchanges in one round. A round is one download and one upload a client. What takes two takes two rounds, which
-  `travels` and the other hooks tell apart by their numbers.
-- That something else than w is announced. All of w that travels in any round goes to every rank, and server state that
-  `receives` names beside it; `download` adds to that and takes nothing away. Travel(groups=()) in all rounds: no w.
-- Who takes part, and who is in the cohort before uploads are there: `cohort` of the config draws it; `download` and the
-  client's hooks are not told. `aggregate` has updates.clients.
-- The buffers that local training starts from: `receive` gives weights alone. client.fit(start=..., buffers=...) trains
-  another model beside the live one.
-- How float buffers are aggregated: by updates.p, whatever `aggregate` does.
-- State whose shape changes, or that is no tensor: a slot has one shape for the whole run.
+- Exchange messages twice in one round. A round is one download and one upload per client. A method with two exchanges
+  uses two rounds, and distinguishes them in `travels` and the other hooks by their numbers.
+- Broadcast something other than w. Every rank receives all parts of w that are sent in any round, and the server state
+  named in `receives`; `download` adds to it. With Travel(groups=()) in all rounds, no part of w is sent.
+- Choose the cohort, or know it before the uploads arrive: it is drawn according to `cohort` in the config. `aggregate`
+  has updates.clients.
+- Choose the buffers from which local training starts: `receive` returns weights only. client.fit(start=...,
+  buffers=...) trains another model beside the current one.
+- Change how float buffers are aggregated: always by updates.p.
+- Keep state whose shape changes, or that is not a tensor: a slot has one shape for the whole run.
 """
 
 from fedmpi.common.options import option

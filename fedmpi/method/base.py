@@ -1,10 +1,11 @@
-"""A method is its equations: hooks with neutral defaults (what they are given and give back: context.py).
+"""The base class of all methods: its hooks, and what a method may declare.
 
 The defaults of all hooks together are FedAvg. A method overrides the smallest hook that can express its equation,
     loss, regularizer < gradient < step < train < upload
-and declares what it keeps, sends and receives. Hooks map tensors to tensors; only the engine writes, stores and sends.
-Methods derive from `Method` and from nothing else, are frozen dataclasses (fields = hyperparameters), and never call
-super(). What cannot be meant, such as a hook with a name that is almost right, is a TypeError when the class is made.
+and declares what it keeps, sends and receives. Hooks map tensors to tensors (context.py describes their arguments);
+only the engine writes, stores and sends. Methods derive from `Method` and from nothing else, are frozen dataclasses
+(fields are hyperparameters), and never call super(). An obvious mistake, such as a hook with a misspelled name, is a
+TypeError when the class is defined.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.context import Client, Quadratic, Row, Server, State, Uploads
 from fedmpi.method.slots import SHARED, Slots, Travel
 
-# What a method may need of the experiment; checked before anything runs.
+# Requirements that a method may have of an experiment. They are checked before training.
 
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
 SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.keep_optim)"
 FEATURES = "a model with features and a last linear layer"
-LAST_LAYER = "a model with a last linear layer"  # of which nobody asks what it is given
+LAST_LAYER = "a model with a last linear layer"  # whose inputs the method does not read
 CLASSES = "a classification task"
 PLAIN_SERVER = "a plain server step (server.optim: sgd, server.lr: 1, server.rule: auto)"
 LABEL_COUNTS = "the label counts of all clients"
@@ -37,30 +38,34 @@ VALIDATION = "validation rows"
 class Method:
     """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
 
-    # Kept with the client, wherever it trains; `train` and `upload` return it, client.state has it.
+    # State that each client keeps between its rounds, on whichever rank it trains. Hooks read it as client.state.NAME;
+    # `train` and `upload` return its new values.
     client_state: ClassVar[Slots] = Slots()
-    server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, server.state has it
-    # Names of server_state that travel with the weights, the same for all: client.down.NAME.
+    # State that rank 0 keeps. Hooks read it as server.state.NAME; `aggregate` returns its new values.
+    server_state: ClassVar[Slots] = Slots()
+    # Names of server_state that all clients receive with the weights, as client.down.NAME.
     receives: ClassVar[tuple[str, ...]] = ()
-    # A download of its own for each client, which the hook `download` fills: client.down.NAME. Clients that are
-    # evaluated are sent it where the method has `weights`, `predict` or `tune` of its own; else client.down.NAME is
-    # zero there.
+    # Values that differ from client to client, which the hook `download` computes: client.down.NAME. In evaluations,
+    # clients receive them if the method overrides `weights`, `predict` or `tune`; otherwise client.down.NAME is zero.
     per_client_download: ClassVar[Slots] = Slots()
-    # What an upload holds: updates.NAME in `aggregate`. The engine forms dw = w - w0 where it is declared.
+    # The slots of an upload: updates.NAME in `aggregate`. The engine computes dw = w - w0 if it is declared.
     sends: ClassVar[Slots] = Slots(dw=SHARED)
-    # Large slots that `aggregate` reads through updates.mean alone, and with which weights; None: it reads rows. It
-    # goes with the `aggregate` beside it: one that a class writes without it reads rows.
-    means: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}  # weights: "p", "uniform"
-    scratch: ClassVar[Slots] = Slots()  # what hooks of one client and round may write to: sums over its batches
+    # Large slots of which `aggregate` uses only updates.mean, with the weights of that mean ("p" or "uniform"). None:
+    # it reads single rows. A class that overrides `aggregate` without `means` reads rows.
+    means: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}
+    # Accumulators that the hooks of one client may write to during a round, such as sums over batches.
+    scratch: ClassVar[Slots] = Slots()
     trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes; "*": all
-    batches_a_step: ClassVar[int] = 1  # batches given to one step as one x, y to cut up (Per-FedAvg's b1, b2, b3)
-    own_length: ClassVar[bool] = False  # its options say how long a client trains, not train.epochs and train.steps
-    # What it needs of the experiment: a set of the names below. Without it a run ends before it begins.
+    # Number of batches that one step gets, concatenated in x and y (Per-FedAvg needs b1, b2, b3).
+    batches_a_step: ClassVar[int] = 1
+    # Whether the method's own options decide how long a client trains, and not train.epochs and train.steps.
+    own_length: ClassVar[bool] = False
+    # Requirements of the experiment, a set of the names below. A run that lacks one ends with an error at its start.
     needs: ClassVar[frozenset[str]] = frozenset()
-    neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters at which it is FedAvg, bit for bit
+    neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters for which the method equals FedAvg, to the bit
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for a class that would quietly be another method than its author thinks."""
+        """Raise TypeError for a declaration or hook that would not have the effect that its author expects."""
         written, mistake = vars(cls), f"method {cls.__name__}: "
         options = written.get("__annotations__", {})
         for name in {*options} & {*HOOKS, *DECLARATIONS}:
@@ -92,125 +97,127 @@ class Method:
         return super().__new__(cls)
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        """The architecture that the method needs, made of the configured one before anything is laid out.
+        """Return the architecture that the method needs, made from the configured model.
 
-        Called on every rank when the run begins, and where a saved model is made again.
+        Called on every rank at the start of a run, and whenever a saved model is loaded, before the parameters are
+        packed into one flat vector.
         """
         return module
 
     def travels(self, t: int, rounds: int) -> Travel:
-        """What goes up in round t of `rounds`: layout groups of the model, and declared slots.
+        """Return which layout groups and slots clients upload in round t of `rounds`.
 
-        Called on every rank, for any round at any time, often: a function of t and `rounds` alone.
+        Called often, on every rank and for any round, so it must depend on t and `rounds` only.
         """
         return Travel()
 
     # ---- client ----
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        """What a step descends on.   x (B, ...), y (B,) -> ()
+        """Return the loss of a batch at the current weights.   x (B, ...), y (B,) -> ()
 
-        Called for each batch, at the live weights; from `step`, wherever that asks client.grad for a gradient. client.w
-        has a gradient here, too. A term of the weights alone belongs into `regularizer`, which is no part of the
-        recorded loss, and which FedSOL can perturb along.
+        Called for each batch; if the method has its own `step`, called by client.grad. Gradients also flow through
+        client.w. A term that depends on the weights only belongs in `regularizer`, which is not part of the recorded
+        loss.
         """
         return client.task_loss(client.logits(x), x, y)
 
     def regularizer(self, client: Client) -> Tensor | Quadratic | None:
-        """A penalty on the weights client.w, such as mu / 2 ||w - w0||^2; None: there is none.   -> ()
+        """Return a penalty on the weights client.w, such as mu / 2 ||w - w0||^2, or None.   -> ()
 
-        Called in each step at the live weights. Its gradient with respect to client.w is added to that of `loss`, or to
-        what `step` returned, before `gradient`: by autograd, or of a `Quadratic`, in one kernel. It is no part of the
-        recorded loss.
+        Called in each step at the current weights. Its gradient with respect to client.w is added to that of `loss`, or
+        to the result of `step`, before `gradient` is called: by autograd, or, for a `Quadratic`, by one kernel. The
+        penalty is not part of the recorded loss.
         """
         return None
 
     def gradient(self, client: Client, g: Tensor) -> Tensor:
-        """Correction of a batch's flat gradient; may write to g.   (d,) -> (d,)
+        """Correct the flat gradient of a batch; may change g in place.   (d,) -> (d,)
 
-        Called after `loss` (or `step`) and `regularizer` with the sum of their gradients, and before clipping.
+        Called before clipping, with the sum of the gradients of `loss` (or the result of `step`) and `regularizer`.
         """
         return g
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        """The direction that the optimiser descends along, for rules that need more than one gradient.   -> (d,)
+        """Return the direction that the optimiser descends, for rules with more than one gradient per step.   -> (d,)
 
-        Called in place of `loss`, once a step.
+        Called once per step in place of `loss`.
         """
         return client.grad(x, y)
 
     def receive(self, client: Client) -> Tensor:
-        """Weights that local training starts from.   -> (d,)
+        """Return the weights from which local training starts.   -> (d,)
 
-        Called when the client receives, with client.w = client.received. It gives weights, not buffers: these start as
-        received. Not called in evaluation.
+        Called after the download, with client.w = client.received. Buffers start as received. Not called in evaluation.
         """
         return client.received
 
     def train(self, client: Client) -> State:
-        """The client's round, in phases; returns new client state.
+        """Train one client for one round, in one or several phases; return new client state.
 
-        Called with client.w = client.w0. client.state is what the client's last round returned, client.down what round
-        t told: server state as it was before this round's `aggregate`.
+        Called with client.w = client.w0. client.state is what the client's previous round returned; client.down holds
+        server state from before this round's `aggregate`.
         """
         client.fit()
         return State()
 
     def upload(self, client: Client) -> tuple[Row, State]:
-        """What the client sends besides dw = w - w0 (formed by the engine where declared), and new client state.
+        """Return the client's upload and its new client state.
 
-        `train` and `upload` together return all of client_state, each slot one of them; `client.state` stands for what
-        stays as it was.
+        The engine adds dw = w - w0 to the upload if it is declared. Each slot of client_state is returned by exactly
+        one of `train` and `upload`. Return `client.state` for slots that do not change.
         """
         return Row(), State()
 
     def weights(self, client: Client) -> Tensor:
-        """What is evaluated as this client's model.   -> (d,)
+        """Return the weights that are evaluated as this client's model.   -> (d,)
 
-        Called for every client, also those that did not take part, in the evaluation after round t, where client.round
-        is t and client.received, client.down and client.state are those AFTER round t. client.w0 is client.received;
-        client.w and client.b are of whoever was there before, client.scratch is zero, client.steps 0. The protocols
-        personal, personal_on_global and ft(e) ask for it.
+        Called in the evaluation after round t for the protocols personal, personal_on_global and ft(e), for every
+        client, whether it took part or not. client.round is t; client.received, client.down and client.state are those
+        AFTER round t. client.w0 is client.received, client.scratch is zero and client.steps is 0. Do not read client.w
+        and client.b, which may belong to another client.
         """
         return client.received
 
     def buffers(self, client: Client) -> Tensor:
-        """The batch statistics that are evaluated with them; called after `weights`, and sees the same.   -> (b,)"""
+        """Return the batch statistics that are evaluated with `weights`, after which this is called.   -> (b,)"""
         return client.b0
 
     def tune(self, client: Client, epochs: int) -> None:
-        """Fine-tuning before evaluation, ft(epochs), from the weights evaluated; nothing of it is kept.
+        """Fine-tune a client's model before it is evaluated, for the protocol ft(epochs). The result is not stored.
 
-        Called after the last round, at what `weights` and `buffers` gave; client.w0 is client.received, not that.
+        Called after the last round, at the weights and buffers that `weights` and `buffers` returned. client.w0 is
+        client.received.
         """
         client.fit(epochs, plain=True)
 
     def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
-        """x (B, ...) -> (B, c), the client's outputs where they are more than its model's own (kNN-Per's neighbours).
+        """Return a function x (B, ...) -> (B, c) that replaces the outputs of the client's model, or None.
 
-        Called at the weights evaluated, after `tune` where there is one; what it gives is called batch after batch, in
-        evaluation mode and inference mode. Not for protocols that judge the global model (global, sites).
+        For methods whose predictions use more than the model, such as kNN-Per's neighbours. Called at the weights that
+        are evaluated, after `tune`. The function is called for each batch in evaluation and inference mode. The
+        protocols of the global model (global, sites) do not call it.
         """
         return None
 
     # ---- server ----
     def download(self, server: Server, client: int) -> Row:
-        """Values of `per_client_download` for one client.
+        """Return the values of `per_client_download` for one client.
 
-        Called on rank 0: before round t for each client of the cohort, in ascending order, and in the evaluation after
-        round t for every client. server.round is t both times; server.w and server.state are those before round t, and
-        after it. It is told nothing of the cohort; server.shared, server.segments, server.train_lr and server.figures
-        are for `aggregate` alone.
+        Called on rank 0: before round t for each client of the cohort, in ascending order, with server.w and
+        server.state from before the round; and in the evaluation after round t for every client, with those after it.
+        server.round is t in both cases. The cohort is not known here, and server.shared, server.segments,
+        server.train_lr and server.figures may be used in `aggregate` only.
         """
         return Row()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        """Compute the direction of the server's step, w <- server_optim(w, direction), and the new server state.
+        """Return the direction of the server's step, w <- server_optim(w, direction), and the new server state.
 
-        Called on rank 0 once a round, when the uploads are there; not in a round of which no upload counts. server.w
-        and server.state are those before the step. Float buffers are averaged beside it, by updates.p.
+        Called on rank 0 once per round when all uploads have arrived, unless no upload counts. server.w and
+        server.state are those before the step. The engine averages float buffers itself, with weights updates.p.
 
         Returns:
-            (direction, of shape (s,) as a row of updates.dw; the new server state, server.state if nothing changes).
+            The direction (s,), with columns as in updates.dw; the new server state, server.state if nothing changes.
         """
         return updates.mean("dw"), server.state
 
@@ -220,12 +227,12 @@ DECLARATIONS = tuple(Method.__annotations__)
 
 
 def overrides(method: Method, hook: str) -> bool:
-    """Whether a method has its own version of a hook."""
+    """Return whether a method overrides a hook."""
     return getattr(method, hook).__func__ is not getattr(Method, hook)
 
 
 def means_of(method: Method) -> Mapping[str, tuple[str, ...]] | None:
-    """`means` where it is that of the method's `aggregate`, not of one that a class further down has replaced."""
+    """Return the `means` that belong to the method's `aggregate`; None if a subclass has replaced `aggregate` only."""
     for owner in type(method).__mro__:
         if "means" in vars(owner):
             return method.means
@@ -235,18 +242,23 @@ def means_of(method: Method) -> Mapping[str, tuple[str, ...]] | None:
 
 
 class declared(property):  # noqa: N801 - written where `property` would be
-    """A declaration that depends on hyperparameters. Read on the class it is that of the defaults."""
+    """A declaration that depends on hyperparameters. Read on the class, it has the value for the default options."""
 
     def __get__(self, method: Any, owner: type | None = None) -> Any:
         return super().__get__(owner() if method is None and owner else method, owner)
 
 
-STEP = ("loss", "regularizer", "gradient", "step", "batches_a_step", "needs")  # what makes a local step
+STEP = ("loss", "regularizer", "gradient", "step", "batches_a_step", "needs")  # members that define a local step
 
 
 def borrows(option: str, step: bool = False) -> Callable[[type], type]:
-    """Class decorator: whatever does not make the step, or with `step` that too, is as in the method that the option
-    holds, as in FedAvg where it holds None. What the class says itself comes first.
+    """Class decorator: take hooks and declarations from another method, which an option of this one holds.
+
+    If the option is None they are those of FedAvg. Members that the class defines itself are kept.
+
+    Args:
+        option: the name of the option.
+        step: whether to take the members that define a local step, too.
     """
 
     def borrowed(name: str) -> declared:

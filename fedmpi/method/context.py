@@ -1,12 +1,14 @@
-"""What the engine hands to a method's hooks, and what they give back.
+"""The arguments of a method's hooks, and the types that hooks return.
 
-Client: the client that trains or is evaluated. Uploads: the cohort's gathered rows. Server: the server's side of a
-round. Hooks map tensors to tensors; only the engine writes, stores and sends.
-Samples x are handed on, and cut by rows: x[a:b], x.chunk(n), len(x). Where the data have several tensors a sample, x is
-an `Inputs` of them by name (common/inputs.py), else a tensor. Targets are (B,) class numbers where a method has needs =
-{CLASSES}; without that they have the task's own shape, (B, ...), and so have outputs.
-Shapes: d parameters (frozen ones are none of them), s those of them that travel in the round, b float buffers, c
-classes, z features, N clients, m of them in the cohort, B samples in a batch.
+`Client` is the client that trains or is evaluated, `Uploads` the rows that the cohort sent, `Server` the server's side
+of a round.
+
+Samples x can be passed on, and indexed by rows: x[a:b], x.chunk(n), len(x). If a sample has several tensors, x is an
+`Inputs` that holds them by name (common/inputs.py). With needs = {CLASSES}, targets are (B,) class numbers; otherwise
+targets and outputs have the shape of the task, (B, ...).
+
+Shapes: d parameters without frozen ones, s parameters that are sent in the round, b float buffers, c classes, z
+features, N clients, m clients in the cohort, B samples in a batch.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from fedmpi.flat.packing import Views
 
 
 class Row(dict[str, Tensor]):
-    """What a client uploads, one entry a declared slot: Row(dw=..., dc=...). The engine adds dw where it is missing."""
+    """The upload of a client, one tensor per slot: Row(dw=..., dc=...). The engine adds dw if it is missing."""
 
 
 class State(dict[str, Tensor]):
-    """Values of declared state: client.state.c_i, server.state.c to read; State(c_i=...) with all of it to return.
+    """Values of declared state. Read client.state.c_i or server.state.c; return State(c_i=...) with all slots.
 
-    What stays as it was is returned as it was: `client.state`, `server.state`, or State(**client.state, more=...).
+    For slots that do not change return the old state: `client.state`, or State(**client.state, more=...).
     """
 
     def __getattr__(self, name: str) -> Tensor:
@@ -46,9 +48,9 @@ class State(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class Quadratic:
-    """weight / 2 ||w - anchor||^2 - <slope, w> of the live weights w, as `regularizer` may return it.
+    """The penalty weight / 2 ||w - anchor||^2 - <slope, w> of the current weights w, as a result of `regularizer`.
 
-    The same as that formula in tensors, of which autograd takes the gradient, in a fifth of the time.
+    It has the same gradient as that formula under autograd, in a fifth of the time.
     """
 
     weight: float
@@ -56,22 +58,22 @@ class Quadratic:
     slope: Tensor | None = None  # (d,)
 
     def value(self, w: Tensor) -> Tensor:
-        """Return the term at w (d,), ()."""
+        """Return the penalty () at w (d,)."""
         value = self.weight / 2 * (w - self.anchor).square().sum()
         return value if self.slope is None else value - self.slope @ w
 
     def add_gradient(self, g: Tensor, w: Tensor) -> Tensor:
-        """Add the gradient at w (d,) to g (d,), in place, and return that."""
+        """Add the gradient at w (d,) to g (d,) in place, and return g."""
         if self.slope is not None:
             g.sub_(self.slope)
         return g.add_(w - self.anchor, alpha=self.weight)
 
 
 class Fitted(NamedTuple):
-    """What `Client.fit` returns."""
+    """The result of `Client.fit`."""
 
     w: Tensor  # (d,) trained weights
-    b: Tensor  # (b,) the float buffers that go with them
+    b: Tensor  # (b,) float buffers of the trained model
 
 
 Loss = Callable[["Client", Tensor, Tensor], Tensor]
@@ -81,10 +83,10 @@ Part = Literal["train", "validation"]  # of a client's own training rows
 
 
 class Client(Protocol):
-    """What a hook sees of the client that trains or is evaluated.
+    """The client that trains or is evaluated, as its hooks see it.
 
-    Tensors are the engine's: read, do not write. They are used again in the next round; what a client is to keep is
-    declared state, which follows it to whichever rank trains it.
+    Do not write to its tensors, and do not keep them: the engine uses them again in the next round. What a client keeps
+    is declared state, which moves with it to the rank that trains it.
     """
 
     id: int  # from 0 to N - 1
@@ -96,26 +98,26 @@ class Client(Protocol):
     classes: int  # c, the number of classes
     lr: float  # eta_t, the learning rate of this round
     batch_size: int | None  # samples of a batch; None: all at once
-    epoch: int  # pass of the running `fit`, from 0
-    last_epoch: bool  # whether the step at hand is one of the last ones of `fit`, as many as make a pass
-    steps: int  # K, optimiser steps made by `fit` on client.w
-    # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan where steps
-    # are not such sums. Declare needs = {SGD_STEPS}
+    epoch: int  # number of the current pass of `fit`, from 0
+    last_epoch: bool  # whether the current step belongs to the last pass of `fit`
+    steps: int  # K, the number of optimiser steps that `fit` has made on client.w
+    # Sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan if steps are
+    # not such sums. Declare needs = {SGD_STEPS}
     a: float
-    w: Tensor  # (d,) live weights; in `loss` and `regularizer` a leaf of which autograd takes the gradient
-    b: Tensor  # (b,) live float buffers (batch statistics)
-    received: Tensor  # (d,) what was received, and the client's own parts
-    b0: Tensor  # (b,) float buffers received
-    w0: Tensor  # (d,) weights at the start of local training: `received`, or what the hook `receive` made of it
-    at_w0: bool  # whether w is still w0: no step has been made. Known without asking the device
-    state: State  # client_state, client.state.NAME: read it, and return what is new
-    down: Views  # client.down.NAME: what came down, of `receives` and of per_client_download
-    # client.scratch.NAME: accumulators of this client and round, zero at its start and not kept. The one thing that
-    # hooks may write to, in place: client.scratch.NAME.add_(...)
+    w: Tensor  # (d,) current weights; in `loss` and `regularizer` a leaf tensor that requires a gradient
+    b: Tensor  # (b,) current float buffers (batch statistics)
+    received: Tensor  # (d,) the weights received, with the client's own parts
+    b0: Tensor  # (b,) the float buffers received
+    w0: Tensor  # (d,) weights at the start of local training: `received`, or the result of the hook `receive`
+    at_w0: bool  # whether no step has been made, so that w equals w0; known without synchronising the device
+    state: State  # client_state, as client.state.NAME; return new values from `train` or `upload`
+    down: Views  # the slots of `receives` and per_client_download, as client.down.NAME
+    # Accumulators of this client and round, as client.scratch.NAME: zero at the start of the round, not stored. Hooks
+    # may write to them in place: client.scratch.NAME.add_(...)
     scratch: Views
 
     def logits(self, x: Tensor) -> Tensor:
-        """f(x) at the live weights.
+        """Return the logits f(x) at the current weights.
 
         Args:
             x: (B, ...) samples.
@@ -125,32 +127,32 @@ class Client(Protocol):
         """
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z(x) and f(x) at the live weights in one pass. Declare needs = {FEATURES}.
+        """Return features z(x) and logits f(x) at the current weights, from one pass. Declare needs = {FEATURES}.
 
         Returns:
-            (B, z) what the head is given, (B, c) logits.
+            (B, z) inputs of the head, (B, c) logits.
         """
 
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """z(x) and f(x) of another model, in evaluation mode and without gradient.
+        """Return features and logits of another model, in evaluation mode and without a gradient.
 
         Args:
             x: (B, ...) samples.
-            at: (d,) weights that stay the same for the whole round; default w0.
+            at: (d,) weights that do not change during the round; default w0.
             buffers: (b,) float buffers; default those received.
 
         Returns:
-            (B, z), (B, c); for a model without features f twice.
+            (B, z) features, (B, c) logits; for a model without features the logits twice.
         """
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The task's loss of outputs f (B, c) that there are already, ()."""
+        """Return the task's loss () of given outputs f (B, c)."""
 
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
-        """Mean task loss of the weights `at` (d,) over a part of the client's rows, () float64.
+        """Return the mean task loss of the weights `at` (d,) over a part of the client's rows, () float64.
 
-        Evaluation mode, no gradient, the live buffers; nan where there are no rows. The live model stays what it is.
-        Declare needs = {VALIDATION} for the validation part: a run that holds nothing out has no such rows.
+        The loss is computed in evaluation mode, without a gradient, with the current buffers; it is nan if there are no
+        rows. The current model does not change. Declare needs = {VALIDATION} for the validation part.
         """
 
     def grad(
@@ -162,65 +164,67 @@ class Client(Protocol):
         loss: Loss | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
-        """Gradient of a loss on one batch.
+        """Return the gradient of a loss on one batch.
+
+        The first pass of a step updates the current batch statistics. Further passes do not, nor passes outside of
+        steps, nor passes with `buffers`.
 
         Args:
             x, y: (B, ...) samples, (B,) targets.
-            at: (d,) weights; default the live ones.
+            at: (d,) weights; default the current ones.
             loss: (client, x, y) -> (); default the method's, without its regularizer.
-            buffers: (b,) float buffers of `at`, such as client.scratch's, which the pass writes to; default the live
-            ones.
+            buffers: (b,) float buffers of `at`, for example in client.scratch, which the pass writes to; default the
+                current ones.
 
         Returns:
-            (d,) gradient. Of a step's passes the first moves the live batch-norm statistics, the others leave them
-            alone; so do passes outside of steps, and those with `buffers`.
+            (d,) gradient.
         """
 
     def regularizer_grad(self, regularizer: Regularizer) -> Tensor:
-        """(d,) gradient of a regularizer, such as the hook of another method, with respect to client.w."""
+        """Return the gradient (d,) of a regularizer, such as that of another method, with respect to client.w."""
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """(d,) exact H v of the method's loss at the live weights, v (d,); for second-order steps (Per-FedAvg)."""
+        """Return the exact Hessian-vector product H v (d,) of the method's loss at the current weights, for v (d,)."""
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
-        """Gradient of loss(head(z)) without another pass through the body.
+        """Return the gradient of loss(head(z)) without another pass through the body.
 
         Args:
-            z: (B, z) features. With a graph behind them the gradient goes on into the body and the loss is the step's;
-                `z.detach()` leaves the head's gradient alone, and no loss is recorded.
+            z: (B, z) features. If they have a graph, the gradient continues into the body, and the loss is recorded as
+                that of the step. With `z.detach()` only the head has a gradient, and no loss is recorded.
             loss: logits (B, c) -> ().
-            at: (d,) weights that the head takes; default the live ones.
+            at: (d,) weights of the head; default the current ones.
 
         Returns:
             (d,) gradient.
         """
 
     def take(self, group: str, flat: Tensor) -> Tensor:
-        """The entries of a (d,) vector that belong to a group ("head", "body", ...)."""
+        """Return the entries of a (d,) vector that belong to a layout group ("head", "body", ...)."""
 
     def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        """A copy of the (d,) vector `into` with a group's entries replaced."""
+        """Return a copy of the (d,) vector `into` in which the entries of a layout group are replaced by `part`."""
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        """The parameter tensors' places in the flat vector, of these layout groups; default all.
+        """Return the positions of parameter tensors in the flat vector, for these layout groups or for all.
 
-        Of each .name (as in the state_dict), .group, .shape, .start and .stop; segment.view(flat) has the tensor's
-        shape. Groups are body, norm (normalisation layers), head (the last layer), atom and coef (filter
-        decomposition), and those that a model's own parameter_groups() names.
+        Each segment has .name (as in the state_dict), .group, .shape, .start and .stop; segment.view(flat) is the
+        tensor. Groups are body, norm (normalisation layers), head (the last layer), atom and coef (filter
+        decomposition), and those that parameter_groups() of a model names.
         """
 
     def batches(self, generator: torch.Generator | None = None) -> Iterator[Batch]:
-        """x, y of the client's training rows, without augmentation, for hooks that look at the data outside of steps.
+        """Yield batches of the client's training rows without augmentation, for hooks that read data outside of steps.
 
         Args:
-            generator: draws the order (see `generator`); None: the rows' own order.
+            generator: draws the order (see `generator`); None: the order of the rows.
 
         Yields:
-            (B, ...), (B,) with B = train.batch_size, the last one smaller.
+            (B, ...) samples and (B,) targets with B = train.batch_size; the last batch may be smaller.
         """
 
     def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """z (B, z), f (B, c), y (B,) over the training rows at the live weights: evaluation mode, no gradient."""
+        """Yield features (B, z), logits (B, c), targets (B,) of the training rows; evaluation mode, no gradient."""
 
     def fit(
         self,
@@ -234,24 +238,24 @@ class Client(Protocol):
         plain: bool = False,
         bare: bool = False,
     ) -> Fitted:
-        """The batch loop: steps of train.optim with a fresh optimiser, or with that which train.keep_optim has kept.
+        """Train with the optimiser train.optim, which is new unless train.keep_optim has stored its state.
 
         Args:
-            epochs: passes; default train.epochs, or as many as make train.steps.
+            epochs: passes over the training rows; default train.epochs, or enough for train.steps.
             groups: layout groups to train; default the method's `trains`.
-            lr: default eta_t.
-            start: (d,) weights of another model to train from there; client.w, its buffers, counters and recorded loss
-                stay what they were. The optimiser is fresh.
-            buffers: (b,) float buffers of that model; default the live ones.
-            regularizer: in place of the hook of that name.
-            plain: FedAvg's steps on all parameters, with a fresh optimiser.
-            bare: the same by w <- w - lr g, without the momentum, weight decay, clipping and optimiser of `train`.
+            lr: learning rate; default eta_t.
+            start: (d,) weights of another model to train. client.w, its buffers, counters and recorded loss do not
+                change, and the optimiser is new.
+            buffers: (b,) float buffers of that model; default the current ones.
+            regularizer: used in place of the hook of that name.
+            plain: make FedAvg's steps on all parameters, with a new optimiser.
+            bare: make steps w <- w - lr g, without momentum, weight decay, clipping and optimiser of `train`.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Return a random generator on the CPU whose seed is derived from the run's seed, this client and `purpose`.
+        """Return a random generator on the CPU, seeded from the run's seed, this client and `purpose`.
 
-        It draws the same numbers in every round, unless the round is a part of `purpose`.
+        It draws the same numbers in every round, unless `purpose` contains the round.
         """
 
 
@@ -259,9 +263,9 @@ Span = tuple[int, int]
 
 
 class Uploads:
-    """The cohort's gathered rows, ascending client id.   updates.dw -> (m, s), one attribute a declared slot."""
+    """The uploads of the cohort: one attribute per declared slot, with one row per client, as updates.dw (m, s)."""
 
-    clients: tuple[int, ...]  # ids of those whose uploads count, ascending
+    clients: tuple[int, ...]  # ids of the clients whose uploads count, ascending, as the rows
     n: Tensor  # (m,) float64 training samples
     p: Tensor  # (m,) float64 weights, sum 1 (cohort.weighting)
 
@@ -277,44 +281,50 @@ class Uploads:
 
     @property
     def uniform(self) -> Tensor:
-        """(m,) float64, all 1/m."""
+        """Equal weights 1/m, (m,) float64."""
         return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
 
     def mean(self, slot: str = "dw", p: Tensor | None = None) -> Tensor:
-        """sum_i p_i slot_i, in float64 (very wide slots: flat/linear.py, WIDE); weights default to the cohort's."""
+        """Return sum_i p_i slot_i, summed in float64; the default of the weights p (m,) is updates.p."""
         return self.combine(self.p if p is None else p, slot)
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """sum_i c_i slot_i.   (m,) -> the slot's shape, or (b - a,) of the columns [a, b) of the flat slot."""
+        """Return sum_i c_i slot_i in the shape of the slot.
+
+        Args:
+            coefficients: (m,) c.
+            slot: the name of the slot.
+            span: (a, b) restricts the sum to columns a to b - 1 of the flat slot; the result is (b - a,) then.
+        """
         x = getattr(self, slot)
         columns, start, width = _columns(x, span)
         combined = linear.combine(columns, coefficients, start, width)
         return combined if span else combined.view(x.shape[1:])
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """(m, m) float64 inner products of the clients' rows, over all columns wherever they are (or over one span)."""
+        """Return the inner products of the clients' rows, (m, m) float64, over all columns or a span (a, b)."""
         return linear.total(linear.gram_blocks(*_columns(getattr(self, slot), span)))
 
     def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
-        """(m,) float64 inner products of the clients' rows with v, over all columns or over one span (v as long)."""
+        """Return the inner products of the clients' rows with v, (m,) float64, over all columns or those of a span."""
         columns, start, _ = _columns(getattr(self, slot), span)
         return linear.products(columns, v.flatten(), start)
 
     def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
-        """Per entry the mean without the floor(trim m) smallest and as many largest; towards 1/2 the median."""
+        """Return the mean of each entry without its floor(trim m) smallest and largest values; 1/2 gives the median."""
         x = getattr(self, slot)
         return linear.trimmed_mean(_columns(x)[0], trim).view(x.shape[1:])
 
 
 def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
-    """Rows (m, n) of a slot, or of a span of its columns; the first column; the columns of the whole slot."""
+    """Return rows (m, n) of a slot or of a span of its columns; the first column; the slot's number of columns."""
     rows = x.flatten(1) if x.dim() > 1 else x[:, None]
     a, b = span or (0, rows.shape[1])
     return rows[:, a:b], a, rows.shape[1]
 
 
 class Server(Protocol):
-    """What a server hook sees. Tensors are the engine's: read, do not write; the next round uses them again."""
+    """The server, as its hooks see it. Do not write to its tensors: the engine uses them again in the next round."""
 
     clients: int  # N, the number of clients
     classes: int  # c, the number of classes
@@ -322,21 +332,22 @@ class Server(Protocol):
     round: int  # from 0; in the evaluation after round t it is t
     rounds: int  # rounds of the whole run
     lr: float  # server.lr of the config
-    train_lr: float  # eta_t of the round. For `aggregate`; in `download` it is of an earlier round, or 0
-    w: Tensor  # (d,) the global model: in `aggregate` before the step, in `download` as it goes out
-    # (s,) those of its entries that travel in this round, column for column with dw. For `aggregate`; in `download` of
-    # an earlier round, or empty, as after the run went on from a checkpoint
-    shared: Tensor
-    # this round's tensors as columns of dw: .name, .group, .start, .stop, .shape, segment.view(updates.dw[i]). For
-    # `aggregate`, likewise
+    train_lr: float  # eta_t, the clients' learning rate of this round; only in `aggregate`
+    w: Tensor  # (d,) the global model: in `aggregate` before the step, in `download` as it is broadcast
+    shared: Tensor  # (s,) the entries of w that are sent in this round, with the columns of dw; only in `aggregate`
+    # The parameter tensors as columns of dw: .name, .group, .start, .stop, .shape, segment.view(updates.dw[i]); only in
+    # `aggregate`
     segments: Sequence[Segment]
-    state: State  # server_state, server.state.NAME: read it, and return what is new
+    state: State  # server_state, as server.state.NAME; return new values from `aggregate`
 
     def figures(self, **values: float | Tensor) -> None:
-        """Numbers of the method's own for this round's line of metrics.jsonl and the console: figures(step=1.5).
+        """Record numbers of the method in this round's row of metrics.jsonl and on the console: figures(step=1.5).
 
-        For `aggregate`; those of `download` are dropped.
+        Only in `aggregate`.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """A generator (CPU) of the server for one purpose, the same in every round unless the purpose names it."""
+        """Return a random generator on the CPU, seeded from the run's seed and `purpose`.
+
+        It draws the same numbers in every round, unless `purpose` contains the round.
+        """

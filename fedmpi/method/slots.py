@@ -1,21 +1,24 @@
-"""Declarations: what a client keeps, sends and receives, packed to flat rows of known size, and when it travels.
+"""Slots: named tensors that a client or the server keeps, sends or receives, and the rounds in which they are sent.
 
     class Scaffold(Method):
         client_state = Slots(c_i=FLAT)          # the engine creates, stores, moves and checkpoints it
-        sends = Slots(dw=SHARED, dc=FLAT)       # one flat row a client, gathered without headers
-A slot's shape is written in whole numbers and in dimension letters that the engine fills in for the model at hand:
-    d parameters, s those of them that travel, h those of the head, b float buffers, c classes, z features, N clients,
-in names of layout groups, and in names of the method's own options:  Slot(("models", "d")). Letters and groups come
-before options of the same name. In `sends` s is what travels in the round at hand, elsewhere what travels in any.
-A slot is of the model's type: float32, unless the model is double. A counter that is float32 ends at 2^24, and what a
-hook returns in float64 is rounded. The model is double where it is one of your own that calls .double(), and in forward
-x.double(), as samples are float32; then w, updates, slots, checkpoints and model.safetensors are.
+        sends = Slots(dw=SHARED, dc=FLAT)       # one flat row per client, gathered without headers
 
-State lives in slots alone. A method is frozen: self.x = ... is an error. What is kept in a list or dictionary on self,
-or in a variable of a module, runs; but it is lost when the run goes on from a checkpoint, and each rank has its own, so
-that results depend on the number of ranks and on who trains whom. `fedmpi verify RUN_DIR --rounds all` finds it: its
-replay of the last rounds begins after the checkpoints that the run has kept, without what was remembered (with
-checkpoint.every 0 it may find nothing).
+The dimensions of a slot are whole numbers; letters, whose values the engine takes from the model:
+    d parameters, s parameters that are sent, h parameters of the head, b float buffers, c classes, z features,
+    N clients;
+names of layout groups; and names of the method's own options, as in Slot(("models", "d")). Letters and groups take
+precedence over options of the same name. In `sends`, s counts the parameters that are sent in the round at hand;
+elsewhere those that are sent in any round.
+
+A slot has the type of the model: float32, or float64 for a model of your own that calls .double() (and x.double() in
+forward, since samples are float32). Values that a hook returns in float64 are rounded to that type. A counter in
+float32 is exact up to 2^24.
+
+Keep state in slots only. A method is frozen, so self.x = ... is an error. A value in a list or dictionary on self, or
+in a module's variable, would be lost when the run resumes from a checkpoint, and each rank would have its own, so that
+results depend on the number of ranks. `fedmpi verify RUN_DIR --rounds all` detects this: it replays the last rounds
+from the checkpoints of the run (not with checkpoint.every 0).
 """
 
 from __future__ import annotations
@@ -33,15 +36,20 @@ RESERVED = {name for name in (*dir(Uploads), *Uploads.__annotations__, *dir(Stat
 
 @dataclass(frozen=True)
 class Slot:
-    """Shape, and what it starts at: a number, or the initial model (`initial`; the last dimension is d, s, h or b).
+    """The shape and the initial value of one named tensor.
 
-    `initial` and `start` are of client_state and server_state; `scratch` starts at zero, what is sent at nothing.
+    `initial` and `start` apply to client_state and server_state. Slots of `scratch` start at zero.
 
-    start: a number, the name of an option, or, in server_state, of a hook of the method
-    `f(self, shape, generator) -> tensor of that shape`, called once, with a generator (CPU) of the run's seed: networks
-    of the server's own, several global models that differ.
+    dims: the dimensions (see above).
 
-    change: what is sent is added to what the server has, as dw is (comm.wire: int8 is for such slots).
+    initial: whether it starts as the initial model. The last dimension is then d, s, h or b.
+
+    start: a number; the name of an option that holds it; or, in server_state, the name of a function of the method
+    `f(self, shape, generator) -> tensor`, which is called once with a random generator on the CPU (for networks of the
+    server's own, or several different global models).
+
+    change: whether the server adds the value to what it has, as it does with dw. `comm.wire: int8` applies to such
+    slots.
     """
 
     dims: tuple[str | int, ...] = ()
@@ -50,27 +58,26 @@ class Slot:
     change: bool = False
 
     def times(self, n: str | int) -> Slot:
-        """n of them, one below the other: FLAT.times("N") is (N, d)."""
+        """Return a slot with one more leading dimension n: FLAT.times("N") is (N, d)."""
         return replace(self, dims=(n, *self.dims))
 
 
 SCALAR = Slot()  # one number
 FLAT = Slot(("d",))  # like the parameters
-SHARED = Slot(("s",))  # like the parameters that travel
-CHANGE = Slot(("d",), change=True)  # of something like the parameters
-HEAD_FLAT = Slot(("h",))  # like the head's parameters
-PER_CLASS = Slot(("c",))  # one number a class
-PROTOTYPES = Slot(("c", "z"))  # one feature vector a class
+SHARED = Slot(("s",))  # like the parameters that are sent
+CHANGE = Slot(("d",), change=True)  # a change of a vector like the parameters
+HEAD_FLAT = Slot(("h",))  # like the parameters of the head
+PER_CLASS = Slot(("c",))  # one number per class
+PROTOTYPES = Slot(("c", "z"))  # one feature vector per class
 INITIAL = Slot(("d",), initial=True)  # starts as the initial model
 BUFFERS = Slot(("b",))  # like the float buffers
 INITIAL_BUFFERS = Slot(("b",), initial=True)  # starts as the initial float buffers
 
 
 class Slots(dict[str, Slot]):
-    """Slots(name=SLOT, ...): names and shapes, in order. TypeError for a name that `updates.name` has for something
-    else.
+    """Named slots in order: Slots(name=SLOT, ...).
 
-    Such names are refused in every declaration, be it sent or not.
+    Raises TypeError for a name that an attribute of `updates` already has, in every declaration.
     """
 
     def __init__(self, **slots: Slot) -> None:
@@ -84,7 +91,11 @@ class Slots(dict[str, Slot]):
         super().__init__(slots)
 
     def bind(self, sizes: Mapping[str, int]) -> Packing:
-        """The packing of these slots for a model with these sizes."""
+        """Return the packing of these slots into one flat vector.
+
+        Args:
+            sizes: the value of each dimension letter, group and option.
+        """
         shapes = dict[str, tuple[int, ...]]()
         for name, slot in self.items():
             unknown = [dim for dim in slot.dims if isinstance(dim, str) and dim not in sizes]
@@ -96,12 +107,13 @@ class Slots(dict[str, Slot]):
 
 @dataclass(frozen=True)
 class Travel:
-    """What goes up in a round: the model's layout `groups` without those in `but`, and the declared upload `slots`.
+    """What clients upload in a round: the layout `groups` without those in `but`, and the `slots` of `sends`.
 
-    What goes up is what the server steps, and what it then tells again. A group that never travels is the client's own;
-    one that rests in some rounds stays as it is on the server, and what clients make of it is theirs to keep or lose.
+    The server updates and broadcasts the same groups. A group that is sent in no round belongs to the client. A group
+    that is left out of some rounds does not change on the server in these rounds, and the clients' changes to it are
+    lost unless the method stores them.
     """
 
-    groups: tuple[str, ...] = (EVERYTHING,)  # all
+    groups: tuple[str, ...] = (EVERYTHING,)
     but: tuple[str, ...] = ()
-    slots: tuple[str, ...] | None = None  # None: all of `sends`
+    slots: tuple[str, ...] | None = None  # None: all
