@@ -1,1 +1,1 @@
-"""One round: who takes part, local training, what travels, the server's step, evaluation."""
+"""The round loop: cohort sampling, local training, messages, the server step, and evaluation."""

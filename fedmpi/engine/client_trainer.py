@@ -1,4 +1,4 @@
-"""The parts with which a rank trains its clients: one model, frozen copies of it, the data, the method."""
+"""The objects with which a rank trains its clients: one model, frozen copies of it, the data, and the method."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from fedmpi.models.net import Net
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
 
-HOOKS = ("receive", "train", "loss", "regularizer", "gradient", "step", "upload")  # that are called while clients train
+# hooks that are called while clients train
+HOOKS = ("receive", "train", "loss", "regularizer", "gradient", "step", "upload")
 
 
 class ClientTrainer:
@@ -51,11 +52,12 @@ class ClientTrainer:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Args:
-        drops_bad_updates: leave it to the server to refuse updates that are not finite, rather than end the run.
+        drops_bad_updates: leave the decision about updates that are not finite to the server; otherwise they end the
+        run.
         drops_failed_clients: leave a client out of the round if its code raises an error.
-        pack: how many clients are trained at once.
-        strict: end the run if they cannot be trained together; else they are trained one by one.
-        graphs: whether passes are captured as CUDA graphs; auto: where their code is known.
+        pack: number of clients that are trained at once.
+        strict: end the run if clients cannot be trained at once; otherwise they are trained one after another.
+        graphs: whether to capture training passes as CUDA graphs; "auto": if all of their code is known to permit it.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.local_training, self.seed = data, messages, local_training, seed
@@ -66,25 +68,28 @@ class ClientTrainer:
         self.graphs = PassGraphs(strict=graphs is True) if captures else None
         self._twins: list[tuple[FlatModel, Net]] = []
         self.nothing = model.w.new_empty(0)
-        self.a0 = nan if local_training.not_plain_sgd_reason() else 0.0  # what a client's `a` begins with
-        self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest
+        self.a0 = nan if local_training.not_plain_sgd_reason() else 0.0  # the initial value of a client's `a`
+        self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest broadcast, and its fields
         self.frozen_guard = FrozenTensorGuard(model)
         self.direct = None if overrides(method, "loss") or bf16 else _direct(model.module, task)
-        # Whether code may draw from the global generators.
+        # Whether code that is not fedmpi's may draw from the global random generators.
         self.draws = self.direct is None or any(overrides(method, hook) for hook in HOOKS)
         vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
         self.mlp_backward = MLPBackward.of(model.module, task, vectors) if self.direct else None
-        self.sizes = data.train_sizes  # of each client, training samples
+        self.sizes = data.train_sizes  # number of training samples of each client
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
-        # Tells a task that weighs classes the label counts: once all of them, or where they are the sites' own each
-        # client's, when its turn comes.
+        # Passes label counts to a task that weighs classes: once the sum over all clients, or, if counts are private to
+        # the sites, those of each client before it trains.
         self.weigh: Callable[[Tensor], object] = getattr(task, "weigh", lambda counts: None)
         if data.counts_shared:
             self.weigh(self.label_counts.sum(0))
 
     def generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
-        """Of a client's `fit` number `fit` of round t: what draws the order of its samples; and their augmentation, if
-        there is one."""
+        """Return the random generators of a client's call number `fit` of fit() in round t.
+
+        Returns:
+            The generator of the order of samples; that of augmentation, None if the samples are not augmented.
+        """
         augment = seeds.generator(self.seed, "augment", t, client, fit) if self.data.train[client].draws else None
         return seeds.generator(self.seed, "batches", t, client, fit), augment
 
@@ -94,17 +99,22 @@ class ClientTrainer:
             torch.cuda.current_stream(self.model.w.device).synchronize()
 
     def precision(self) -> AbstractContextManager[Any]:
-        """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
+        """Return the autocast context of bf16 training if it is configured, else an empty context.
+
+        Weights, gradients and messages keep the model's type.
+        """
         return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def unpack_broadcast(self, announcement: Tensor) -> Views:
-        """Return the fields of an announcement: the same tensors for all clients, by which packed ones know it."""
+        """Return the fields of an announcement. All clients get the same tensor objects, so packed training can share
+        them.
+        """
         if self._broadcast[0] is not announcement:
             self._broadcast = announcement, self.messages.announcement().packing.views(announcement)
         return self._broadcast[1]
 
     def twin(self, number: int) -> tuple[FlatModel, Net]:
-        """One of the frozen models of the same layout; made on first use."""
+        """Return the frozen copy of the model with this number, in the same layout; it is created on first use."""
         while len(self._twins) <= number:
             model = self.model.twin()
             self._twins.append((model, Net(model.module, self.data.input_shape, self.data.x_dtype)))
@@ -112,7 +122,11 @@ class ClientTrainer:
 
 
 def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
-    """FedAvg's hook `loss` where no code but fedmpi's runs in it, none that draws or keeps anything; else None."""
+    """Return FedAvg's hook `loss` as a function that runs only fedmpi's own code; None if the model or task has other
+    code.
+
+    Such code draws no random numbers and stores nothing.
+    """
     forward = straight(module)
     if forward is None or type(task).loss not in (Classification.loss, Regression.loss):
         return None

@@ -1,18 +1,18 @@
-"""The round loop: Algorithm 1 of every paper, on one rank.
+"""The round loop of federated learning, as each rank runs it.
 
     for t in 0 .. T-1
         S_t = cohort(seed, t)                               the same on every rank, without a message
         rank 0 broadcasts  command, w, declared server state
-        rank r             trains its clients of S_t (several at once where compute.pack says so), and contributes
-                           their uploads: as rows, or as sums of them (transport/gather.py)
+        rank r             trains its clients of S_t (several at once if compute.pack says so), and contributes
+                           their uploads: as rows, or as sums of rows (transport/gather.py)
         rank 0             w <- server_optim(w, direction(uploads))
 
 Round t - 1 is reported at the beginning of round t: rank 0 alone evaluates the global model while the others train. If
-clients evaluate, too (a protocol of theirs, or sites with their own data), all ranks do so before they train. What
-stops a run by its metrics (early stopping, divergence) therefore acts one round later.
-The broadcast after the last round carries the final model and the command that ends the loop.
-A round is a function of the server's state and the clients' states at its start, the cohort and t. What happens when a
-rank fails is decided outside of it (faults/policy.py): the states are restored, and the function is called again.
+clients evaluate, too (a protocol of personal models, or sites with their own data), all ranks evaluate before they
+train. Early stopping and the detection of divergence, which depend on metrics, therefore act one round later.
+The broadcast after the last round contains the final model and the command that ends the loop.
+A round is a function of t, the cohort, and the states of the server and the clients at its start. The response to a
+rank failure is decided outside of this function (faults/policy.py): the states are restored, and it is called again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Federation:
-    """One experiment on one rank: `run` trains it. server: the global model, at rank 0 alone."""
+    """One experiment on one rank; `run` trains it. Only rank 0 has the global model (`server`)."""
 
     def __init__(
         self,
@@ -57,7 +57,9 @@ class Federation:
         rule: Rule | None = None,
         callbacks: RunCallbacks | None = None,
     ) -> None:
-        """rule: in place of the method's own direction."""
+        """Args:
+        rule: server rule that replaces the direction of the method's `aggregate`; None: use the method's own.
+        """
         data, model, messages = trainer.data, trainer.model, trainer.messages
         tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
         training_ranks = list(range(0 if comm.size == 1 or config.server_trains else 1, comm.size))
@@ -86,7 +88,8 @@ class Federation:
                 update_filter=UpdateFilter(config.max_norm, config.drops_bad_updates),
             )
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
-                model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
+                # rank 0 evaluates in this memory; it trains no client, so no client's weights are loaded into it
+                model.move_into(self.server.w)
         callbacks = callbacks or RunCallbacks()
         self.reporter = Reporter(config, self.states, self.transport, self.server, callbacks)
         self.probes: Probes | None = None
@@ -111,25 +114,25 @@ class Federation:
                     if self.failures is None:
                         raise
                     failure = str(error)
-                # Outside of the handler: while the error is referenced, the sockets of the broken group stay open, and
-                # ranks that wait for this one do not notice.
+                # This is outside of the handler: while the error is referenced, the sockets of the broken group stay
+                # open, and ranks that wait for this one do not notice.
                 t = t + 1 if self.failures is None else self.failures.next_round(t, failure)  # t again after a failure
             return reason
         finally:
             self.timeline.end()
 
     def run_round(self, t: int) -> str | None:
-        """Make round t; return why the run ends before it, None if it goes on."""
+        """Run round t; return None if it was run, or the reason why the run ends before it."""
         counted, span = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.span
         self.timeline.begin(t)
         command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
         span("word" if self.server is None else "announce")
-        self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do where clients evaluate
+        self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do if clients evaluate, too
         if command is not TRAIN:
             return self.control.leave(command)
 
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
-        placement = self.scheduler.assign(t)  # client -> rank
+        placement = self.scheduler.assign(t)  # the state of a client is sent to the rank that trains it
         self.states.move(placement)  # the state of a client follows it to its rank
         span("move")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
@@ -140,7 +143,7 @@ class Federation:
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.trainer.pack
-        if self.states.store is not None:  # their states have to fit into memory together
+        if self.states.store is not None:  # the states of clients that train together must fit into memory together
             at_once = min(at_once, max(self.states.max_in_memory, 1))
         with seeds.preserve_rng():  # each client seeds the global generators
             for i in range(0, len(mine), at_once):
@@ -157,7 +160,7 @@ class Federation:
 
     # ---- the steps of a round ----
     def report_previous_round(self, t: int, command: RoundCommand) -> None:
-        """Hash, save and evaluate the round before t, at the beginning of round t."""
+        """Hash, save and evaluate the model of round t - 1 at the beginning of round t."""
         line = self.reporter.metrics_row
         self.timeline.flush()
         self.timeline.span("settle")
@@ -165,7 +168,7 @@ class Federation:
             line["sha256"] = self.trainer.model.layout.sha256(self.server.w)
             self.timeline.span("hash")
         first, callbacks = self.control.first_round, self.reporter.callbacks
-        if command is RoundCommand.ABORTED:  # the round before does not count: the one before that is the last
+        if command is RoundCommand.ABORTED:  # round t - 1 does not count: t - 2 is the last one
             if t > first + 1:
                 callbacks.save_state(self, t - 2, self.reporter.saved, True)
             return
@@ -183,7 +186,7 @@ class Federation:
     def train_clients(
         self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: UploadGather
     ) -> None:
-        """Train clients of this rank, together where compute.pack says so, and send their uploads."""
+        """Train clients of this rank, several at once if compute.pack says so, and send their uploads."""
         span, alone = self.timeline.span, len(clients) == 1
         for client in clients if self.states.keeps_undo else ():
             self.states.remember(client)
@@ -191,7 +194,7 @@ class Federation:
         write = packed_rounds.train_clients(
             [self.states.view(k, t, *received, downloads[k]) for k in clients], gather.block
         )
-        if not alone:  # several are one span
+        if not alone:  # clients that train together are one span
             span("train", list(clients))
         for client in clients:
             row = gather.row(client)
@@ -214,10 +217,11 @@ class Federation:
         arrived: float,
         counted: tuple[int, int],
     ) -> dict[str, Any] | None:
-        """Step the server with the uploads that count; return round t's metrics, None where a rank was asked to stop.
+        """Step the server with the uploads that count; return round t's metrics, or None if a rank was asked to stop.
 
         Args:
-            trained, arrived: when this rank had trained its clients, and all uploads had come (time.perf_counter).
+            trained, arrived: time.perf_counter() when this rank had trained its clients, and when all uploads had
+                arrived.
             counted: bytes that this rank had sent and received before the round.
         """
         server, sent = self.server, received.small
@@ -264,14 +268,20 @@ class Federation:
 
     # ---- checkpoints ----
     def memory(self) -> dict[str, Any]:
-        """Return what rank 0 saves of the latest round beside the server's tensors."""
+        """Return the part of rank 0's state after the latest round that is saved beside the server's tensors."""
         reporter, best = self.reporter, self.config.best and self.config.best.figure
         idle_since = self.server.update_filter.idle_since if self.server else None
         watch = reporter.divergence.memory()
         return {"line": reporter.metrics_row, "idle_since": idle_since, "watch": watch, "best": best}
 
     def restore(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
-        """Restore the state after round t. memory, server: as saved at rank 0; client states are in their store."""
+        """Restore the state after round t, to resume a run.
+
+        Args:
+            memory: what `memory` returned after that round at rank 0; None at other ranks.
+            server: the server's tensors as they were saved at rank 0; None at other ranks. Client states are read from
+                their store.
+        """
         self.control.first_round = t + 1
         self.states.round = t
         for earlier in range(t + 1):

@@ -1,13 +1,14 @@
-"""What crosses between server and client, as flat rows whose size every rank knows beforehand.
+"""The messages between server and clients: flat rows whose sizes all ranks know in advance.
 
-    announcement   [word | declared server state | float buffers | w]             broadcast, one for all
-    per client     [declared per_client_download]                                 one row a client, where declared
-    upload         [loss, seconds, flag | float buffers | declared slots, large ones last]   one row a client
-    client state   [own weights | own float buffers | declared client state | optimiser's]   stays with it
-Entries have the model's type. The engine's own fields begin with an underscore. Which layout groups of w and of the
-buffers a message holds is a matter of the round (`Method.travels`): every set of groups has a layout of its own.
-With comm.wire an upload's large slots, those as wide as the model or a group of it, travel in another format
-(flat/formats.py): its coding.
+    announcement   [command | declared server state | float buffers | w]            one broadcast to all ranks
+    per client     [declared per_client_download]                                   one row per client, if declared
+    upload         [loss, seconds, flag | float buffers | declared slots, large ones last]   one row per client
+    client state   [own weights | own float buffers | declared client state | optimiser state]   stays with the client
+
+Entries have the model's type. The names of the engine's own fields begin with an underscore. The layout groups of w and
+of the buffers that a message contains depend on the round (`Method.travels`): each set of groups has its own layout.
+With comm.wire, the large slots of an upload, which are as wide as the model or one of its groups, are encoded in
+another format (flat/formats.py).
 """
 
 from __future__ import annotations
@@ -33,47 +34,52 @@ from fedmpi.method.slots import Slot, Slots, Travel
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 COMMAND = "_command"
-ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine: the command; loss, seconds, flag
-STOP, FAILED, NO_STEPS = 1.0, 2.0, 3.0  # flags of a client, else 0: its rank is to stop; error; no steps, so no loss
+ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers that the engine adds: the command; loss, seconds, flag
+# flags of an upload (0: none): the rank was asked to stop; the client's code failed; no steps, so there is no loss
+STOP, FAILED, NO_STEPS = 1.0, 2.0, 3.0
 Groups = frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """One round's uploads: a row's packing, and what of a client's w and b goes into it."""
+    """The layout of one round's uploads: the packing of a row, and the parts of a client's w and b that it contains."""
 
     packing: Packing
-    w: Selection  # of (d,)
-    b: Selection  # of the float buffers
-    columns: Layout  # of dw
-    coding: Coding | None  # None: the row travels as it is
-    size: int  # what the row takes on its way, in entries of the model's type
+    w: Selection  # entries of w (d,)
+    b: Selection  # entries of the float buffers
+    columns: Layout  # layout of the slot dw
+    coding: Coding | None  # encoding of the large slots; None: rows are sent as they are
+    size: int  # size of a row as it is sent, in entries of the model's type
 
     def write_header(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
-        """Write the engine's own numbers, with which a row begins.
+        """Write the engine's own numbers at the beginning of an upload row.
 
-        loss: None where there was no step; a tensor has been written already.
+        Args:
+            loss: the client's training loss; None if it made no step; a tensor if it was written to the row already.
+            seconds: the time that the client's training took.
+            flag: STOP, FAILED or 0.
         """
         loss, flag = (0.0, flag or NO_STEPS) if loss is None else (loss, flag)
         first = int(isinstance(loss, Tensor))
         numbers = (loss, seconds, flag)[first:]
-        if row.is_cpu and row.dtype != torch.bfloat16:  # numpy writes three numbers in a quarter of torch's time
+        # numpy writes three numbers in a quarter of the time that torch takes
+        if row.is_cpu and row.dtype != torch.bfloat16:
             row.numpy()[first:ENGINE_UP] = numbers
-        else:  # numpy does not know bfloat16
+        else:  # numpy does not support bfloat16
             self.packing.write(row, dict(zip(("_loss", "_seconds", "_flag")[first:], numbers, strict=True)))
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """One round's download for all: a row's packing, and which of the shared w and b it holds."""
+    """The layout of one broadcast: the packing of its row, and the parts of the shared w and b that it contains."""
 
     packing: Packing
-    w: Selection  # of the shared vector (s,)
-    b: Selection  # of the shared buffers
+    w: Selection  # entries of the shared vector (s,)
+    b: Selection  # entries of the shared buffers
 
 
 class Messages:
-    """Sizes and packings of all messages of one experiment."""
+    """The sizes and packings of all messages of one experiment."""
 
     def __init__(
         self,
@@ -87,8 +93,8 @@ class Messages:
         optim: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
         """Args:
-        wire: the format of uploads' large slots; None: as the model holds them.
-        optim: shapes of what a client keeps of its optimiser (engine/local/optimizers.py).
+        wire: the format of the large slots of uploads; None: the model's own type.
+        optim: shapes of the optimiser state that each client keeps (engine/local/optimizers.py).
         """
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         check_declarations(method)
@@ -100,7 +106,7 @@ class Messages:
         self.personal, self.personal_b = (layout.select(self.every - self.shared_groups) for layout in layouts)
         self._shared_layouts = (model.layout.part(self.shared_groups), model.buffer_layout.part(self.shared_groups))
         self._uploads: dict[tuple[Groups, tuple[str, ...]], Upload] = {}
-        self._last: tuple[int, Any] = (-1, None)  # the round that was asked for last, and its upload
+        self._last: tuple[int, Any] = (-1, None)  # the round that was requested last, and its upload
         self._announcements: dict[Groups, Announcement] = {}
         self.head = model.layout.select({HEAD})
         self.options = numbers(method)
@@ -120,7 +126,7 @@ class Messages:
         self.client_state = Packing(own | kept.shapes | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
-        """Raise UserError for a layout group that neither this model nor any other has."""
+        """Raise UserError for a layout group that neither this model nor any other model has."""
         method = f"method {type(self.method).__name__}, {where}"
         if isinstance(groups, str):
             raise UserError(f"{method}: {groups!r} is text; write ({groups!r},)")
@@ -131,7 +137,7 @@ class Messages:
 
     # ---- rounds ----
     def travel(self, t: int) -> Travel:
-        """Return what the method sends in round t, checked against the model and its declarations."""
+        """Return what the method sends in round t, checked against the model and the method's declarations."""
         with attribute_errors(f"round {t}"):
             travel = self.method.travels(t, self.rounds)
         hook = f"method {type(self.method).__name__}, hook travels, round {t}"
@@ -146,12 +152,12 @@ class Messages:
         return travel
 
     def groups(self, t: int) -> Groups:
-        """Return the layout groups that clients send, and the server changes, in round t."""
+        """Return the layout groups that clients upload, and the server changes, in round t."""
         travel = self.travel(t)
         return (self.every if EVERYTHING in travel.groups else self.every & set(travel.groups)) - set(travel.but)
 
     def upload(self, t: int) -> Upload:
-        """Return the layout of what each client uploads in round t."""
+        """Return the layout of the row that each client uploads in round t."""
         if self._last[0] != t:
             slots = self.travel(t).slots
             key = groups, names = self.groups(t), tuple(self.method.sends) if slots is None else slots
@@ -160,7 +166,7 @@ class Messages:
                 sent = Slots(**{name: self.method.sends[name] for name in names})
                 declared = sent.bind(self.sizes | {"s": w.size})
                 shapes = {"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes}
-                # Large slots come last (transport/gather.py, ChunkPlan).
+                # Large slots come last, as ChunkPlan (transport/gather.py) requires.
                 packing = Packing(dict(sorted(shapes.items(), key=lambda slot: prod(slot[1]) > linear.BLOCK)))
                 coding = None if self.wire is None else self._coding(packing, sent, self.wire)
                 size = packing.size if coding is None else coding.entries
@@ -169,22 +175,22 @@ class Messages:
         return self._last[1]
 
     def largest_upload(self) -> int:
-        """Return the entries of the longest upload row of any round."""
+        """Return the size of the longest upload row of all rounds, in entries."""
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
     def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
-        """Return the coding of upload rows, whose large slots are sent in a format; None if there is none."""
+        """Return the encoding of upload rows whose large slots are sent in a format; None if there is no such slot."""
         takes = [n for n, slot in slots.items() if self.large(slot) and (is_change(n, slot) or not form.changes_only)]
         coding = Coding(packing, dict.fromkeys(takes, form), self.model.w.dtype)
         return coding if coding.formats else None
 
     def large(self, slot: Slot) -> bool:
-        """Return whether a slot is as wide as the model, or as a group of its layout."""
+        """Return whether a slot is as wide as the model or as one of its layout groups."""
         return bool(slot.dims) and slot.dims[-1] in {"d", "s", "h", *STANDARD_GROUPS, *self.model.layout.groups()}
 
     def announcement(self, groups: Groups | None = None) -> Announcement:
-        """Return the layout of the broadcast of these groups of the model, default all shared ones."""
+        """Return the layout of the broadcast of these layout groups; by default of all groups that are shared."""
         groups = self.shared_groups if groups is None else groups & self.shared_groups
         if groups not in self._announcements:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
@@ -195,10 +201,14 @@ class Messages:
 
     # ---- state ----
     def initial_state(self, of: str, w: Tensor, b: Tensor) -> Tensor:
-        """Return the row of the server's or a client's state at the start, made of the initial model w (d,) and b.
+        """Return the initial state row of the server or of a client.
 
-        It holds the initial model's own parts, and declared slots at their start values.
-        of: "server_state" or "client_state".
+        It contains the initial values of the model's own parts, and declared slots at their start values.
+
+        Args:
+            of: "server_state" or "client_state".
+            w: the initial weights (d,).
+            b: the initial float buffers.
         """
         packing: Packing = getattr(self, of)
         row = w.new_zeros(packing.size)
@@ -208,7 +218,7 @@ class Messages:
             packing.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
         source = {"d": w, "s": self.shared.take(w), "h": self.head.take(w), "b": b}
         for name, slot in getattr(self.method, of).items():
-            # Other texts name a hook, which the server calls.
+            # A text that is not an option names a hook of the method, which the server calls later.
             start: Tensor | float = self.options.get(slot.start, 0.0) if isinstance(slot.start, str) else slot.start
             if slot.initial:  # a leading dimension (N, h) repeats the initial value
                 start = source[str(slot.dims[-1])].expand(packing.shapes[name])
@@ -222,7 +232,7 @@ def is_change(name: str, slot: Slot) -> bool:
 
 
 def compose(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
-    """Return a client's vector, made of the entries that it received and of those that it keeps."""
+    """Return a client's vector, composed of the entries that it received and of those that it keeps."""
     out = torch.empty(shared.size + personal.size, dtype=received.dtype, device=received.device)
     shared.put(received, out)
     personal.put(own, out)

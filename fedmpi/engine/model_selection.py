@@ -1,7 +1,8 @@
-"""The best model of a run by a metric on validation samples, and early stopping.
+"""Selection of the best model of a run by a metric on validation samples, and early stopping.
 
-A model is the best one if its metric is better by more than min_delta. After `patience` evaluations in a row without a
-better model the run ends with the round that is under way. The whole state is in tensors, which checkpoints store.
+A model is the best one if its metric is better than that of the best one so far by more than min_delta. After
+`patience` evaluations in a row without a better model, the run ends with the current round. The whole state is in
+tensors, which checkpoints store.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NEVER = -2.0  # in place of a round; the initial model is that of round -1
+NEVER = -2.0  # in place of a round: no model was evaluated; the initial model has round -1
 
 
 @dataclass(frozen=True)
 class SelectionCriterion:
     """The metric by which models are compared, and when to stop early."""
 
-    figure: str  # validation_accuracy
-    lowest: bool
-    patience: int | None = None  # evaluations; None: any number
+    figure: str  # name of the metric, such as validation_accuracy
+    lowest: bool  # whether lower values are better
+    patience: int | None = None  # number of evaluations; None: never stop early
     min_delta: float = 0.0
 
 
 class BestModel:
-    """The best model so far, at rank 0: its weights w and buffers b, round and metric."""
+    """The best model so far, at rank 0: its weights w and buffers b, its round and its metric."""
 
     def __init__(self, criterion: SelectionCriterion, w: Tensor, b: Tensor) -> None:
         self.criterion, self.w, self.b, self.why = criterion, w.clone(), b.clone(), ""
-        self._facts = torch.empty(4, dtype=torch.float64)  # round, value, evaluations since then, the last round seen
+        # round, value, number of evaluations since then, last round that was evaluated
+        self._facts = torch.empty(4, dtype=torch.float64)
         self.forget()
 
     def forget(self) -> None:
@@ -41,7 +43,7 @@ class BestModel:
 
     @property
     def round(self) -> int | None:
-        """The round after which it was evaluated; None while there is none."""
+        """The round after which the best model was evaluated; None before the first evaluation."""
         t = int(self._facts[0])
         return None if t == NEVER else t
 
@@ -50,7 +52,7 @@ class BestModel:
         return float(self._facts[1])
 
     def should_stop(self) -> bool:
-        """Return whether the run is to stop early; `why` is then the reason."""
+        """Return whether the run is to stop early; if so, `why` contains the reason."""
         if self.criterion.patience is None or int(self._facts[2]) < self.criterion.patience:
             return False
         more = f" by more than {self.criterion.min_delta:g}" if self.criterion.min_delta else ""
@@ -60,8 +62,10 @@ class BestModel:
         return True
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
-        """Compare the model after round t; return whether it is the best one now. A nan is never better."""
-        if t <= int(self._facts[3]):  # evaluated again, by a resumed run
+        """Compare the model after round t with the best one; return whether it is the best one now. A nan is never
+        better.
+        """
+        if t <= int(self._facts[3]):  # a resumed run evaluates this round once more
             return False
         gain = self.value - value if self.criterion.lowest else value - self.value
         better = value == value and (self.round is None or gain > self.criterion.min_delta)

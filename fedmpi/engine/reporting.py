@@ -1,4 +1,4 @@
-"""Evaluates rounds and reports them: one row of metrics each, with a note if the run has diverged."""
+"""Evaluation and reporting of rounds: one row of metrics per round, with a note if the run has diverged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Reporter:
-    """Evaluates rounds and passes their rows of metrics on; on every rank, the rows at rank 0."""
+    """Evaluates rounds and passes rows of metrics to the callbacks. Every rank has a reporter; rows exist at rank 0
+    only.
+    """
 
     def __init__(
         self,
@@ -28,27 +30,27 @@ class Reporter:
         self.config, self.states, self.transport, self.server = config, states, transport, server
         self.trainer, self.callbacks = states.trainer, callbacks
         self.evaluator = Evaluator(config, states, transport, server)
-        # Where clients keep parts of the model, their personal models are watched.
+        # If clients keep parts of the model, divergence is detected by the losses of their personal models.
         trainer, all_shared = self.trainer, self.trainer.messages.shared.whole
         watched = [p for p in config.protocol if not p.startswith("ft(") and (all_shared or p == "personal")]
         names = [f"{p}_loss" if p != "global" else "loss" for p in watched] if trainer.data.test_sizes.any() else []
         classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
         self.divergence = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
         self.metrics_row: dict[str, Any] | None = None  # of the latest round, at rank 0; None if it was aborted
-        self.saved: dict[str, Any] = {}  # rank 0's memory after the latest round that counts
-        self.reported_in = -1  # the round in whose beginning the one before was reported
+        self.saved: dict[str, Any] = {}  # rank 0's `Federation.memory` after the latest round that counts
+        self.reported_in = -1  # the round at the beginning of which the round before was reported
 
     def report(self, t: int, *, made: bool, last: bool, began: float) -> None:
-        """Evaluate the round before t at the beginning of round t, and report it, once.
+        """Evaluate and report round t - 1 at the beginning of round t; do nothing if this was done already.
 
-        Every rank takes part where clients evaluate. Before round 0 there is something to report only if there are no
-        rounds: the model as it starts, as round -1.
+        All ranks take part if clients evaluate. Before round 0 something is reported only if the run has no rounds: the
+        initial model, as round -1.
 
         Args:
             t: the round that begins.
-            made: whether round t is made; a run that is asked to stop has no time to evaluate.
-            last: whether all rounds are made.
-            began: when round t began (time.perf_counter).
+            made: whether round t is run; a run that was asked to stop has no time to evaluate.
+            last: whether all rounds were run.
+            began: time.perf_counter() when round t began.
         """
         if t == 0 and not last:
             self.reported_in = t
@@ -62,7 +64,7 @@ class Reporter:
         if line is not None:
             first = {"round": before, **{n: figures[n] for n in ("loss", *self.trainer.task.names) if n in figures}}
             row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
-            if updates := row.pop("updates", None):  # sorted, as they come out of a checkpoint
+            if updates := row.pop("updates", None):  # sorted, because a checkpoint stores them sorted
                 self.callbacks.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
             if due and self.evaluator.class_accuracy:
                 row["class_accuracy"] = self.evaluator.class_accuracy
@@ -71,7 +73,7 @@ class Reporter:
         self.reported_in = t
 
     def _evaluate(self, t: int, last: bool) -> dict[str, float]:
-        """Return rank 0's metrics of round t; pass on those of clients, and the model if it is the best one so far."""
+        """Return rank 0's metrics of round t; pass the metrics of clients, and a new best model, to the callbacks."""
         server = self.server
         with seeds.seeded(self.config.seed, "evaluate", t):
             figures, lines = self.evaluator.evaluate_round(t, last)
@@ -83,7 +85,7 @@ class Reporter:
         return figures
 
     def _initial_line(self, server: FederationServer, began: float) -> dict[str, Any]:
-        """Return the row of a model that is not trained."""
+        """Return the row of metrics of a run without rounds, for its initial model."""
         nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
         wall_s, digest = time.perf_counter() - began, self.trainer.model.layout.sha256(server.w)
         return {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}

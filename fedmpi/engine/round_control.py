@@ -1,7 +1,8 @@
-"""The control message of a round: rank 0 decides whether the round is made, and broadcasts that.
+"""The command with which rank 0 opens each round, and how all ranks apply it.
 
-The decision is one number of the broadcast that also holds the model. A further message may follow: which clients'
-uploads of the round before were refused, so that their state is undone; and the pace of ranks (scheduler.py).
+The command is one number of the broadcast that also contains the model. A further message may follow, with the clients
+whose uploads of the round before were refused, so that their states are undone, and with the pace of ranks
+(scheduler.py).
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from fedmpi.engine.scheduler import ClientScheduler
 
 
 class RoundCommand(IntEnum):
-    """Whether a round is made; if not, why the run ends before it."""
+    """Rank 0's decision about a round: train it, or end the run before it for the reason that is named."""
 
     TRAIN = 0
-    FINISHED = 1  # all rounds are made
+    FINISHED = 1  # all rounds were run
     STOPPED = 2  # a rank was asked to stop
-    ABORTED = 3  # a rank was asked to stop within the round before, which does not count
+    ABORTED = 3  # a rank was asked to stop during the round before, which does not count
     DIVERGED = 4
     EARLY_STOPPED = 5  # the validation metric has not improved for long enough
 
 
 TRAIN = RoundCommand.TRAIN
-NEWS = 8  # added to the command in the number that is broadcast if that message follows
+NEWS = 8  # added to the command in the broadcast if a further message follows
 
 
 class RoundControl:
-    """Opens rounds: rank 0 decides, all ranks receive the decision with the model, and apply it to the round before."""
+    """Opens rounds: rank 0 decides, and all ranks receive its command with the model and apply it."""
 
     def __init__(
         self, comm: Communicator, scheduler: ClientScheduler, reporter: Reporter, stop_requested: Callable[[], bool]
@@ -40,16 +41,17 @@ class RoundControl:
         self.comm, self.scheduler, self.reporter, self.stop_requested = comm, scheduler, reporter, stop_requested
         self.config, self.states, self.transport = reporter.config, reporter.states, reporter.transport
         self.server = reporter.server
-        self.first_round = 0  # of this job; later than 0 where a run is resumed
-        self.opened_at = 0.0  # when rank 0 decided about the latest round, by time.perf_counter
-        self._decided = -1, 0  # rank 0's: the latest round about which it has decided, and what
-        self._pace = scheduler.pace  # with that
+        self.first_round = 0  # first round of this process; later than 0 if a run is resumed
+        self.opened_at = 0.0  # time.perf_counter() when rank 0 decided about the latest round
+        self._decided = -1, 0  # at rank 0: the latest round that was decided, and the decision
+        self._pace = scheduler.pace  # the pace of ranks that belongs to this decision
 
     def open_round(self, t: int) -> RoundCommand:
-        """Broadcast, at rank 0, or receive what becomes of round t, with the model and the declared server state.
+        """Broadcast (at rank 0) or receive the command of round t, together with the model and the declared server
+        state.
 
-        Every rank then undoes what refused clients did in the round before. A round that is repeated after a rank
-        failure is opened with the same decision.
+        Every rank then undoes the changes of refused clients in the round before. A round that is repeated after a rank
+        failure is opened with the same command.
         """
         number = int(TRAIN)
         if self.server is not None:
@@ -65,7 +67,7 @@ class RoundControl:
         self.begin_round(t)
         if number & NEWS:
             refused = self.server.refused if self.server is not None else []
-            with self.comm.uncounted():  # its length depends on time
+            with self.comm.uncounted():  # not counted: its length depends on measured times
                 news = self.comm.broadcast_json({"refused": refused, "pace": [*self._pace.items()]})
             undone = news["refused"] if self.states.keeps_undo else []
             self.scheduler.pace = dict(map(tuple, news["pace"]))
@@ -79,29 +81,31 @@ class RoundControl:
         return command
 
     def begin_round(self, t: int) -> None:
-        """Note that this rank is in round t. The one before is over: all of its uploads have reached rank 0."""
+        """Mark round t as begun on this rank, which ends the round before: all of its uploads have reached rank 0."""
         states, before = self.states, self.states.round
         if before == t:
             return
-        if before >= self.first_round:  # the rows of those who took part are what the round before has made
+        # the states of the clients that took part are now those that the round before made
+        if before >= self.first_round:
             states.trained |= dict.fromkeys(self.scheduler.cohort(before), before)
-        states.move_log, states.reassigned, states.round = MoveLog(), {}, t  # what has moved stays where it is
+        # states that have moved stay on their ranks
+        states.move_log, states.reassigned, states.round = MoveLog(), {}, t
 
     def trains(self, t: int) -> bool:
-        """Whether rank 0 has decided that round t is made."""
+        """Return whether rank 0 has decided that round t is run."""
         return self._decided[0] == t and self._decided[1] % NEWS == TRAIN
 
     def leave(self, command: RoundCommand) -> str:
-        """End the run; return why: "finished", "stopped", "diverged" or "early_stopped"."""
+        """End the run; return the reason: "finished", "stopped", "diverged" or "early_stopped"."""
         if self.config.on_lost_rank != "abort":  # no rank leaves while another one may have to repeat a round
             self.comm.allgather_bytes(b"", self.comm.patience_s)
-        diverges = self.reporter.divergence.ends  # at the end of all rounds only rank 0 knows
+        diverges = self.reporter.divergence.ends  # after the last round only rank 0 knows this
         if command is RoundCommand.DIVERGED or (command is RoundCommand.FINISHED and diverges):
             return "diverged"
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "early_stopped"}.get(command, "stopped")
 
     def _decide(self, t: int) -> int:
-        """Decide at rank 0 about round t: the command, and which messages follow it."""
+        """Decide about round t at rank 0; return the command, plus NEWS if a further message follows."""
         assert self.server is not None
         self._pace = self.scheduler.pace
         if t > self.first_round and self.reporter.metrics_row is None:
