@@ -1,4 +1,4 @@
-"""Checks of hooks: that they return what the method declares, and only read what they may only read."""
+"""Checks that hooks return what the method declares, and do not write to tensors that they may only read."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import Row, State
 from fedmpi.method.slots import Slots
 
-UNCHANGED = {  # hook -> the state that it may return as it was
+UNCHANGED = {  # hook -> hint for state that does not change
     "aggregate": "; return server.state for state that stays as it was",
     "train, upload": "; return client.state for state that stays as it was",
 }
-SAMPLE = 1 << 16  # values of a tensor that are compared; of a larger one some from everywhere
+SAMPLE = 1 << 16  # number of a tensor's values that are compared; of larger tensors a regular sample
 NOT_SENT = (
     "no message carries it, so what one client leaves there would pass to the next one on its rank; let a parameter "
     "that changes require gradients, register a buffer without persistent=False, and write into buffers (copy_)"
@@ -38,7 +38,7 @@ NOT_SENT = (
 def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
     """Return the error `round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`.
 
-    by: what was called, if not the method's own hook.
+    `by` is the function that was called, if it is not the method's own hook.
     """
     own = getattr(method, hook.partition(",")[0].rstrip(":"), None)
     return located_error(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
@@ -54,14 +54,16 @@ def check_slots(
     like: Tensor,
     due: Collection[str] | None = None,
 ) -> None:
-    """Raise UserError if a hook did not return slots that the method declares, as dense tensors of real numbers of the
-    declared shapes; of shape () a number will do.
+    """Raise UserError if a hook did not return the slots that the method declares.
+
+    Values must be dense tensors of real numbers with the declared shapes; for shape () a number is permitted, too.
 
     Args:
+        given: the result of the hook.
         declared: the slots that it may return.
-        where: round and client.
-        like: any tensor of the device.
-        due: the slots that it must return, default all declared.
+        where: round and client, for the message.
+        like: any tensor on the device of the values.
+        due: the slots that it must return; by default all that are declared.
     """
     if not isinstance(given, Mapping):
         raise wrong(method, hook, where, f"returned {type(given).__name__}; it must return Row(...) or State(...)")
@@ -82,15 +84,15 @@ def check_slots(
 
 
 def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> None:
-    """Raise UserError that names hook and slot if a client's hooks did not return what the method declares.
+    """Raise UserError, which names hook and slot, if a client's hooks did not return what the method declares.
 
-    states: hook -> the client state that it returned; sent: the row that `upload` returned.
+    `states` maps hooks to the client states that they returned; `sent` is the row that `upload` returned.
     """
     method, messages = client.trainer.method, client.trainer.messages
     upload, declared = messages.upload(client.round).packing, method.client_state
     due = [name for name in upload.shapes if name in method.sends and name != "dw"]
     if type(sent) is Row and not (sent or due or declared) and all(type(s) is State and not s for s in states.values()):
-        return  # as of many methods: nothing is returned, nothing is due
+        return  # the usual case: nothing is declared, and nothing was returned
     check_slots(method, "upload", sent, method.sends, upload, client.where, client.w, due)
     returned = dict[str, Any]()
     for hook, new in states.items():
@@ -103,10 +105,13 @@ def check_hook_returns(client: Any, states: Mapping[str, Any], sent: Any) -> Non
 
 
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
-    """Return for each row whether it holds neither nan nor inf. sums: the rows' sums, if they were formed before.
+    """Return for each row whether all of its entries are finite.
 
-    Looks at the sums, which each device is asked for once. A sum of finite numbers can be infinite, so a row with such
-    a sum is looked at entry by entry.
+    The sums of the rows are tested, with one transfer per device. A sum of finite numbers can be infinite, so all
+    entries of a row with such a sum are tested.
+
+    Args:
+        sums: the sums of the rows, if they were computed before.
     """
     sums = [row.sum() for row in rows] if sums is None else sums
     values = [0.0] * len(sums)
@@ -118,7 +123,7 @@ def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> 
 
 
 def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where: str) -> None:
-    """Raise UserError for nan or inf in a row that is kept or sent on, and would be read for the rest of the run."""
+    """Raise UserError if a row that is kept or sent contains nan or inf, which would affect the rest of the run."""
     if are_finite([row])[0]:
         return
     views = packing.views(row)
@@ -129,7 +134,7 @@ def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where
 
 
 def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, Any]:
-    """Return what a hook returned if it is a pair, else raise UserError."""
+    """Return the result of a hook if it is a pair; otherwise raise UserError."""
     if not isinstance(given, tuple) or len(given) != 2:
         needed = "Row(...), State(...)" if hook == "upload" else "direction, State(...)"
         raise wrong(method, hook, where, f"returned {type(given).__name__}; it must return the pair {needed}")
@@ -139,9 +144,11 @@ def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, 
 def check_tensor(
     method: Method, hook: str, value: Any, shape: tuple[int, ...], where: str, like: Tensor, by: Any = None
 ) -> None:
-    """Raise UserError if a hook did not return a tensor of this shape; one of (1,), say, would fill all entries.
+    """Raise UserError if a hook did not return a tensor of this shape; shape (1,), for example, would fill all entries.
 
-    like: any tensor of the device; by: the function that returned the value, if not the method's own hook.
+    Args:
+        like: any tensor on the device of the value.
+        by: the function that returned the value, if it is not the method's own hook.
     """
     text = mismatch(value, shape, (like.device.type,))
     if text:
@@ -149,7 +156,7 @@ def check_tensor(
 
 
 def mismatch(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: bool = True) -> str:
-    """Describe a value that is no dense tensor of this shape with real numbers; "" if it is one."""
+    """Describe why a value is not a dense tensor of real numbers with this shape; return "" if it is one."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if value.shape != shape:
@@ -162,7 +169,7 @@ def mismatch(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats:
 
 
 def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
-    """Return the error of a failed forward pass, which is the model's where the traceback names no user's file."""
+    """Return the error to raise for a failed forward pass; it names the model unless a user's file failed."""
     if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or known_fix(error):
         return error
     name, place = type(module).__name__, source_location(module)
@@ -171,7 +178,7 @@ def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
 
 
 def check_figures(method: Method, figures: Collection[str], metrics: Collection[str], where: str) -> None:
-    """Raise UserError if a number that the method reports has the name of another key of a round's row, or a metric."""
+    """Raise UserError if a metric that the method reports has the name of another key of a row of metrics.jsonl."""
     for name in figures:
         if name in RESERVED or name in metrics:
             text = f"figures({name}=...) has the name of another key of a row of metrics.jsonl; choose another"
@@ -179,7 +186,7 @@ def check_figures(method: Method, figures: Collection[str], metrics: Collection[
 
 
 def check_declarations(method: Method) -> None:
-    """Raise UserError for class data of a method that is of the wrong kind, or names what there is not."""
+    """Raise UserError if a declaration of a method has the wrong type or names a slot or hook that does not exist."""
     text = f"method {type(method).__name__}"
     for name in ("client_state", "server_state", "per_client_download", "sends", "scratch"):
         slots = getattr(method, name)
@@ -196,33 +203,34 @@ def check_declarations(method: Method) -> None:
 
 
 def numbers(method: Method) -> dict[str, float]:
-    """Return the method's options that are numbers, by name."""
+    """Return name -> value of the method's options that are numbers."""
     names: list[str] = [f.name for f in fields(method)] if is_dataclass(method) else []
     options = {name: getattr(method, name) for name in names}
     return {n: value for n, value in options.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
 
 
-# ---- what hooks may only read ----
+# ---- inputs of hooks ----
 class ReadOnlyCheck:
-    """Detects writes to tensors that hooks may only read, as other clients or rounds would see them.
+    """Detects writes to tensors that hooks may only read, because other clients or rounds would read the changed
+    values.
 
-    torch counts how often a tensor, or a view of it, has been written to.
+    It compares the version counters of torch, which count the writes to a tensor and its views.
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        """tensors: by the names that they have in messages."""
+        """Create the check of these tensors, by the names that messages use for them."""
         self.tensors = tensors
         self.versions = [tensor._version for tensor in tensors.values()]
 
     def written(self) -> str | None:
-        """Return the name of the first tensor that was written to since the check was made; None if none was."""
+        """Return the name of the first tensor that was written to since this object was created, or None."""
         if [tensor._version for tensor in self.tensors.values()] == self.versions:
             return None
         pairs = zip(self.tensors.items(), self.versions, strict=True)
         return next(name for (name, tensor), version in pairs if tensor._version != version)
 
     def check_hooks(self, method: Method, where: str, *hooks: str, by: Any = None) -> None:
-        """Raise UserError if one of `hooks`, which were called, wrote to a tensor. by: the server rule, if it was."""
+        """Raise UserError if one of `hooks`, which were called, or the server rule `by` wrote to a tensor."""
         name = self.written()
         if name is None:
             return
@@ -234,11 +242,11 @@ class ReadOnlyCheck:
 
 
 class FrozenTensorGuard:
-    """Detects changes of the tensors of a rank's model that no message carries from client to client.
+    """Detects changes of those tensors of a rank's model that are not part of any message.
 
-    These are frozen parameters and buffers that are not persistent: their values must stay. Other buffers must remain
-    the same tensors: one that is assigned (`self.mean = ...`) is no part of `b` any more. It looks after the passes 1,
-    2, 4, 8, ... of training, and of evaluation.
+    These are frozen parameters and buffers that are not persistent: their values must not change. Other buffers must
+    remain the same tensor objects: after an assignment (`self.mean = ...`) the new tensor would not be part of `b`.
+    Tensors are compared after the passes 1, 2, 4, 8, ... of training, and of evaluation.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -247,7 +255,7 @@ class FrozenTensorGuard:
         self.initial = self._look()
 
     def _look(self) -> dict[str, Any]:
-        """Return name -> a digest of the values, or the tensor itself where only that counts."""
+        """Return name -> a digest of the tensor's values, or the tensor itself if only its identity matters."""
         found = dict[str, Any]()
         for path, owner in self.module.named_modules():
             for leaf, tensor in (*owner._parameters.items(), *owner._buffers.items()):
@@ -257,7 +265,11 @@ class FrozenTensorGuard:
         return found
 
     def check(self, where: str = "") -> None:
-        """Raise UserError if one of them has changed, after passes of training that `where` names, or of evaluation."""
+        """Raise UserError if a tensor has changed.
+
+        Args:
+            where: round and client after whose training this is called; "" after an evaluation.
+        """
         self.passes[bool(where)] += 1
         if self.passes[bool(where)] & (self.passes[bool(where)] - 1):
             return
@@ -265,13 +277,13 @@ class FrozenTensorGuard:
         for name, before in self.initial.items():
             after = now.get(name)
             same = after is before if isinstance(before, Tensor) else after == before
-            if before is not None and not same:  # what was not there some pass makes
+            if before is not None and not same:  # tensors that did not exist at first are created by a forward pass
                 text = f"{name!r} of model {type(self.module).__name__} is not what it was when the model was made"
                 raise located_error(f"{where}{': ' if where else ''}{text}: {NOT_SENT}", self.module)
 
 
 def _digest(tensor: Tensor | None) -> bytes | None:
-    """Return a digest of type, shape and a sample of the values; None if these cannot be read (sparse, vmap's)."""
+    """Return a digest of type, shape and a sample of values; None if these cannot be read (sparse, vmap)."""
     if tensor is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The states of clients: where they are stored, and how they follow a client to another rank."""
+"""The states of clients: their storage, and their transfer when clients move to other ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedmpi.engine.local.context import ClientContext
 
 
 class StateStore(Protocol):
-    """Storage for state rows outside of memory, by client and by the round that made them."""
+    """Storage outside of memory for state rows, by client and by the round that produced them."""
 
     def put(self, client: int, t: int, row: Tensor) -> None: ...
 
     def get(self, client: int, t: int) -> Tensor: ...
 
-    def found(self) -> list[tuple[int, int]]: ...  # (client, round) of all rows
+    def found(self) -> list[tuple[int, int]]: ...  # (client, round) of all stored rows
 
     def whole(self, client: int, t: int) -> bool: ...
 
@@ -34,66 +34,73 @@ class StateStore(Protocol):
 
 
 class Owners(dict[int, int]):
-    """client -> the rank that has its state; only clients that have moved take memory, as there may be a million."""
+    """The mapping from each client to the rank that has its state.
+
+    Only clients that have moved take memory, because there may be a million clients.
+    """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         super().__init__()
         self.ranks = ranks
 
     def __missing__(self, client: int) -> int:
-        return self.ranks[client % len(self.ranks)]  # as scheduler.pinned
+        return self.ranks[client % len(self.ranks)]  # as scheduler.pinned assigns it
 
 
 @dataclass
 class MoveLog:
-    """The states that a round has moved so far, to be moved back if a rank fails in it."""
+    """The states that were moved in the current round so far; they are moved back if a rank fails in it."""
 
-    moves: list[tuple[int, int, int]] = field(default_factory=list)  # client, from which rank, to which
-    left: dict[int, Tensor] = field(default_factory=dict)  # client -> its row, which this rank has sent away
-    done: bool = False  # whether this rank has moved all that it had to
+    moves: list[tuple[int, int, int]] = field(default_factory=list)  # (client, source rank, destination rank)
+    left: dict[int, Tensor] = field(default_factory=dict)  # client -> its row, which this rank has sent to another rank
+    done: bool = False  # whether this rank has completed all of its moves
 
 
 class ClientStates:
     """The states of the clients, on one rank.
 
-    `owner` (client -> rank that has its state) and `trained` (client -> the last round that it took part in) are the
-    same on every rank; `rows` holds this rank's own, the least recently used first. With a store, at most
+    `owner` (client -> rank that has its state) and `trained` (client -> the last round in which it took part) are the
+    same on every rank; `rows` contains this rank's rows, the least recently used first. With a store, at most
     `max_in_memory` rows stay in memory; all rows up to round `stored_up_to` are in the store.
 
-    Changes of a round can be undone until the round has ended:
+    Changes of a round can be undone until the round has ended. The table shows which attribute records a change and
+    which method undoes it:
 
-        a client trains      _before    end_round: undone where its upload does not count;  restore: undone
-        its row moves        moves      restore: undone, unless every rank has moved what it had to
-        its rank is dead     reassigned reassign: undone, to be done anew where one more fails in this round
-    `RoundControl.begin_round` and `end_round` end that: the next round has begun, and it is known whose uploads count.
+        a client trains        _before      end_round, if its upload does not count; restore
+        its row moves          move_log     restore, unless every rank has completed its moves
+        its rank fails         reassigned   reassign, which assigns anew if one more rank fails in this round
+
+    `RoundControl.begin_round` and `end_round` discard these records, once the next round has begun and the uploads that
+    count are known.
     """
 
     def __init__(self, comm: Communicator, trainer: ClientTrainer, ranks: Sequence[int]) -> None:
         self.comm, self.trainer, self.messages = comm, trainer, trainer.messages
         self.owner = Owners(ranks)
-        self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; made when first needed
-        # Initial values of every client's own parts; empty if there are none.
+        self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; created when first needed
+        # Initial values of the parts of the model that each client keeps; empty if there are none.
         n = None if trainer.messages.client_state.size else 0
         self.w0, self.b0 = trainer.model.w[:n].clone(), trainer.model.b[:n].clone()
         self.trained: dict[int, int] = {}
         self.store: StateStore | None = None
         self.max_in_memory, self.stored_up_to = 0, -1
-        # stored_up_to one save ago, and two saves ago: then all ranks have files
+        # Values of stored_up_to one save ago and two saves ago; by the latter round all ranks have written their files.
         self.saved = self.written_up_to = -1
         self.unavailable: set[int] = set()  # clients whose site has failed
-        self.round = -1  # the round of this rank
+        self.round = -1  # the round in which this rank is
         self.keeps_undo = False  # whether the training of a round may have to be undone
         self.keeps_moves = False  # whether moves may have to be undone, as a rank may fail
-        self._before: dict[int, tuple[Tensor, int]] = {}  # client -> its row before `_trained_in`, and who made that
-        self._trained_in = -1  # the round of these
+        # client -> its row before round `_trained_in`, and the round that produced it
+        self._before: dict[int, tuple[Tensor, int]] = {}
+        self._trained_in = -1  # the round to which `_before` refers
         self.move_log = MoveLog()
-        self.received_rows: set[int] = set()  # clients whose rows were received, and may not be in files yet
-        self.reassigned: dict[int, int] = {}  # client -> the dead rank that had its state
-        # In a replay: (client, round) -> the rank that has a copy of that state, and the copy on that rank.
+        self.received_rows: set[int] = set()  # clients whose rows came from other ranks, and may not be in files yet
+        self.reassigned: dict[int, int] = {}  # client -> the failed rank that had its state
+        # In a replay: (client, round) -> the rank that has a copy of this state, and the copy if it is on this rank.
         self.copies: dict[tuple[int, int], tuple[int, Tensor | None]] = {}
 
     def view(self, client: int, t: int, lr: float, announcement: Tensor, download: Tensor) -> ClientContext:
-        """Return a client with the rows that it received (on any device) and its state."""
+        """Return a client for training or evaluation, with its state and the rows that it received (on any device)."""
         row = self._row(client)
         if self.store is not None and len(self.rows) > max(self.max_in_memory, 1):
             self._evict_rows(self.store)
@@ -101,33 +108,33 @@ class ClientStates:
         return ClientContext(self.trainer, client, t, lr, announcement, download, row)
 
     def take_unsaved_rows(self) -> dict[int, Tensor]:
-        """Return CPU copies of this rank's rows that are not in the store yet; from now on they count as stored."""
+        """Return CPU copies of this rank's rows that are not in the store yet, and mark them as stored."""
         fresh = {k: row for k, row in self.rows.items() if self.trained.get(k, -1) > self.stored_up_to and len(row)}
         self.written_up_to, self.saved = self.saved, self.stored_up_to
         self.stored_up_to = max(self.trained.values(), default=-1)
         self.received_rows = {k for k in self.received_rows if self.trained.get(k, START) > self.written_up_to}
         return {k: row.to("cpu", copy=True) for k, row in fresh.items()}
 
-    # ---- what a round does, and how it is undone ----
+    # ---- training and moves of a round, and how they are undone ----
     def remember(self, client: int) -> None:
-        """Keep a copy of the client's state, as it is about to train."""
+        """Keep a copy of the client's state before it trains."""
         self._trained_in = self.round
         self._before[client] = self._row(client).clone(), self.trained.get(client, START)
 
     def end_round(self, undone: Collection[int]) -> None:
-        """End the round: restore the states of these clients to what they were before it."""
+        """End the round, and restore the states of the clients in `undone` as they were before it."""
         self.rows |= {client: row for client, (row, _) in self._before.items() if client in undone}
         self._before.clear()
 
     def move(self, where: Mapping[int, int]) -> None:
-        """Move state rows so that each client's row is on its rank. where: client -> rank."""
+        """Send state rows so that each client's row is on the rank to which `where` maps the client."""
         rank, size = self.comm.rank, self.messages.client_state.size
         moves = [(client, self.owner[client], to) for client, to in where.items() if self.owner[client] != to]
         self.owner |= where
         self.move_log = MoveLog(moves, done=not size)
         if not size:
             return
-        # The initial row of a client that never trained is sent, too, so that all ranks know the messages.
+        # The initial row of a client that never trained is sent, too, so that all ranks know which messages there are.
         left = {k: self._row(k).to(self.comm.device) for k, source, _ in moves if source == rank}
         for k in left:
             del self.rows[k]
@@ -141,7 +148,9 @@ class ClientStates:
         self.move_log.done = True
 
     def restore(self, t: int, stay: bool) -> None:
-        """Undo what this rank has done in round t. stay: leave rows on the ranks to which they have moved."""
+        """Undo this rank's changes of client states in round t; with `stay`, leave rows on the ranks to which they
+        moved.
+        """
         if self._trained_in == t:
             self.rows |= {k: row for k, (row, _) in self._before.items()}
             self._label({k: made_by for k, (_, made_by) in self._before.items()})
@@ -156,9 +165,9 @@ class ClientStates:
         self._take(moved.left)
 
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> None:
-        """Set `reassigned` to the clients of dead ranks; if `move`, assign them to `ranks`.
+        """Set `reassigned` to the clients of failed ranks; if `move` is true, assign these clients to `ranks`.
 
-        The result depends on `alive` and on what this rank knew before the round alone.
+        The result depends only on `alive` and on what this rank knew before the round.
         """
         for k, dead in self.reassigned.items():
             self.owner[k] = dead
@@ -168,30 +177,30 @@ class ClientStates:
         if move:
             self.owner |= scheduler.pinned(list(self.reassigned), ranks)
 
-    # ---- states of another round than the last ----
+    # ---- states of earlier rounds ----
     def newest(self, clients: Collection[int], took_part: Callable[[int, int], bool]) -> dict[int, int]:
-        """Return client -> the round of its newest intact row in the store, of rounds in which it took part."""
+        """Return client -> the latest round in which it took part and whose state is stored intact."""
         if self.store is None:
             return {}
         stored = sorted((k, t) for k, t in self.store.found() if k in clients)
         self.store.take_over(stored)
         known = ((k, t) for k, t in stored if k in self.trained and t <= self.trained[k] and took_part(k, t))
-        return {k: t for k, t in known if self.store.whole(k, t)}  # of several the last
+        return {k: t for k, t in known if self.store.whole(k, t)}  # of several rounds the last one is kept
 
     def revert(self, rounds: Mapping[int, int]) -> None:
-        """Set states back. rounds: client -> the round that made the state that it has from now on."""
+        """Revert clients to the states that earlier rounds produced; `rounds` maps each client to such a round."""
         for k in rounds:
             self.rows.pop(k, None)
         self._label(rounds)
 
     def replay_failures(self, t: int, lost_ranks: LostRanks, *, evaluated: bool) -> None:
-        """Bring the states to where recorded rank failures of round t have left them (faults.replay).
+        """Apply the recorded rank failures of round t to the client states, in a replay (faults.replay).
 
         Args:
             t: the round that begins.
             lost_ranks: all recorded rank failures.
-            evaluated: whether round t - 1 has been evaluated. Before that only those failures count that came before
-                its evaluation in the recorded run.
+            evaluated: whether round t - 1 has been evaluated. Before that, only failures are applied that happened
+                before its evaluation in the recorded run.
         """
         known = lost_ranks if evaluated else lost_ranks.before(t)
         self.unavailable = known.gone(t)
@@ -205,7 +214,7 @@ class ClientStates:
         self._revert_to_copies({k: r for k, r in known.reverted(t).items() if before.get(k) != r})
 
     def _revert_to_copies(self, rounds: Mapping[int, int]) -> None:
-        """Set states back as `revert` does, to `copies`, from the ranks that have them."""
+        """Revert states as `revert` does, to the rows in `copies`, which are sent by the ranks that have them."""
         mine, outgoing, incoming = dict[int, Tensor](), list[Message](), list[Message]()
         for k, t in sorted(rounds.items()):
             if t == START:
@@ -228,18 +237,18 @@ class ClientStates:
 
     # ---- rows ----
     def _empty(self) -> Tensor:
-        """Return memory for a row from another rank."""
+        """Return memory in which a row from another rank is received."""
         return torch.empty(self.messages.client_state.size, dtype=self.w0.dtype, device=self.comm.device)
 
     def _take(self, rows: Mapping[int, Tensor]) -> None:
         self.rows |= {k: row.to(self.w0.device) for k, row in rows.items()}
 
     def _label(self, rounds: Mapping[int, int]) -> None:
-        """Note after which rounds the states of clients are."""
+        """Record by which rounds the states of these clients were produced."""
         self.trained = {k: t for k, t in {**self.trained, **rounds}.items() if t != START}
 
     def _row(self, client: int) -> Tensor:
-        """Return a client's row, which becomes the most recently used one."""
+        """Return a client's row and mark it as the most recently used one."""
         row = self.rows.pop(client, None)
         if row is None and self.store is not None and client in self.trained:
             row = self.store.get(client, self.trained[client]).to(self.w0.device)
@@ -249,10 +258,10 @@ class ClientStates:
         return row
 
     def _evict_rows(self, store: StateStore) -> None:
-        """Evict the least recently used rows from memory; those that are not in the store are put there first."""
+        """Remove the least recently used rows from memory, after writing those to the store that are not in it."""
         evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
-            if client in self._before:  # it and all after it may have to be undone, and must not be stored
+            if client in self._before:  # this row and all after it may have to be undone, and must not be stored
                 break
             last = self.trained.get(client, START)
             if client not in self.received_rows or not self.written_up_to < last <= self.stored_up_to:

@@ -1,17 +1,20 @@
-"""Evaluation of models: on the global test set, on each client's own test split, and how evenly.
+"""Evaluation of models on the global test set and on the test rows of clients and sites.
 
-    global               the global model on the global test set; in silo mode, where no rank sees one, on every
-                         client's own and pooled by samples
-    sites                the global model on the test rows of each site that the data set knows, trained on or not:
-                         accuracy@SITE, and sites_accuracy, their mean
-    personal             what a client uses (the method's `weights`) on the client's own test split: mean, standard
+    global               the global model on the global test set; in silo mode, where no rank has such a set, on
+                         the test rows of each client, pooled by samples
+    sites                the global model on the test rows of each site in the data set, whether its clients train
+                         or not: accuracy@SITE, and sites_accuracy, their mean
+    personal             each client's model (the method's `weights`) on its own test rows: mean, standard
                          deviation and worst tenth over all clients
     personal_on_global   the same models on the global test set
-    ft(e)                the same models after e epochs of plain fine-tuning, own test split; after the last round only
-With evaluate.best also on the validation rows (`validation_...`): the global model on those of all clients, in silo
-mode on each client's own, pooled by samples. Where parts of the model stay with clients, or the method gives clients
-models of their own (Ditto) and no protocol evaluates the global one, each client's model on its own rows.
-If clients keep parts of the model, `global` and `sites` are left out beside other protocols: there is no global model.
+    ft(e)                the same models on the clients' test rows after e epochs of plain fine-tuning, after the
+                         last round only
+
+With evaluate.best there are also metrics of validation rows (`validation_...`): of the global model on the rows of all
+clients, in silo mode on those of each client, pooled by samples. Each client's model is evaluated on its own validation
+rows if clients keep parts of the model, or if the method gives clients models of their own (Ditto) and no protocol
+evaluates the global one.
+If clients keep parts of the model, there is no global model: `global` and `sites` are left out beside other protocols.
 If a model's outputs for its samples are not finite, the metrics over all clients are nan.
 Metrics are functions of outputs gathered in a fixed order: they depend neither on the rank that computes them nor on
 the number of ranks.
@@ -48,15 +51,15 @@ from fedmpi.models.gaussian import REFERENCE
 from fedmpi.tasks import contract
 from fedmpi.tasks.measures import Figures, hits_by_class, pooled, spread
 
-MOST_CLASSES = 100  # for which accuracies by class are recorded
-OWN = ("weights", "buffers", "predict")  # hooks that give a client a model of its own
+MOST_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
+OWN = ("weights", "buffers", "predict")  # hooks that give each client a model of its own
 
 
 class Evaluation(NamedTuple):
     """The results of one model on one shard."""
 
-    figures: Figures  # loss, and the task's metrics
-    outputs: Tensor  # (n, ...) what the task holds of them
+    figures: Figures  # the loss, and the task's metrics
+    outputs: Tensor  # (n, ...) outputs, as the task reduces them
     targets: Tensor  # (n, ...)
 
 
@@ -65,8 +68,11 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the trainer's model on a shard, in evaluation mode.
 
-    The loss is the mean over samples, over targets that count, or the task's loss of a whole split. Every metric of an
-    empty shard is nan. predict: x -> outputs, in place of the model's forward pass.
+    The loss is the mean over samples (or over targets that count), unless the task defines a loss of a whole split. All
+    metrics of an empty shard are nan.
+
+    Args:
+        predict: function from samples x (B, ...) to outputs that replaces the model's forward pass.
     """
     task = trainer.task
     if not len(shard):
@@ -84,7 +90,7 @@ def evaluate(
         trainer.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
         whole = contract.whole_loss(task, f, y)
-        if f.is_floating_point() and bool(f.isnan().any()):  # no answer, though argmax would name one
+        if f.is_floating_point() and bool(f.isnan().any()):  # argmax would return a class for nan
             figures = dict.fromkeys(task.names, nan)
         else:
             figures = contract.figures(task, f, y)
@@ -111,10 +117,11 @@ def _outputs(
 def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:
     """Load the model that is evaluated as this client's: its weights (d,) and batch statistics (b,).
 
-    fine_tuned: epochs of fine-tuning that follow.
+    Args:
+        fine_tuned: number of epochs of fine-tuning that follow.
 
     Returns:
-        The client's function from samples to outputs, if it has one beyond the model; else None.
+        The function from samples to outputs that the method's hook `predict` returned, or None.
     """
     method = client.trainer.method
     w = client.check("weights", method.weights(client))
@@ -138,13 +145,14 @@ class Evaluator:
         transport: RoundTransport,
         server: FederationServer | None,
     ) -> None:
-        """server: rank 0's; None elsewhere."""
+        """Create the evaluator; `server` is None at all ranks but rank 0."""
         self.config, self.states, self.transport, self.server = config, states, transport, server
         self.trainer, self.comm = states.trainer, states.comm
         self.data, self.names = self.trainer.data, ("loss", *self.trainer.task.names)
         self.protocol = tuple(config.protocol)
-        self.class_accuracy: list[float | None] = []  # of the global model, in percent; [] if unknown
-        self.warned = set[str]()  # protocols for which models without finite outputs were reported
+        # accuracy of the global model for each class, in percent; [] if unknown
+        self.class_accuracy: list[float | None] = []
+        self.warned = set[str]()  # protocols for which a warning about outputs that are not finite was issued
         self.silo = self.data.global_test is None
         kept, method = own_parts(self.trainer.messages), self.trainer.method
         asked, left = SERVERS.intersection(self.protocol), tuple(p for p in self.protocol if p not in SERVERS)
@@ -154,34 +162,41 @@ class Evaluator:
                 text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: "
                 text += f"method {type(method).__name__} keeps {', '.join(sorted(kept))} with each client"
                 warnings.warn(RankWarning(text), stacklevel=2)
-        # Whether validation rows judge what each client uses, not the global model.
+        # Whether the best model is selected by each client's model on its own rows, and not by the global model.
         own = any(overrides(method, hook) for hook in OWN) and not asked.intersection(self.protocol)
         self.own = config.best is not None and (own or not self.trainer.messages.shared.whole)
-        self.asks_clients = self.silo or bool({*self.protocol} - SERVERS) or self.own  # else rank 0 alone evaluates
+        # otherwise rank 0 evaluates alone
+        self.asks_clients = self.silo or bool({*self.protocol} - SERVERS) or self.own
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
             raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
 
     def evaluate_round(self, t: int, last: bool) -> tuple[Figures, list[dict[str, Any]]]:
-        """Return the metrics of the model after round t, and a row for each client, at rank 0. last: no round follows.
+        """Return the metrics of the model after round t and a row for each client, at rank 0; both are empty at other
+        ranks.
 
-        To be called within `seeds.preserve_rng`.
+        The caller must preserve the state of the random generators (`seeds.preserve_rng`).
+
+        Args:
+            last: whether no round follows.
         """
         figures, lines = Figures(), list[dict[str, Any]]()
         if self.server is None and not self.asks_clients:
             return figures, lines
-        of, t = t, max(t, 0)  # the model as it starts is evaluated like that of round 0
-        downloads = dict[int, Tensor]()  # of the clients to be evaluated; of others than this rank's any row
+        of, t = t, max(t, 0)  # the initial model (round -1) is evaluated like that of round 0
+        # the downloads of the clients to be evaluated; any row for clients of other ranks
+        downloads = dict[int, Tensor]()
         if self.asks_clients:
             asked = [k for k in range(self.data.clients) if k not in self.states.unavailable]
             downloads = dict.fromkeys(asked, self.transport.no_download)
-            if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
+            # these hooks may read it
+            if any(overrides(self.trainer.method, hook) for hook in ("weights", "predict", "tune")):
                 downloads = self.transport.send_downloads(t, asked, self.states.owner, self.server)
         for protocol in self.protocol:
             if protocol.startswith("ft(") and not last:
                 continue
-            if protocol == "sites" or (protocol == "global" and not self.silo):  # of rank 0 alone
+            if protocol == "sites" or (protocol == "global" and not self.silo):  # rank 0 evaluates these alone
                 if self.server is not None:
                     figures |= self._by_site(t) if protocol == "sites" else self._global(t)
                 continue
@@ -218,7 +233,7 @@ class Evaluator:
         return figures
 
     def _by_site(self, t: int) -> Figures:
-        """Return metrics on each site's test rows, and their spread over sites."""
+        """Return the metrics of the global model on each site's test rows, and their spread over sites."""
         rows, weights = dict[str, Figures](), dict[str, float]()
         for site, shard in self.data.test_by_site.items():
             rows[site], weights[site] = self._with_weight(self._evaluate_global(t, shard))
@@ -234,15 +249,16 @@ class Evaluator:
 
     # ---- clients and sites ----
     def _with_weight(self, of: Evaluation) -> tuple[Figures, float]:
-        """Return the metrics, and their weight in a mean over shards: the samples, or targets, that count."""
+        """Return metrics and their weight in a mean over shards: the number of samples, or targets, that count."""
         weight = float(self.trainer.task.split_weight(of.targets)) if len(of.targets) else 0.0
         return of.figures if weight else {**of.figures, "loss": nan}, weight
 
     def _combine(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
-        """Return metrics over all clients or sites: pooled by samples for one model, else their spread.
+        """Return metrics over all clients or sites: pooled by samples if one model was evaluated, otherwise their
+        spread.
 
-        They are nan, with a warning, if a model with samples has no finite loss: a mean over the others would be the
-        better the more models fail.
+        They are nan, with a warning, if a model that has samples has no finite loss: a mean over the other models would
+        improve with each model that fails.
         """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.warned:
@@ -261,9 +277,9 @@ class Evaluator:
     def _evaluate_clients(
         self, protocol: str, t: int, downloads: Mapping[int, Tensor]
     ) -> tuple[dict[int, Figures], dict[int, float]]:
-        """Return each client's metrics and their weights, computed on the rank that has its state; complete at rank 0.
+        """Return the metrics of the clients in `downloads` and their weights, complete at rank 0.
 
-        downloads: of the clients to be evaluated.
+        The rank that has a client's state evaluates the client.
         """
         comm, owner, rows = self.comm, self.states.owner, dict[int, Tensor]()
         received = self.config.learning_rate(t), self.transport.inbox
@@ -284,7 +300,7 @@ class Evaluator:
         return figures, {k: numbers[0] for k, numbers in values.items()}
 
     def _evaluate_client(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
-        """Return one client's metrics under one protocol, and their weight."""
+        """Return the metrics of one client under one protocol, and their weight."""
         trainer, inputs, predict = self.trainer, client.read_only_check(), None
         if protocol == "global" or (protocol == "validation" and not self.own):
             trainer.model.load(client.received, client.b0)
@@ -299,9 +315,10 @@ class Evaluator:
 
 
 def own_parts(messages: Messages) -> frozenset[str]:
-    """Return the groups that clients keep and train; FedBABU's head, which all leave as it began, is none.
+    """Return the layout groups that clients both keep and train.
 
-    Nor are references, which are no part of the outputs.
+    A group that no client trains, such as FedBABU's head, is not among them, and neither are reference parameters,
+    which do not affect outputs.
     """
     left = messages.every - messages.shared_groups - {REFERENCE}
     return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)

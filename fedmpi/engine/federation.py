@@ -57,9 +57,7 @@ class Federation:
         rule: Rule | None = None,
         callbacks: RunCallbacks | None = None,
     ) -> None:
-        """Args:
-        rule: server rule that replaces the direction of the method's `aggregate`; None: use the method's own.
-        """
+        """Set up the run; `rule` replaces the direction of the method's `aggregate`."""
         data, model, messages = trainer.data, trainer.model, trainer.messages
         tolerant, stateful = config.on_lost_rank != "abort", bool(messages.client_state.size)
         training_ranks = list(range(0 if comm.size == 1 or config.server_trains else 1, comm.size))

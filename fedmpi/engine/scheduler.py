@@ -1,12 +1,12 @@
-"""Which clients take part in a round, and which rank trains each of them.
+"""The cohort of each round, and the assignment of its clients to ranks.
 
 Both are functions of the seed, the round, the rank failures of the run, and the pace of the ranks, which rank 0
 measures and broadcasts, so that every rank computes the same without a message.
 
-    q_r   seconds of rank r for a training sample in a round, as uploads say
-    s_r   lower median of the last WINDOW q_r, where there are MIN_ROUNDS
-    pace  100 s_r / min s: what a sample costs on rank r, in per cent of its cost on the fastest rank, in steps of STEP;
-          0: r is lost
+    q_r   seconds per training sample of rank r in a round, as uploads report them
+    s_r   lower median of the last WINDOW values of q_r, if there are at least MIN_ROUNDS
+    pace  100 s_r / min s: cost of a sample on rank r, in per cent of its cost on the fastest rank, rounded to
+          multiples of STEP; 0: rank r has failed
 """
 
 from __future__ import annotations
@@ -24,21 +24,27 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine.faults.lost_ranks import START, LostRanks
 from fedmpi.engine.federation_config import FederationConfig
 
-WINDOW, MIN_ROUNDS, MAX_AGE = 5, 3, 50  # rounds; after MAX_AGE rounds without a measurement a rank is tried again
+# rounds; a rank without a measurement for MAX_AGE rounds is treated as fast again
+WINDOW, MIN_ROUNDS, MAX_AGE = 5, 3, 50
 NORMAL, STEP, MAX_PACE = 100, 25, 10_000  # per cent
 
 Pace = dict[int, int]  # rank -> per cent; ranks that are missing have NORMAL
 
 
 class RankSpeeds:
-    """Measures, at rank 0, what a training sample costs on each rank."""
+    """Measures, at rank 0, the time that a training sample takes on each rank."""
 
     def __init__(self) -> None:
-        self.costs: dict[int, list[float]] = {}  # rank -> its last q_r
-        self.last_round: dict[int, int] = {}  # rank -> the round of the last one
+        self.costs: dict[int, list[float]] = {}  # rank -> its last values of q_r
+        self.last_round: dict[int, int] = {}  # rank -> the round of its last measurement
 
     def record(self, t: int, where: Mapping[int, int], samples: Sequence[float], seconds: Sequence[float]) -> None:
-        """Record round t. samples, seconds: of each client of `where`; a client that took no time does not count."""
+        """Record the training times of round t.
+
+        Args:
+            where: client -> rank.
+            samples, seconds: training samples and time of each client of `where`; clients with a time of 0 are ignored.
+        """
         trained, busy = dict[int, float](), dict[int, float]()  # rank -> samples, seconds
         for rank, n, s in zip(where.values(), samples, seconds, strict=True):
             if n > 0 and s > 0 and math.isfinite(s):
@@ -48,7 +54,7 @@ class RankSpeeds:
             self.last_round[rank] = t
 
     def pace(self, t: int) -> Pace:
-        """Return the pace of the ranks in round t that are not as fast as the fastest one."""
+        """Return the pace, in round t, of all ranks that are slower than the fastest one."""
         fresh = {r: q for r, q in self.costs.items() if len(q) >= MIN_ROUNDS and t - self.last_round[r] <= MAX_AGE}
         typical = {rank: median_low(q) for rank, q in fresh.items()}
         least = min(typical.values(), default=1.0)
@@ -57,29 +63,31 @@ class RankSpeeds:
 
 
 class ClientScheduler:
-    """Draws the cohort of each round, and assigns its clients to ranks; the same on every rank."""
+    """Draws the cohort of each round and assigns its clients to ranks; the result is the same on every rank."""
 
     def __init__(self, config: FederationConfig, data: Federated, comm: Communicator, ranks: Sequence[int]) -> None:
-        """ranks: those that train clients."""
+        """Args:
+        ranks: the ranks that train clients.
+        """
         self.config, self.data, self.comm, self.ranks = config, data, comm, ranks
         self.lost_ranks = LostRanks()
-        self.pace: Pace = {}  # by which clients are assigned
+        self.pace: Pace = {}  # the pace by which clients are assigned
         measured = config.placement == "balanced" and config.measures_speed and len(ranks) > 1
         self.speeds = RankSpeeds() if measured else None
-        self._measured: Pace = {}  # rank 0's
+        self._measured: Pace = {}  # the latest measured pace, at rank 0
 
     def sample(self, t: int) -> list[int]:
-        """Draw the cohort of round t, ascending; clients that rank failures have taken out included."""
+        """Return the cohort of round t as it is drawn, ascending, including clients that rank failures exclude."""
         config = self.config
         return draw_cohort(config.seed, t, self.data.clients, config.fraction, config.sampling, config.members)
 
     def cohort(self, t: int) -> list[int]:
-        """Return the clients that take part in round t, ascending."""
+        """Return the clients that take part in round t, in ascending order."""
         drawn = self.sample(t)
         return self.lost_ranks.present(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_rounds(self, t: int) -> dict[int, int]:
-        """Return client -> the round, of 0..t, in which the state was made that it has at the start of round t + 1."""
+        """Return client -> the round, of 0..t, that produced its state at the start of round t + 1."""
         rounds: dict[int, int] = {}
         for earlier in range(t + 2):
             back = self.lost_ranks.reverted(earlier)
@@ -89,7 +97,7 @@ class ClientScheduler:
         return rounds
 
     def weights(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the training samples n_k and the weights p_k of a cohort, (m,) float64 each."""
+        """Return the numbers of training samples n_k and the weights p_k of a cohort, (m,) float64 each."""
         n = torch.tensor(self._sizes(members), dtype=torch.float64)
         return n, n / n.sum() if self.config.weighting == "samples" else torch.full_like(n, 1 / len(n))
 
@@ -100,7 +108,8 @@ class ClientScheduler:
     def assign(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
         """Return client -> rank that trains it in round t.
 
-        If a rank fails in round t only its clients are assigned anew. alive: default the ranks that live now.
+        If a rank fails in round t, only its clients are assigned to other ranks. `alive` is by default that of the
+        communicator.
         """
         alive = self.comm.alive if alive is None else alive
         members = self.sample(t)
@@ -121,12 +130,12 @@ class ClientScheduler:
 
     # ---- the pace of ranks, at rank 0 ----
     def record_timings(self, t: int, where: Mapping[int, int], seconds: Sequence[float]) -> None:
-        """Record what the clients of round t took, in seconds, as their uploads say. where: client -> rank."""
+        """Record the training times, in seconds, that the uploads of round t report; `where` maps clients to ranks."""
         if self.speeds is not None and not self.lost_ranks.of(t):
             self.speeds.record(t, where, self._sizes([*where]), seconds)
 
     def choose_pace(self, t: int) -> Pace:
-        """Return the pace by which clients are assigned from round t on; it follows the measured one now and then."""
+        """Return the pace by which clients are assigned from round t on; it is updated every MIN_ROUNDS rounds."""
         if self.speeds is not None and t % MIN_ROUNDS == 0:
             self._measured = self.speeds.pace(t)
         return self._measured | {rank: 0 for rank in self.ranks if rank not in self.comm.alive}
@@ -135,10 +144,14 @@ class ClientScheduler:
 def draw_cohort(
     seed: int, t: int, clients: int, fraction: float | None, draw: str = "uniform", members: int | None = None
 ) -> list[int]:
-    """Draw the cohort S_t: m = max(floor(fraction N), 1) clients without replacement, or m = `members`; ascending.
+    """Draw the cohort S_t of round t without replacement, in ascending order.
 
-    draw: uniform, each round anew; cycles: each cycle deals out all clients once, m a round, the last round takes the
-    rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
+    Args:
+        clients: the number N of clients.
+        fraction: the cohort has m = max(floor(fraction N), 1) clients.
+        draw: uniform: each round is drawn independently; cycles: each cycle of rounds contains every client once, m per
+            round, the last round the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
+        members: m, in place of fraction.
     """
     m = cohort_size(clients, fraction, members)
     if draw == "cycles":
@@ -150,7 +163,7 @@ def draw_cohort(
 
 
 def cohort_size(clients: int, fraction: float | None, members: int | None = None) -> int:
-    """Return m, the most clients of a round. members: where they are given as a number (cohort.size)."""
+    """Return the largest number m of clients in a round, from a fraction or from `members` (cohort.size)."""
     if members is not None:
         return members
     assert fraction is not None
@@ -160,10 +173,15 @@ def cohort_size(clients: int, fraction: float | None, members: int | None = None
 def balanced(
     members: Sequence[int], costs: Sequence[float], ranks: Sequence[int], pace: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """Return client -> rank so that ranks finish together: the longest first, each to the rank that would finish it
-    first.   Graham, 1969 (at most 4/3 of optimal on equal ranks); Gonzalez, Ibarra and Sahni, 1977 (twice, on any)
+    """Return client -> rank such that all ranks finish at about the same time.
 
-    pace: rank -> per cent that a cost takes there (100).
+    Clients are assigned in descending order of cost, each to the rank that would finish it first. The longest time is
+    at most 4/3 of the optimum on equal ranks (Graham, 1969), and twice the optimum on any ranks (Gonzalez, Ibarra and
+    Sahni, 1977).
+
+    Args:
+        costs: the cost of each client.
+        pace: rank -> time that a unit of cost takes there, in per cent; by default 100.
     """
     if len(ranks) == 1:
         return dict.fromkeys(members, ranks[0])
@@ -177,5 +195,5 @@ def balanced(
 
 
 def pinned(members: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
-    """Return client -> rank, the same in every round."""
+    """Return client -> rank by the client's number modulo the number of ranks: the same in every round."""
     return {k: ranks[k % len(ranks)] for k in members}

@@ -1,6 +1,6 @@
-"""Rank 0's side of a round: the global model, the method's server state, and the step from uploads to both.
+"""Rank 0's part of a round: the global model, the method's server state, and the step that updates both from uploads.
 
-w <- server_optim(w, direction),  float buffers by weighted mean,  state <- what the method's `aggregate` returns
+w <- server_optim(w, direction),   float buffers by weighted mean,   state <- result of the method's `aggregate`
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Rule = Callable[[Uploads, Server], Tensor]
 
 
 class ServerView(Server):
-    """What the method's hooks see of the server; one object for the whole run."""
+    """The argument `server` of the method's hooks; one object for the whole run."""
 
     def __init__(self, data: Federated, lr: float, rounds: int, seed: int) -> None:
         self.clients, self.classes, self.rounds, self.lr = data.clients, data.classes, rounds, lr
@@ -61,7 +61,7 @@ class ServerView(Server):
 
 
 class FederationServer:
-    """The global model w (d,) and b, the declared state, and how a round changes them."""
+    """The global model w (d,) and b, the server state that the method declares, and the step that changes them."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class FederationServer:
         update_filter: UpdateFilter | None = None,
     ) -> None:
         """Args:
-        storage: where w and b are stored.
-        initial: their initial values.
-        rule: in place of the method's direction.
-        criterion: by which a best model is selected.
-        records: how much of the updates is recorded (record.updates).
+        storage: memory for w and b.
+        initial: initial values of w and b.
+        rule: server rule that replaces the method's direction.
+        criterion: criterion by which the best model is selected; None: no selection.
+        records: which statistics of updates are recorded (record.updates).
         update_filter: decides which uploads count.
         """
         self.messages, self.method = messages, messages.method
@@ -97,10 +97,10 @@ class FederationServer:
         self.best = BestModel(criterion, self.w, self.b) if criterion else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
         self.update_filter = update_filter or UpdateFilter()
-        self.refused = list[int]()  # clients, in the last step
+        self.refused = list[int]()  # clients whose uploads were refused in the last step
 
     def _start(self, name: str, hook: str) -> None:
-        """A slot of the server's state begins with what a hook of the method draws."""
+        """Set the start value of a server state slot with a hook of the method that draws it."""
         packing, where = self.messages.server_state, "at the start"
         with attribute_errors(where), seeds.seeded(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
@@ -109,13 +109,13 @@ class FederationServer:
         packing.write(self.state_row, given)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies, on the CPU, of all that changes from round to round."""
+        """Return CPU copies of all tensors that change from round to round."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self._state_tensors().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Back to what `snapshot` gave."""
+        """Restore the tensors that `snapshot` returned."""
         for name, tensor in self._state_tensors().items():
-            if name in tensors or not name.startswith("best"):  # else a best model was not asked for before
+            if name in tensors or not name.startswith("best"):  # otherwise the saved run did not select a best model
                 tensor.copy_(tensors[name])
 
     def _state_tensors(self) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class FederationServer:
         return tensors | (self.best.state_tensors if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
-        """What the method's hook `download` has for one client in round t, checked."""
+        """Return the result of the method's hook `download` for one client in round t, after checking it."""
         self.view.round, where = t, f"round {t}, client {client}"
         inputs = checks.ReadOnlyCheck(self._inputs)
         with attribute_errors(where), seeds.seeded(self.view.seed, "download", t, client):
@@ -142,9 +142,12 @@ class FederationServer:
         received: GatheredUploads,
         norms: Mapping[int, float],
     ) -> dict[str, float]:
-        """Step model and state with a round's uploads; return the method's own metrics.
+        """Update model and server state with a round's uploads; return the metrics that the method itself reports.
 
-        updates: those of `received` that count; norms: client -> ||dw||.
+        Args:
+            updates: the uploads of `received` that count.
+            upload: the layout of the uploads.
+            norms: client -> ||dw||.
         """
         recorder: RecordingUploads | None = None
         if self.records and "dw" in upload.packing.shapes and upload.w.size:
@@ -162,32 +165,32 @@ class FederationServer:
         self.updates = {}
         if recorder is not None:
             self.updates = {"updates": update_stats(recorder, norms, direction, self.records == "gram")}
-        # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
+        # From here on no message is exchanged: a step that a rank failure interrupts must not have changed anything.
         direction = direction.detach().to(self.w.dtype)
         if upload.w.whole:
             self.optimizer.step(self.w, direction, self.optimizer.state)
-        elif upload.w.size:  # entries that were not sent stay, in w and in the optimiser's state
+        elif upload.w.size:  # entries that were not sent keep their values, in w and in the optimiser's state
             w, moments = upload.w.take(self.w).clone(), upload.w.take(self.optimizer.state).clone()
             self.optimizer.step(w, direction, moments)
             upload.w.put(w, self.w)
             upload.w.put(moments, self.optimizer.state)
         if b is not None:
             upload.b.put(b, self.b)
-        if state is not self.state:  # else it stays as it was
+        if state is not self.state:  # otherwise the state does not change
             self.messages.server_state.write(self.state_row, state)
         return view.logged
 
     def _aggregate(
         self, where: str, updates: Uploads, upload: Upload, received: GatheredUploads
     ) -> tuple[Tensor, Mapping[str, Any]]:
-        """Return direction and state that the method's `aggregate`, or a server rule, makes of the uploads, checked."""
+        """Return direction and server state as computed from uploads by `aggregate` or a server rule, after checks."""
         method, view, size = self.method, self.view, (upload.columns.size,)
         ruled: Any = None
         inputs = {"updates": received.heads, "updates.p": updates.p, "updates.n": updates.n}
         read = checks.ReadOnlyCheck({**self._inputs, **inputs})
-        own = self.rule is not None or overrides(method, "aggregate")  # which may draw from global generators
+        own = self.rule is not None or overrides(method, "aggregate")  # code that may draw from the global generators
         chance = seeds.seeded(view.seed, "aggregate", view.round) if own else nullcontext()
-        with attribute_errors(where, Lost), chance:  # Lost: it may ask other ranks
+        with attribute_errors(where, Lost), chance:  # Lost: the code may query other ranks
             direction, state = checks.check_pair(method, "aggregate", method.aggregate(view, updates), where)
             read.check_hooks(method, where, "aggregate")
             if self.rule is not None:

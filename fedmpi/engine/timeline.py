@@ -1,20 +1,22 @@
-"""What a rank does when: the spans of each round, without gaps, by the clock of its host.
+"""The timeline of one rank: the spans of each round, without gaps, by the clock of its host.
 
     {"round": 3, "at": 1763800000.1234, "s": 2.5031, "spans": [["word", 0.0, 12.3], ["train", 12.3, 480.1, 17], ...]}
 
-`at`: seconds since 1970 at which the round began here; `s`: how long it lasted; a span: what, from when on and for how
-many ms, which client or clients. The clock is read once a span, without waiting for a GPU. A span shorter than LEAST_S
-counts for the one after it; those beyond MOST in a round are summed by name, under "rest": no line is longer than that.
+`at`: seconds since 1970 at which the round began on this rank; `s`: its duration in seconds; a span: its name, its
+start and its duration in ms, and the client or clients. The clock is read once per span, without waiting for a GPU. A
+span shorter than LEAST_S is counted in the span after it. Spans beyond the first MOST of a round are summed by name,
+under "rest", which bounds the length of a row.
 
-    word        waiting for the announcement (not rank 0)   announce    sending it (rank 0)
-    settle      clients of the last round that are undone   checkpoint  copying what is to be written
-    hash        of the global model (rank 0)                evaluate    the round before, and writing its line
-    move        states of clients that change ranks         download    what differs from client to client
-    train       a client, or several at once                send        its row, posted (of several: and written)
-    uploads     waiting until rows have arrived, or are sent; includes the work of adding them up, or of
-                holding columns for rank 0
-    step        the server's                                recover     going on without a rank
-    analyse     local models made once more, and looked at  end         after the last round
+    word        waiting for the broadcast (not rank 0)      announce    sending the broadcast (rank 0)
+    settle      restoring clients of the last round         checkpoint  copying the state that is to be saved
+    hash        hashing the global model (rank 0)           evaluate    evaluating and recording the last round
+    move        sending states of clients to other ranks    download    sending values of single clients
+    train       training a client, or several at once       send        posting uploads (of several clients: and
+                                                                        writing them)
+    uploads     waiting until uploads have arrived, or are sent; includes adding them up, and answering requests
+                of rank 0 about columns
+    step        the server step                             recover     recovering from a rank failure
+    analyse     training local models again, for analyses   end         all work after the last round
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ LEAST_S, MOST = 2e-5, 200
 
 
 class Timeline:
-    """Records what one rank does."""
+    """Records the spans of one rank."""
 
     def __init__(self) -> None:
-        self.to: Callable[[Line], None] | None = None  # receives the lines; None: nothing is recorded
-        self.early = False  # whether a round is passed on before the next broadcast, or after it
-        self.ended: Callable[[], None] = lambda: None  # called at the end
+        self.to: Callable[[Line], None] | None = None  # receives the rows; None: nothing is recorded
+        self.early = False  # pass a round's row on before the next broadcast, and not after it
+        self.ended: Callable[[], None] = lambda: None  # called at the end of the run
         self.round = -1
         self.began = self.mark = time.perf_counter()
         self.spans: list[tuple[str, float, float, int | list[int] | None]] = []
         self.rest: dict[str, float] = {}
-        self.done: Line | None = None  # a finished round that has not been passed on
+        self.done: Line | None = None  # the row of a finished round that was not passed on yet
 
     def span(self, what: str, client: int | list[int] | None = None) -> None:
-        """Record what was done since the last span."""
+        """Record a span with this name, from the end of the last span until now."""
         now = time.perf_counter()
         if self.to is None or now - self.mark < LEAST_S:
             return
@@ -53,7 +55,7 @@ class Timeline:
         self.mark = now
 
     def begin(self, t: int) -> None:
-        """Begin round t, unless it is repeated."""
+        """Begin round t, and complete the row of the round before; do nothing if round t is repeated."""
         if t == self.round:
             return
         if self.spans:
@@ -70,13 +72,13 @@ class Timeline:
         self.mark, self.spans, self.rest = self.began, [], {}
 
     def flush(self) -> None:
-        """Pass on the finished round."""
+        """Pass on the row of the finished round."""
         if self.done is not None and self.to is not None:
             self.to(self.done)
         self.done = None
 
     def end(self) -> None:
-        """Pass on all that is left."""
+        """Pass on all remaining rows at the end of the run."""
         self.span("end")
         self.begin(self.round + 1)
         self.flush()

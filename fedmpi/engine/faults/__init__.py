@@ -1,1 +1,1 @@
-"""What becomes of a round, and of a run, in which something goes wrong."""
+"""Handling of faults in a round: rank failures, bad uploads, divergence."""

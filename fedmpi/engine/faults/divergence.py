@@ -1,10 +1,11 @@
-"""Detects divergence: a loss that stays far above its best value so far, reported once.
+"""Detection of divergence: a loss that stays far above its best value so far, reported once.
 
     bad:  v > 10 best  and  v > v_0,    or v is not finite
-best is the smallest value so far, v_0 the first one. For a classification v_0 is ln c, the loss of equal odds for all
-classes: no smaller loss is bad, and an evaluation is compared with it from the first round on. A loss that is bad three
-times in a row, or at the last evaluation, is reported. With faults.on_divergence: stop the run then ends with the round
-that is under way, whose model is complete and not evaluated.
+
+Here best is the smallest value so far and v_0 the first one. For a classification v_0 is ln c, the loss of uniform
+predictions for c classes: no smaller loss is bad, and an evaluation is compared with it from the first round on. A loss
+that is bad three times in a row, or at the last evaluation, is reported. With faults.on_divergence: stop the run then
+ends with the current round, whose model is complete but not evaluated.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ REMEDY = "lower train.lr (or server.lr, the weights of the method's own terms), 
 
 @dataclass
 class LossTracker:
-    """One loss over the rounds: its best value, and the rounds in a row in which it was bad."""
+    """One loss over the rounds: its best value, and the latest rounds in a row in which it was bad."""
 
     name: str
-    floor: float | None  # v_0; None: not known yet
+    floor: float | None  # v_0; None before the first value
     best: float = inf
     best_round: int = -1
-    bad: list[int] = field(default_factory=list)  # rounds in a row, up to now
+    bad: list[int] = field(default_factory=list)  # the latest rounds in a row
     value: float = inf
 
     def record(self, t: int, value: float) -> None:
@@ -45,25 +46,31 @@ class LossTracker:
 
 
 class DivergenceMonitor:
-    """Watches the losses of one run, at rank 0.
+    """Monitors the losses of one run, at rank 0.
 
-    message: the divergence that was reported, else ""; ends: whether the run is to end.
+    Attributes:
+        message: the divergence that was reported, or "".
+        ends: whether the run is to end.
     """
 
     def __init__(self, classes: int | None, evaluation: str | None, stop: bool = False) -> None:
-        """classes: of a classification; evaluation: the evaluation loss to watch, if any; stop: end a diverged run."""
+        """Args:
+        classes: number of classes of a classification, else None.
+        evaluation: name of the evaluation loss to monitor, if there is one.
+        stop: end the run if it has diverged.
+        """
         self.stop, self.message, self.reported, self.ends = stop, "", False, False
         chance = log(classes) if classes else None
         self.losses = [LossTracker("train_loss", chance)]
         self.losses += [LossTracker(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
 
     def memory(self) -> dict[str, Any]:
-        """Return what `recall` needs when the run is resumed."""
+        """Return the state that `recall` needs when the run is resumed."""
         return {"reported": self.reported, "losses": [asdict(loss) for loss in self.losses]}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        """Take over what `memory` gave; a run that divergence has ended begins to watch anew."""
-        before = {loss["name"]: loss for loss in memory["losses"]}  # evaluate.protocol may have changed since
+        """Restore the state that `memory` returned; a run that ended because of divergence is monitored anew."""
+        before = {loss["name"]: loss for loss in memory["losses"]}  # evaluate.protocol may have changed since then
         for loss in self.losses:
             vars(loss).update(before.get(loss.name, {}))
             if self.stop and memory["reported"]:
@@ -71,7 +78,11 @@ class DivergenceMonitor:
         self.reported = memory["reported"] and not self.stop
 
     def record(self, row: Mapping[str, Any], last: bool) -> int | None:
-        """Record a round's row of metrics; return the round since which a loss is bad, if that is reported now."""
+        """Record a round's row of metrics.
+
+        Returns:
+            The round since which a loss has been bad, if divergence is reported now; else None.
+        """
         if self.reported or len(row["refused"]) == len(row["cohort"]):  # no upload counted
             return None
         for loss in self.losses:

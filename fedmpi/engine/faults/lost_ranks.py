@@ -1,11 +1,12 @@
-"""Records of rank failures, and what they mean for a run's numbers.
+"""Records of rank failures, and their effect on the results of a run.
 
-    S_t   is the cohort as drawn, without the clients that were lost in round t and without those gone since
-    c_k   the state of a client in `reverted` of round t is at the start of that round the one that round r made,
-          -1: the one of the start; what lay in a dead rank's memory alone is lost
-    reported: round t - 1 had been evaluated by then, with all clients and the states that they had before the loss
-These rows, which faults.jsonl holds, define the bits of a run with faults: a run without any that is given them
-(`fedmpi replay`) has the same ones.
+    S_t        is the cohort as drawn, without clients lost in round t (clients) and clients unavailable since (gone)
+    reverted   client -> r: its state at the start of round t is the one that round r produced; r = -1 is the initial
+               state. A state that existed only in the memory of a failed rank is lost.
+    reported   round t - 1 was evaluated before the failure, with all clients and their states before it
+
+These rows, which faults.jsonl contains, determine the results of a run with faults: a run that is given them (`fedmpi
+replay`) and has no failures produces the same bits.
 
     {"round": 7, "ranks": {"2": "node5"}, "clients": [3], "gone": [], "back": [], "reverted": {"3": 6},
      "reported": true, "why": "..."}
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
-START = -1  # in place of a round: the state before any
+START = -1  # in place of a round: the initial state
 
 
 def row(
@@ -32,7 +33,7 @@ def row(
     reported: bool = False,
     why: str = "",
 ) -> Row:
-    """Return a row of faults.jsonl. ranks: number -> host."""
+    """Return a row of faults.jsonl; `ranks` maps failed ranks to their hosts."""
     lists = {"clients": sorted(clients), "gone": sorted(gone), "back": sorted(back)}
     rounds = {str(k): r for k, r in sorted((reverted or {}).items())}
     hosts = {str(rank): host for rank, host in sorted(ranks.items())}
@@ -40,20 +41,20 @@ def row(
 
 
 def check(row: Row) -> None:
-    """Raise KeyError, TypeError, ValueError or AttributeError if this is not such a row."""
+    """Raise KeyError, TypeError, ValueError or AttributeError if this is not a row of faults.jsonl."""
     numbers = (row["round"], *row["ranks"], *row["clients"], *row["gone"], *row["back"], *row["reverted"])
     for number in (*numbers, *row["reverted"].values()):
         int(number)
 
 
 def late(row: Row) -> bool:
-    """Return whether the round before had been evaluated."""
+    """Return whether the failure happened after the round before had been evaluated."""
     return bool(row.get("reported", False))
 
 
 @dataclass
 class LostRanks:
-    """The rank failures of one run, in their order."""
+    """The rank failures of one run, in chronological order."""
 
     rows: list[Row] = field(default_factory=list)
 
@@ -61,19 +62,19 @@ class LostRanks:
         return [each for each in self.rows if each["round"] == t]
 
     def until(self, t: int) -> LostRanks:
-        """Return those of rounds 0..t."""
+        """Return the failures of rounds 0..t."""
         return LostRanks([each for each in self.rows if each["round"] <= t])
 
     def before(self, t: int) -> LostRanks:
-        """Return those that happened before the evaluation of round t - 1."""
+        """Return the failures that happened before the evaluation of round t - 1."""
         return LostRanks([each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each))])
 
     def known(self, t: int) -> LostRanks:
-        """Return all, as a run sees them that is resumed at round t and evaluates round t - 1 again."""
+        """Return all failures for a run that is resumed at round t and evaluates round t - 1 once more."""
         return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
     def replace(self, t: int, rows: Sequence[Row]) -> None:
-        """Replace the rows of round t by these, and delete those of later rounds."""
+        """Replace the rows of round t by the given ones, and delete those of later rounds."""
         self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
 
     def gone(self, t: int) -> set[int]:
@@ -85,14 +86,14 @@ class LostRanks:
         return missing
 
     def present(self, t: int, cohort: Sequence[int]) -> list[int]:
-        """Return those of round t's cohort that take part."""
+        """Return the clients of round t's cohort that take part."""
         out = self.gone(t).union(*(each["clients"] for each in self.of(t)))
         return [k for k in cohort if k not in out]
 
     def reverted(self, t: int) -> dict[int, int]:
-        """Return client -> the round whose state it starts round t with, of the clients that revert."""
+        """Return client -> the round of its state at the start of round t, for clients that are reverted."""
         return {int(k): r for each in self.of(t) for k, r in each["reverted"].items()}
 
     def needed(self) -> set[tuple[int, int]]:
-        """Return (client, round) of each earlier client state that is used again after a rank failure."""
+        """Return (client, round) of all earlier client states that are used again after a rank failure."""
         return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != START}

@@ -1,13 +1,15 @@
-"""What becomes of a round in which a rank fails: the other ranks go back to its start, and make it once more.
+"""Recovery from rank failures: the remaining ranks return to the start of the round and repeat it.
 
-    regroup      the living ranks connect anew, and tell each other which round they were in
-    restore      clients and server are again as they were when rank 0's round began
-    reassign     clients of dead ranks go to living ones, with their newest state on disk (a site's data cannot move)
-    record       rank 0 writes down what the failure means for the numbers (lost_ranks.py), and all ranks apply it
+    regroup      the ranks that are alive connect again, and exchange in which round each of them was
+    restore      clients and server have the states that they had when rank 0's round began
+    reassign     clients of failed ranks are assigned to other ranks, with their newest states on disk (unless their
+                 data are at a site)
+    record       rank 0 records the effect of the failure on the results (lost_ranks.py), and all ranks apply it
 
-With faults.on_lost_rank: drop the clients that the dead rank had to train sit the round out; with redo living ranks
-train them, and the bits are those of a run without the failure. Where all ranks live and one only took longer than any
-round so far, the ranks wait longer from then on, or a round that has to take long would be cut again and again.
+With faults.on_lost_rank: drop the clients that the failed rank had to train do not take part in the round; with redo
+other ranks train them, and the results have the same bits as without the failure. If all ranks are alive and one of
+them only took longer than in any round so far, the ranks wait longer from then on; otherwise a long round would be
+interrupted again and again.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ from fedmpi.engine.round_control import RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.timeline import Timeline
 
-# A rank that is silent for this long is asked whether it lives: at least so many seconds, and so many rounds.
+# A rank that is silent is probed after this many seconds, or this many durations of a round, whichever is longer.
 MIN_PATIENCE_S, PATIENCE_ROUNDS = 10.0, 5.0
 
 
 class FailurePolicy:
-    """Decides which round follows one in which a rank has failed, and restores its start (faults.on_lost_rank)."""
+    """Decides which round follows a rank failure, and restores the state at its start (faults.on_lost_rank)."""
 
     def __init__(self, config: FederationConfig, control: RoundControl, timeline: Timeline, *, movable: bool) -> None:
-        """movable: whether other ranks can train a dead rank's clients, as they have the data."""
+        """Create the policy; `movable`: other ranks can train the clients of a failed rank, because they have the data."""
         self.config, self.control, self.timeline, self.movable = config, control, timeline, movable
         self.comm, self.states = control.comm, control.states
         self.scheduler, self.reporter = control.scheduler, control.reporter
-        self.alive = list(self.comm.alive)  # rank 0's: the ranks that were alive when it last looked
-        self.longest_s = 0.0  # what a round has taken at most
+        self.alive = list(self.comm.alive)  # at rank 0: the ranks that were alive at the last check
+        self.longest_s = 0.0  # the longest duration of a round so far
 
     def next_round(self, t: int, why: str | None) -> int:
         """Return the number of the next round: t + 1, or after a rank failure the round that has to be repeated.
@@ -51,7 +53,7 @@ class FailurePolicy:
             why: the failure as this rank noticed it; None if round t is complete.
 
         Raises:
-            Lost: rank 0 or all ranks that train are gone, or this rank was left out.
+            Lost: rank 0 or all ranks that train have failed, or this rank was excluded.
         """
         if why is None:
             self._record_duration(time.perf_counter() - self.timeline.began)
@@ -81,15 +83,15 @@ class FailurePolicy:
             return t
 
     def _record_duration(self, seconds: float) -> None:
-        """A round took so long: a rank that is silent for several times as long is asked whether it lives."""
+        """Record the duration of a round; a rank that is silent for several times the longest duration is probed."""
         self.longest_s = max(self.longest_s, seconds)
         self.comm.patience_s = min(self.config.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
     def _extend_patience(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        """Wait longer from now on, as all ranks live.
+        """Wait longer for silent ranks from now on, because all ranks are alive.
 
         Raises:
-            Lost: on all ranks alike, where they have waited for comm.round_timeout_s already.
+            Lost: on all ranks, if they have waited for comm.round_timeout_s already.
         """
         waited, most = max(each["waited"] for each in answers.values()), self.config.timeout_s
         t = answers[0]["t"]
@@ -104,11 +106,12 @@ class FailurePolicy:
             warnings.warn(text, stacklevel=2)
 
     def _restore(self, answers: Mapping[int, Mapping[str, Any]]) -> int:
-        """Go back to the start of rank 0's round, and return it."""
+        """Restore the state at the start of rank 0's round, and return the number of that round."""
         root, states = answers[0], self.states
         t = int(root["t"])
-        self.control.begin_round(t)  # where this rank has not heard of it yet
-        # Moved states stay where they are if all ranks have moved what they had to: a dead rank cannot take its back.
+        self.control.begin_round(t)  # if this rank has not begun the round yet
+        # Moved states stay where they are if all ranks have completed their moves: a failed rank cannot take its own
+        # back.
         stay = all(each["t"] == t and each["moved"] for each in answers.values())
         states.restore(t, stay)
         states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in answers], move=self.movable)
@@ -116,7 +119,7 @@ class FailurePolicy:
         return t
 
     def _agree(self, t: int, why: Sequence[str]) -> None:
-        """Agree, on all ranks alike, on what the failure means: which clients and states are affected.
+        """Make all ranks agree on the effect of the failure: which clients and states are affected.
 
         Raises:
             Lost: one more rank fails.
@@ -144,7 +147,7 @@ class FailurePolicy:
 
 
 def apply(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
-    """Take these rows for the rank failures of round t."""
+    """Record these rows as the rank failures of round t, and apply them to the client states."""
     scheduler.lost_ranks.replace(t, rows)
     states.unavailable = scheduler.lost_ranks.gone(t)
     states.revert(scheduler.lost_ranks.reverted(t))
@@ -153,7 +156,7 @@ def apply(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[R
 def newest_saved_rounds(
     comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
-    """Return, at rank 0, client -> the round of its newest state on disk that can be read; elsewhere {}."""
+    """Return client of `orphans` -> the round of its newest readable state on disk, at rank 0; {} elsewhere."""
     if not orphans or not states.messages.client_state.size:
         return {}
     mine = states.newest([k for k in orphans if states.owner[k] == comm.rank], lambda k, r: k in scheduler.cohort(r))
@@ -168,7 +171,7 @@ def newest_saved_rounds(
 
 
 def rejoin_sites(t: int, control: RoundControl) -> None:
-    """Let sites whose ranks had failed take part again, as a run is resumed with all ranks at round t.
+    """Let sites of failed ranks take part again when a run is resumed with all ranks at round t.
 
     In a replay they rejoin in the round in which they did in the recorded run.
     """

@@ -1,13 +1,14 @@
-"""The filter of bad uploads at rank 0: numbers that are not finite, updates far longer than the others'.
+"""The filter of bad uploads at rank 0: values that are not finite, and updates far longer than those of others.
 
     bound = max(1000 median_k ||dw_k||, ||w||)                                   faults.max_norm: auto
-The median is over the cohort's updates that are not zero; of fewer than ENOUGH of them there is no bound. An update no
-longer than the model (its shared part) is never refused: where the other clients have nothing left to learn, one with
-new data is far from their median.
 
-With on_bad_update: drop a refused client has not taken part: the weights of the others sum to 1, nothing of its upload
-reaches `aggregate`, and its state is that of before the round. With on_client_error: drop a client with an error is
-refused likewise. Three rounds in a row without an upload that counts end the run in any case.
+The median is over the cohort's updates that are not zero; if there are fewer than ENOUGH, there is no bound. An update
+that is no longer than the model (its shared part) is never refused: if the other clients have converged, the update of
+a client with new data is far from their median.
+
+With on_bad_update: drop a refused client counts as absent: the weights of the others sum to 1, `aggregate` sees nothing
+of its upload, and its state is reset to that before the round. With on_client_error: drop a client whose code raised an
+error is treated in the same way. Three rounds in a row without an upload that counts end the run in any case.
 """
 
 from __future__ import annotations
@@ -25,41 +26,43 @@ from fedmpi.engine.transport.gather import GatheredUploads
 from fedmpi.flat import linear
 
 TIMES = 1000.0
-ENOUGH = 3  # norms of which one is the middle
-IDLE = 3  # rounds in a row without a good upload, of which the last one ends the run
-SHOWN = 5  # clients in a message
+ENOUGH = 3  # least number of norms for a median
+IDLE = 3  # number of rounds in a row without a good upload after which the run ends
+SHOWN = 5  # largest number of clients in a message
 NOT_FINITE = "values that are not finite (nan or inf)"
 REMEDY = "The usual cause is divergence: lower train.lr, or the weights of the method's own terms"
-# client, norm (nan: something is not finite), bound (None: there is none); "error" of a client that raised an error
+# client, norm (nan: a value is not finite), bound (None: no bound); "error" if the client's code raised an error
 Refused = list[dict[str, Any]]
 
 
 class UpdateFilter:
-    """Decides which uploads of a round count. norms: client -> norm of its update, in the latest round."""
+    """Decides which uploads of a round count; `norms` has the norms of the latest updates, by client."""
 
     def __init__(self, max_norm: float | str | None = "auto", drop: bool = False) -> None:
-        """max_norm: None for no bound; drop: leave bad uploads out, else they end the run."""
+        """Args:
+        max_norm: the bound; "auto": computed in each round; None: no bound.
+        drop: leave bad uploads out; otherwise they end the run.
+        """
         self.max_norm, self.drop = max_norm, drop
         self.norms = dict[int, float]()
-        self.idle_since: int | None = None  # the first of the rounds in a row without a good upload, up to now
+        self.idle_since: int | None = None  # the first of the latest rounds in a row without a good upload
 
     def refused(
         self, t: int, members: Sequence[int], received: GatheredUploads, w: Tensor, failed: Collection[int] = ()
     ) -> Refused:
-        """Return the uploads that do not count in round t, and warn of them in one line.
+        """Return the uploads that do not count in round t, and issue one warning about them.
 
         Args:
-            t: the round.
-            members: its clients, ascending.
+            members: the clients of the round, ascending.
             received: their uploads.
-            w: (s,) the shared part of the global model.
-            failed: clients with an error, which have no upload.
+            w: the shared part of the global model, (s,).
+            failed: clients whose code raised an error, which have no upload.
 
         Raises:
             UserError: bad uploads are not dropped, or this is the third round in a row without a good one.
         """
         norms = received.norms().tolist()
-        if self.drop:  # else the step ends the run if a result is not finite
+        if self.drop:  # otherwise the server step ends the run if a result is not finite
             norms = [n if finite else torch.nan for n, finite in zip(norms, received.finite(), strict=True)]
         self.norms = dict(zip(members, norms, strict=True))
         bound, source = self._bound(norms, w)
@@ -91,7 +94,7 @@ class UpdateFilter:
         return sorted(refused, key=lambda each: int(each["client"]))
 
     def _bound(self, norms: Sequence[float], w: Tensor) -> tuple[float | None, str]:
-        """Return the bound of this round, None if there is none, and its origin."""
+        """Return the bound of this round, None if there is none, and a text about its origin."""
         if not isinstance(self.max_norm, str):
             return self.max_norm, "faults.max_norm"
         known = [norm for norm in norms if 0 < norm < torch.inf]
@@ -105,7 +108,7 @@ class UpdateFilter:
 
 
 def _describe(bad: Refused, source: str) -> str:
-    """`client 1, 2 sent values that are not finite (nan or inf); client 4 sent an update of norm 1e+30, beyond ...`"""
+    """Return a text such as `client 1, 2 sent values that are not finite (nan or inf); client 4 sent an ...`."""
     broken = ", ".join(str(each["client"]) for each in bad if each["norm"] != each["norm"])
     long = [each for each in bad if each["norm"] == each["norm"]]
     text = [f"client {broken} sent {NOT_FINITE}"] if broken else []
