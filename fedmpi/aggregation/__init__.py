@@ -1,1 +1,1 @@
-"""The server's side as pure functions: rules that make one direction out of many updates, and optimisers."""
+"""Aggregation rules, which compute one direction from many updates, and server optimisers."""

@@ -1,7 +1,7 @@
-"""Conflicting updates made to agree: pure functions, Gram matrix -> coefficients.
+"""Removal of conflicts between updates (gradient harmonization): functions from Gram matrices to coefficients.
 
-Vectors g_i are held as rows of coefficients C over the updates, g = C G, so that every inner product is one of
-P = C K C' with K = G G' (m, m), and nothing of size d is formed.
+Vectors g_i are represented by rows of coefficients C over the updates, g = C G. All inner products are then entries of
+P = C K C' with K = G G' (m, m), and no vector of size d is computed.
 """
 
 import torch
@@ -11,11 +11,14 @@ CODE_EPS = 1e-7  # added to squared lengths in the code of FedLD's authors
 
 
 def pairwise(K: Tensor, p: Tensor) -> Tensor:
-    """Coefficients of sum_i p_i g_i after pairs were taken apart.   (m, m), (m,) -> (m,) float64
+    """Return the coefficients of sum_i p_i g_i after conflicts of pairs were removed.   (m, m), (m,) -> (m,) float64
 
-    For i < j in order, with a = g_i and b = g_j as they are just before the pair:   where <a, b> < 0,
+    For all i < j in order, with the current values a = g_i and b = g_j:   if <a, b> < 0,
+
         g_i <- a - (<a, b> / ||b||^2) b,        g_j <- b - (<a, b> / ||a||^2) a
-    Inner products that are zero up to rounding (cosine >= -1e-12 to the lengths sent) are no conflict.
+
+    Inner products that are zero up to rounding (cosine >= -1e-12, relative to the lengths of the uploads) are no
+    conflict.
     Zhang, Sun, Chen: FedGH, 2023, https://arxiv.org/abs/2309.06692
 
     >>> G = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
@@ -38,11 +41,12 @@ def pairwise(K: Tensor, p: Tensor) -> Tensor:
 
 
 def hierarchical(K: Tensor, along: Tensor) -> Tensor:
-    """Coefficients of what FedLD's authors compute under the same name.   (m, m), (m,) -> (m,) float64
+    """Return the coefficients of FedGH as implemented in the code of FedLD's authors.   (m, m), (m,) -> (m,) float64
 
-    along_i = <g_i, history>. While more than two vectors are left: sort by their product with the history, take the
-    highest with the lowest and so on inwards (a middle one stays), take apart what conflicts, add the two. The last two
-    are taken apart one after the other, the second from the first as it then is. The sum is divided by m.
+    along_i = <g_i, history>. While there are more than two vectors: sort them by their product with the history; pair
+    the highest with the lowest and so on inwards (a middle one is left as it is); remove the conflict of each pair, and
+    replace the pair by its sum. The last two vectors are corrected one after the other, the second with the corrected
+    first one. The sum is divided by m.
     """
     m, K = len(K), K.double()
 

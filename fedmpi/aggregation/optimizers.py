@@ -1,13 +1,15 @@
-"""w <- w + server_optim(direction): composes with every method and every server rule.
+"""Server optimisers: w <- w + server_optim(direction), for every method and every server rule.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
+
     sgd       w += lr D
     momentum  m = beta1 m + D;                                                     w += lr m
-              nesterov (Sutskever et al. 2013, as torch.optim.SGD has it):         w += lr (D + beta1 m)
+              nesterov (Sutskever et al. 2013, as in torch.optim.SGD):             w += lr (D + beta1 m)
     adagrad   m = beta1 m + (1-beta1) D;   v += D^2;                               w += lr m / (sqrt v + eps)
-    yogi      m likewise;                  v -= (1-beta2) D^2 sgn(v - D^2);        w likewise
-    adam      m likewise;                  v  = beta2 v + (1-beta2) D^2;           w likewise
-No bias correction and v_0 = eps^2, as there. Everything is local to columns.
+    yogi      m as adagrad;                v -= (1-beta2) D^2 sgn(v - D^2);        w as adagrad
+    adam      m as adagrad;                v  = beta2 v + (1-beta2) D^2;           w as adagrad
+
+As in the paper, there is no bias correction and v_0 = eps^2. All operations work column by column.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 
 
 class ServerOptimizer:
-    """State and step of one rule. `state` (slots, d) is what a checkpoint must hold; sgd has no slots."""
+    """A server optimiser; checkpoints store its `state` (slots, d), which has no slots for sgd."""
 
     def __init__(
         self,
@@ -29,7 +31,7 @@ class ServerOptimizer:
         eps: float = 1e-3,
         nesterov: bool = False,
     ) -> None:
-        """like: a vector of the global model's size, type and device."""
+        """Create the optimiser; `like` is a vector with the size, type and device of the global model."""
         self.name, self.lr, self.beta1, self.beta2, self.eps, self.nesterov = name, lr, beta1, beta2, eps, nesterov
         slots = {"sgd": 0, "momentum": 1}.get(name, 2)
         self.state = torch.zeros(slots, *like.shape, dtype=like.dtype, device=like.device)
@@ -37,7 +39,7 @@ class ServerOptimizer:
             self.state[1].fill_(eps**2)
 
     def step(self, w: Tensor, direction: Tensor, state: Tensor) -> None:
-        """One server step on w (n,) and its state (slots, n), both in place."""
+        """Take one server step on w (n,) and the state (slots, n), both in place."""
         if self.name == "sgd":
             w.add_(direction, alpha=self.lr)
             return

@@ -1,7 +1,8 @@
-"""Server rules that a config may choose in place of the method's own:  server.rule: principal | {name: principal,
-keep: 0.5}.
+"""Server rules that a config can choose in place of the method's own, as in `server.rule: {name: principal, keep:
+0.5}`.
 
-A rule is `f(updates, server, **options) -> (s,)`: the gathered updates and the server's view in, the direction out.
+A rule is a function `f(updates, server, **options) -> (s,)` that returns the direction of the server step, computed
+from the gathered updates.
 """
 
 from __future__ import annotations
@@ -45,9 +46,13 @@ def principal(
 ) -> Tensor:
     """Weighted mean of the updates, revised along their leading principal directions (FedLD).
 
-    keep: share of the m directions that counts. scope: directions over the model, or of each tensor. correction: what
-    is corrected to the updates' lengths: the weighted sum (text) or each projection (axis). share: of correction: axis,
-    weights of directions are the eigenvalues over their sum or over their length (l2).
+    Args:
+        keep: share of the m principal directions that is kept.
+        scope: whether directions are computed for the whole model or for each tensor.
+        correction: which vector is scaled to the length of each update: the weighted sum of its projections (text) or
+            each projection (axis).
+        share: for correction: axis, weights of the directions: eigenvalues divided by their sum (sum) or by their
+            Euclidean norm (l2).
     """
     if share == "sum" and correction == "text":
         raise UserError("server.rule.share: sum is a weight of correction: axis; text has none: add correction: axis")
@@ -57,21 +62,21 @@ def principal(
     for span in ((segment.start, segment.stop) for segment in server.segments):
         c = principal_coefficients(updates.gram("dw", span), updates.p, keep, share, correction)
         parts.append(updates.combine(c, "dw", span))
-    return torch.cat(parts) if parts else mean(updates, server)  # of a method that shares nothing
+    return torch.cat(parts) if parts else mean(updates, server)  # a method that shares no parameters has no segments
 
 
 def harmonize(updates: Uploads, server: Server) -> Tensor:
-    """Weighted mean of the updates after each pair that conflicts was made orthogonal (FedGH)."""
+    """Weighted mean of the updates after the two updates of each conflicting pair were made orthogonal (FedGH)."""
     return updates.combine(conflicts.pairwise(updates.gram("dw"), updates.p))
 
 
 def median(updates: Uploads, server: Server) -> Tensor:
-    """Median of every coordinate, all clients alike (Yin 2018)."""
+    """Median of each coordinate of the updates, with equal weights for all clients (Yin 2018)."""
     return updates.trimmed(0.5)
 
 
 def trimmed_mean(updates: Uploads, server: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
-    """Mean of every coordinate without its floor(trim m) smallest and largest values, all clients alike (Yin 2018).
+    """Mean of each coordinate without its floor(trim m) smallest and largest values, with equal weights (Yin 2018).
 
     trim: share of the m values that is left out at each end.
     """
@@ -84,9 +89,11 @@ def krum(
     byzantine: Annotated[int, Field(ge=0)] = 1,
     select: Annotated[int, Field(ge=1)] = 1,
 ) -> Tensor:
-    """The update that lies closest to the others, or the mean of the `select` closest (Multi-Krum; Blanchard 2017).
+    """Update that is closest to the others (Krum), or mean of several such updates (Multi-Krum; Blanchard 2017).
 
-    byzantine: how many of them may be anything. select: how many updates the mean is of; 1: Krum.
+    Args:
+        byzantine: number of updates that may have arbitrary values.
+        select: number of updates in the mean; 1: Krum.
     """
     return updates.combine(krum_coefficients(updates.gram("dw"), byzantine, select))
 
@@ -97,10 +104,11 @@ def geometric_median(
     iterations: Annotated[int, Field(ge=1)] = 100,
     smooth: Annotated[float, Field(gt=0)] = 1e-6,
 ) -> Tensor:
-    """The point with the least weighted sum of distances to the updates (RFA, Pillutla 2022).
+    """Point with the least weighted sum of distances to the updates (RFA, Pillutla 2022).
 
-    iterations: of Weiszfeld's algorithm, at most. smooth: the least distance that it
-    divides by, in mean distances from the mean.
+    Args:
+        iterations: largest number of iterations of Weiszfeld's algorithm.
+        smooth: least distance by which the algorithm divides, relative to the mean distance of updates from their mean.
     """
     return updates.combine(median_coefficients(updates.gram("dw"), updates.p, iterations, smooth))
 
@@ -108,25 +116,28 @@ def geometric_median(
 def principal_coefficients(
     K: Tensor, p: Tensor, keep: float = 0.8, share: str = "l2", correction: str = "text"
 ) -> Tensor:
-    """Coefficients of the clients' updates in FedLD's aggregate.   (m, m), (m,) -> (m,) float64.
+    """Return the coefficients of the clients' updates in FedLD's aggregate.   (m, m), (m,) -> (m,) float64
 
-    K / m = E diag(lam) E' (largest first); v_l = G e_l / sqrt(m lam_l) is the l-th principal direction, and
-    g_il = <g_i, v_l> v_l the projection of client i's update on it. The first L = max(1, floor(keep m)) directions are
-    kept, at most the numerical rank; `text` keeps those too whose eigenvalue is that of the L-th, else the kept space
-    would be chance. Two readings of how lengths are corrected:
+    Let K / m = E diag(lam) E' with the largest eigenvalue first. Then v_l = G e_l / sqrt(m lam_l) is the l-th principal
+    direction, and g_il = <g_i, v_l> v_l the projection of client i's update on it. The first L = max(1, floor(keep m))
+    directions are kept, at most the numerical rank. `text` also keeps directions whose eigenvalue equals the L-th one,
+    because the kept space would otherwise be arbitrary. There are two readings of how lengths are corrected:
+
         text   u_i = sum_l lam_l g_il,   g_i' = ||g_i|| u_i / ||u_i||            the weighted sum is corrected
         axis   g_i' = ||g_i|| sum_l omega_l g_il / ||g_il||                      each projection is
                omega_l = lam_l / ||lam_1..L||_2 (share="l2"), or lam_l / sum_z lam_z (share="sum")
-    and sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep every length: ||g_i'|| = ||g_i||; `sum` shortens them, to
-    0.28 of it where ten updates are orthogonal. `text` depends on the space of the kept directions alone: equal
-    eigenvalues do no harm, and it is continuous in the updates but where lam_L and lam_L+1 cross; `axis` keeps only
-    signs. Nothing of size d is formed here. A projection that is zero up to rounding (cosine <= 1e-9) adds nothing, an
-    update that has no other adds nothing; all-zero updates give zeros; nan gives nan.
+
+    and the aggregate is sum_i p_i g_i' = G c. `text`, and `axis` with l2, keep all lengths: ||g_i'|| = ||g_i||; `sum`
+    reduces them, for ten orthogonal updates to 0.28 of their values. `text` depends only on the space of the kept
+    directions: equal eigenvalues are no problem, and it is continuous in the updates except where lam_L and lam_L+1
+    cross; `axis` uses only the signs of projections. No vector of size d is computed here. A projection that is zero up
+    to rounding (cosine <= 1e-9) contributes nothing, and neither does an update whose projections are all zero; updates
+    that are all zero give zeros; nan gives nan.
     Zeng et al., FedLD, MICCAI 2024: Eq. 7 as printed is `axis`, the sentence before it `text`.
     """
     m = len(K)
     if not K.isfinite().all():
-        return K.new_full((m,), torch.nan)  # a client diverged; the engine names it
+        return K.new_full((m,), torch.nan)  # a client has diverged; the engine reports which one
     lam, E = torch.linalg.eigh(K / m)
     lam, E = lam.flip(0).clamp(min=0), E.flip(1)
     if lam[0] == 0:
@@ -148,10 +159,10 @@ def principal_coefficients(
 
 
 def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
-    """Coefficients of the mean of the `select` updates that lie closest to others.   (m, m) -> (m,) float64
+    """Return the coefficients of the mean of the `select` updates that are closest to others.   (m, m) -> (m,) float64
 
-    score_i = sum of ||g_i - g_j||^2 over the m - f - 2 nearest j (at least one), f = byzantine; the lowest scores win,
-    of equal ones the first. What the paper guarantees needs m >= 2 f + 3.
+    score_i = sum of ||g_i - g_j||^2 over the m - f - 2 nearest j (at least one), with f = byzantine. The updates with
+    the lowest scores are selected; of equal scores the first. The guarantee of the paper requires m >= 2 f + 3.
     Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017.
     https://arxiv.org/abs/1703.02757
     """
@@ -167,10 +178,12 @@ def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
 
 
 def median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) -> Tensor:
-    """Coefficients of  argmin_v sum_i p_i ||g_i - v||.   (m, m), (m,) -> (m,) float64
+    """Return the coefficients c of the point v = G c that minimises sum_i p_i ||g_i - v||.   (m, m), (m,) -> (m,)
+    float64
 
-    Weiszfeld's iteration   c_i <- (p_i / max(||g_i - G c||, nu)) / sum,   nu = smooth times the mean distance from the
-    mean, until c is at rest; distances by  ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c  with K taken about the mean.
+    Weiszfeld's iteration is   c_i <- (p_i / max(||g_i - G c||, nu)) / sum,   with nu = smooth times the mean distance
+    from the mean, until c no longer changes. Distances follow from  ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,  with
+    K relative to the mean.
     Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. 2022. https://arxiv.org/abs/1912.13445
     """
     p, K = p.double(), K.double()

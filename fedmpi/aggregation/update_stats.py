@@ -1,10 +1,11 @@
-"""Statistics of a round's updates: how long they are, and how far they agree.
+"""Statistics of a round's updates: their lengths and the agreement of their directions.
 
     K_ij = <u_i, u_j>          cos_ij = K_ij / (||u_i|| ||u_j||)          K = E diag(lambda) E'
-u_i is the update of client i, as much of it as travels in the round; D the direction of the server's step. Norms are
-known in any round, K where the server's rule forms it (or where it is asked for, at the price of forming it), and with
-K the cosines, the share of pairs in conflict (cos < 0) and the spectrum: lambda_1 / sum lambda near 1 says that all go
-along one line, all lambda alike that no two have anything in common.
+
+u_i is the update of client i (the part that is sent in the round), and D the direction of the server step. Norms are
+known in every round. K is known if the server's rule computes it, or if it is requested, which costs its computation.
+From K follow the cosines, the share of pairs in conflict (cos < 0) and the spectrum: if lambda_1 / sum lambda is near
+1, all updates lie along one line; if all lambda are equal, the updates are orthogonal to each other.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from fedmpi.method.context import Span, Uploads
 
 
 class RecordingUploads(Uploads):
-    """The same uploads, which remember the Gram matrix that a rule has asked for."""
+    """Uploads that store the Gram matrix of dw when a rule computes it."""
 
     def __init__(self, updates: Uploads) -> None:
         super().__init__(updates.clients, updates.n, updates.p, updates._views)
         self.up = updates
-        self.known: Tensor | None = None  # (m, m) the Gram matrix of dw
+        self.known: Tensor | None = None  # (m, m) the Gram matrix of dw; None: not computed
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         return self.up.combine(coefficients, slot, span)
@@ -48,20 +49,20 @@ class RecordingUploads(Uploads):
 def update_stats(
     updates: RecordingUploads, norms: Mapping[int, float], direction: Tensor, form: bool
 ) -> dict[str, Any]:
-    """Statistics of one round, rounded to six digits.
+    """Return the statistics of one round's updates, rounded to six digits.
 
     Args:
-        norms: ||u_i|| by client, of all who sent something.
-        direction: (s,) D.
-        form: whether to form the Gram matrix, if the rule has not, and <u_i, D>.
+        norms: client -> ||u_i||, for all clients that sent an update.
+        direction: the direction D of the server step, (s,).
+        form: compute the Gram matrix if the rule has not, and the products <u_i, D>.
 
     Returns:
-        clients, norms (m,)    whose updates counted, ascending, and how long they are
+        clients, norms (m,)    the clients whose updates counted, ascending, and the norms of their updates
         direction              ||D||
-        and where K is known
+        and if K is known:
         cosine_mean, cosine_min, negative_pairs    over pairs of updates that are not zero; the share with cos < 0
         eigenvalues (m,)       lambda, the largest first
-        to_direction (m,)      cos(u_i, D), if `form`
+        to_direction (m,)      cos(u_i, D), if `form` is true
         A cosine with a zero vector, or a mean over no pairs, is None.
     """
     length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
@@ -76,11 +77,12 @@ def update_stats(
     if K is None:
         return stats
     lengths = K.diagonal().clamp(min=0).sqrt()
-    lengths = lengths.where(lengths > 0, torch.nan)  # (m,) nan for a zero update
+    lengths = lengths.where(lengths > 0, torch.nan)  # (m,) nan for updates that are zero
     cos = (K / (lengths[:, None] * lengths)).clamp(-1, 1)[torch.ones_like(K).triu(1).bool()]
     cos = cos[~cos.isnan()]
     spectrum = torch.linalg.eigvalsh(K).flip(0)
-    noise = len(K) * torch.finfo(K.dtype).eps * spectrum[:1].clamp(min=0)  # below it the signs are chance
+    # the signs of smaller eigenvalues are arbitrary
+    noise = len(K) * torch.finfo(K.dtype).eps * spectrum[:1].clamp(min=0)
     least = float(cos.min()) if len(cos) else torch.nan
     pairs = _rounded([float(cos.mean()), least, float((cos < 0).double().mean())])
     stats |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
@@ -92,5 +94,5 @@ def update_stats(
 
 
 def _rounded(values: Sequence[float]) -> list[float | None]:
-    """Six digits: what is read off a plot, in half the bytes; None for what is not finite."""
+    """Return values with six digits, enough for plots in half the bytes; None for values that are not finite."""
     return [float(f"{x:.6g}") if isfinite(x) else None for x in values]

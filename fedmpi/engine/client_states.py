@@ -148,9 +148,7 @@ class ClientStates:
         self.move_log.done = True
 
     def restore(self, t: int, stay: bool) -> None:
-        """Undo this rank's changes of client states in round t; with `stay`, leave rows on the ranks to which they
-        moved.
-        """
+        """Undo this rank's changes of client states in round t; with `stay`, moved rows remain on their new ranks."""
         if self._trained_in == t:
             self.rows |= {k: row for k, (row, _) in self._before.items()}
             self._label({k: made_by for k, (_, made_by) in self._before.items()})

@@ -1,1 +1,1 @@
-"""The flat model: every parameter a view of one vector, and the algebra of such vectors."""
+"""The flat model: all parameters are views of one vector, and server rules are algebra of such vectors."""

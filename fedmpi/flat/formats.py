@@ -1,11 +1,13 @@
-"""Numbers as bytes: the formats in which uploads of the model's size may travel, and rows that have such slots.
+"""Formats in which the large slots of uploads can be sent as fewer bytes, and the encoding of rows with such slots.
 
     fp32   as the model holds them
-    bf16   2 bytes an entry: 8 bits of mantissa, the range of float32
-    fp16   2 bytes an entry: 11 bits of mantissa, up to 65,504; what is larger becomes infinite
-    int8   1 byte an entry and 4 for each block of BLOCK:   q = round(x / a),   a = max |x| / 127 in the block
-A format rounds to nearest (even) and draws nothing, so its bytes are a function of its numbers. What has gone through
-one goes through once more without change. What is not finite stays not finite, in int8 the whole block with it.
+    bf16   2 bytes per entry: 8 bits of mantissa, the range of float32
+    fp16   2 bytes per entry: 11 bits of mantissa, up to 65,504; larger values become infinite
+    int8   1 byte per entry and 4 per block of BLOCK entries:   q = round(x / a),   a = max |x| / 127 in the block
+
+Formats round to nearest (even) without random numbers, so the bytes are a function of the values. Encoding decoded
+values once more does not change them. Values that are not finite remain not finite, in int8 together with their whole
+block.
 
 Dettmers. 8-Bit Approximations for Parallelism in Deep Learning. ICLR 2016. https://arxiv.org/abs/1511.04561
 """
@@ -24,34 +26,34 @@ from torch import Tensor
 from fedmpi.flat.layout import merge_spans
 from fedmpi.flat.packing import Packing
 
-BLOCK = 1024  # entries that share a scale: 0.4 % more bytes, and one outlier spoils no more than these
-ALIGN = 8  # bytes: whatever lies behind a part of a message may be of any type
-TINY = 2.0**-126  # the smallest scale: below it float32 thins out, and the block becomes 0
-LOW_BITS = 7  # of a scale's mantissa that are 0, so that q a (|q| <= 127) is exact
+BLOCK = 1024  # entries that share a scale: 0.4 % more bytes, and an outlier affects only its block
+ALIGN = 8  # bytes; the data after a part of a message may have any type
+TINY = 2.0**-126  # the smallest scale: below it float32 loses precision, and the block becomes 0
+LOW_BITS = 7  # low bits of a scale's mantissa that are 0, so that q a (|q| <= 127) is exact
 
 
 class Format(ABC):
-    """n numbers <-> a known number of bytes."""
+    """An encoding of n numbers in a fixed number of bytes."""
 
     name: str
-    changes_only: ClassVar[bool] = False  # whether it takes changes alone, which are small beside the model
+    changes_only: ClassVar[bool] = False  # whether it encodes only changes, which are small compared with the model
 
     @abstractmethod
     def size(self, n: int) -> int:
-        """Return the bytes of n numbers; a multiple of ALIGN."""
+        """Return the number of bytes for n numbers, a multiple of ALIGN."""
 
     @abstractmethod
     def encode(self, x: Tensor, out: Tensor) -> None:
-        """Write numbers x, (n,) float32 or float64, in this format into out, (size,) uint8 on the same device."""
+        """Write the numbers x, (n,) float32 or float64, in this format into out, (size,) uint8 on the same device."""
 
     @abstractmethod
     def decode(self, packed: Tensor, out: Tensor) -> None:
-        """Write the n numbers that `packed`, (size,) uint8, holds in this format into out, (n,)."""
+        """Write the n numbers that `packed`, (size,) uint8, contains in this format into out, (n,)."""
 
 
 @dataclass(frozen=True)
 class Half(Format):
-    """bf16 or fp16."""
+    """The formats bf16 and fp16."""
 
     name: str
 
@@ -72,7 +74,7 @@ class Half(Format):
 
 @dataclass(frozen=True)
 class Int8(Format):
-    """Blocks of 8-bit integers, each with its scale:  [scales | integers]."""
+    """The format int8: blocks of 8-bit integers, each with its scale, as [scales | integers]."""
 
     name: str = "int8"
     changes_only = True
@@ -90,7 +92,7 @@ class Int8(Format):
             scale = _scale(torch.maximum(-low, high))
             scales[at : at + len(rows)] = scale
             at += len(rows)
-            # What is not finite has no integer. In its block the scale is nan, and says so; the integers are 0.
+            # Values that are not finite have no integer: the scale of their block is nan, and its integers are 0.
             divisor = torch.where(scale == 0, 1, scale)[:, None]
             q.copy_((rows / divisor).round_().nan_to_num_(nan=0, posinf=0, neginf=0))
 
@@ -107,9 +109,11 @@ class Int8(Format):
 
 
 class Coding:
-    """The rows (size,) of a packing, `dtype`, as messages of `nbytes` bytes, whose `coded` slots are in a format.
+    """The encoding of a packing's rows (size,) of type `dtype` as messages of `nbytes` bytes.
 
-    [numbers that travel as they are | slot in the format | slot in the format ...]      uint8
+        [numbers that are not encoded | slot in its format | slot in its format ...]      uint8
+
+    `coded` maps slots to their formats.
     """
 
     def __init__(self, packing: Packing, coded: Mapping[str, Format], dtype: torch.dtype) -> None:
@@ -117,17 +121,17 @@ class Coding:
         self.formats = {name: form for name, form in coded.items() if prod(packing.shapes[name])}
         self._plain = merge_spans(span for name, span in packing.spans.items() if name not in self.formats)
         self._bytes = dtype.itemsize * sum(b - a for a, b in self._plain)
-        self._coded: list[tuple[slice, slice, Format]] = []  # where in a row, where in a message
+        self._coded: list[tuple[slice, slice, Format]] = []  # range in a row, range in a message
         at = aligned(self._bytes)
         for name, form in self.formats.items():
             a, b = packing.spans[name]
             self._coded.append((slice(a, b), slice(at, at + form.size(b - a)), form))
             at += form.size(b - a)
         self.nbytes = at  # a multiple of ALIGN
-        self.entries = at // dtype.itemsize  # of the packing's type that take as many bytes
+        self.entries = at // dtype.itemsize  # number of the packing's entries that take as many bytes
 
     def pack(self, row: Tensor, out: Tensor) -> Tensor:
-        """row (size,) -> out (nbytes,) uint8, on the same device."""
+        """Encode a row (size,) into out (nbytes,) uint8 on the same device; return out."""
         out[: self._bytes].view(self.dtype).copy_(torch.cat([row[a:b] for a, b in self._plain]))
         out[self._bytes : aligned(self._bytes)] = 0
         for place, there, form in self._coded:
@@ -135,7 +139,7 @@ class Coding:
         return out
 
     def unpack(self, packed: Tensor, row: Tensor) -> None:
-        """packed (nbytes,) -> row (size,)."""
+        """Decode a message (nbytes,) into a row (size,)."""
         sizes = [b - a for a, b in self._plain]
         for (a, b), part in zip(self._plain, packed[: self._bytes].view(self.dtype).split(sizes), strict=True):
             row[a:b] = part
@@ -143,7 +147,7 @@ class Coding:
             form.decode(packed[there], row[place])
 
     def round_trip(self, row: Tensor) -> None:
-        """row <- unpack(pack(row)), in place."""
+        """Replace the values of a row by their encoded and decoded ones, in place."""
         for place, there, form in self._coded:
             packed = torch.empty(there.stop - there.start, dtype=torch.uint8, device=row.device)
             form.encode(row[place], packed)
@@ -151,23 +155,23 @@ class Coding:
 
 
 def aligned(size: int) -> int:
-    """Return the next multiple of ALIGN."""
+    """Return the size rounded up to a multiple of ALIGN."""
     return -(-size // ALIGN) * ALIGN
 
 
 def _part(packed: Tensor, start: int, n: int, dtype: torch.dtype) -> Tensor:
-    """n numbers of another type in the bytes from `start` on, which is a multiple of their size."""
+    """Return n numbers of another type in the bytes from `start` on, which is a multiple of their size."""
     return packed[start : start + n * dtype.itemsize].view(dtype)
 
 
 def _rows(x: Tensor) -> list[Tensor]:
-    """Return views of x (n,): a matrix with one row for each complete block, then the remaining entries as one row."""
+    """Return views of x (n,): a matrix with one row for each complete block, and the remaining entries as one row."""
     full = len(x) // BLOCK * BLOCK
     return [part for part in (x[:full].view(-1, BLOCK), x[full:].view(1, -1)) if part.numel()]
 
 
 def _scale(most: Tensor) -> Tensor:
-    """a: max |x| / 127 of each block, rounded up to 17 bits; 0 below TINY. (blocks,) float32"""
+    """Return the scales a = max |x| / 127 of blocks, (blocks,) float32, rounded up to 17 bits; 0 below TINY."""
     scale = most / 127
     low = (1 << LOW_BITS) - 1
     up = ((scale.view(torch.int32) + low) & ~low).view(torch.float32)

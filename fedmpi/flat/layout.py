@@ -1,4 +1,4 @@
-"""Where each tensor lies in a flat vector, and to which group of the model it belongs."""
+"""The layout of a flat vector: the position and the layout group of each tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERYTHING = "*"  # all groups
 
 @dataclass(frozen=True)
 class Segment:
-    """One tensor's place in a flat vector."""
+    """The position of one tensor in a flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,11 +28,11 @@ class Segment:
         return self.start + torch.Size(self.shape).numel()
 
     def view(self, flat: Tensor) -> Tensor:
-        """This segment of a flat vector, in the tensor's own shape; no copy."""
+        """Return a view of this segment of a flat vector, in the shape of the tensor."""
         return self.shaped(flat[self.start : self.stop])
 
     def shaped(self, piece: Tensor) -> Tensor:
-        """A piece of a flat vector, (stop - start,), in the tensor's own shape; no copy."""
+        """Return a view of the entries (stop - start,) of this segment, in the shape of the tensor."""
         if not self.channels_last:
             return piece.view(self.shape)
         o, i, h, w = self.shape
@@ -41,7 +41,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and groups of a flat vector of `size` entries, one segment after the other."""
+    """The names, shapes and layout groups of the tensors in a flat vector of `size` entries, without gaps."""
 
     segments: tuple[Segment, ...]
 
@@ -53,15 +53,15 @@ class Layout:
         return {s.group for s in self.segments}
 
     def select(self, groups: Collection[str]) -> Selection:
-        """What belongs to these groups."""
+        """Return the entries of the vector that belong to these layout groups."""
         return self.entries([s for s in self.segments if s.group in groups])
 
     def entries(self, segments: Iterable[Segment]) -> Selection:
-        """What belongs to these segments, in ascending order."""
+        """Return the entries of the vector that belong to these segments, which are in ascending order."""
         return Selection(self.size, merge_spans((s.start, s.stop) for s in segments))
 
     def part(self, groups: Collection[str]) -> Layout:
-        """The layout of the vector that `select(groups)` takes out."""
+        """Return the layout of the vector that `select(groups)` extracts."""
         segments: list[Segment] = []
         for s in self.segments:
             if s.group in groups:
@@ -69,20 +69,20 @@ class Layout:
         return Layout(tuple(segments))
 
     def tensors(self, flat: Tensor) -> dict[str, Tensor]:
-        """name -> view of `flat` in the tensor's own shape."""
+        """Return name -> view of the flat vector in the shape of the tensor."""
         return {s.name: s.view(flat) for s in self.segments}
 
     def sha256(self, flat: Tensor) -> str:
-        """SHA-256 of the values as little-endian bytes, tensor after tensor in state_dict order and row-major."""
-        digest, flat = hashlib.sha256(), flat.detach().cpu()  # one copy, not one for each tensor
+        """Return the SHA-256 of the values as little-endian bytes, tensor by tensor in state_dict order, row-major."""
+        digest, flat = hashlib.sha256(), flat.detach().cpu()  # one copy instead of one for each tensor
         for s in self.segments:
             values = s.view(flat).contiguous()
-            digest.update(values.view(-1).view(torch.uint8).numpy().data)  # numpy knows no bfloat16
+            digest.update(values.view(-1).view(torch.uint8).numpy().data)  # numpy does not support bfloat16
         return digest.hexdigest()
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge ascending spans that follow one another; leave out empty ones.
+    """Merge ascending spans that are adjacent, and leave out empty ones.
 
     >>> merge_spans([(0, 2), (2, 5), (5, 5), (7, 8)])
     [(0, 5), (7, 8)]
@@ -97,7 +97,7 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Selection:
-    """Copies some ranges of a flat vector into one contiguous vector of `size` entries, and back."""
+    """Copies ranges of a flat vector into one contiguous vector of `size` entries, and back."""
 
     def __init__(self, full_size: int, ranges: Iterable[tuple[int, int]]) -> None:
         self.full_size, self.ranges = full_size, tuple(ranges)  # ascending
@@ -105,7 +105,7 @@ class Selection:
         self.whole = self.size == full_size
 
     def take(self, flat: Tensor) -> Tensor:
-        """The selected entries of `flat` (..., full size): a view where they are one range, else a copy."""
+        """Return the selected entries of `flat` (..., full size): a view if they are one range, else a copy."""
         _check(flat, self.full_size)
         if len(self.ranges) == 1:
             a, b = self.ranges[0]
@@ -113,7 +113,7 @@ class Selection:
         return torch.cat([flat[..., a:b] for a, b in self.ranges], -1) if self.ranges else flat[..., :0]
 
     def put(self, selected: Tensor, flat: Tensor) -> None:
-        """Write the selected entries (..., size) into `flat`."""
+        """Write the selected entries (..., size) into `flat` (..., full size)."""
         _check(selected, self.size)
         at = 0
         for a, b in self.ranges:
@@ -122,6 +122,6 @@ class Selection:
 
 
 def _check(x: Tensor, size: int) -> None:
-    """ValueError for another size: a slice would be cut short, one entry spread over all."""
+    """Raise ValueError if the last dimension has another size; slices and assignments would accept it silently."""
     if x.shape[-1:] != (size,):
         raise ValueError(f"a tensor of shape {tuple(x.shape)} where {size} entries are needed")

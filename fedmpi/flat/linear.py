@@ -1,9 +1,11 @@
-"""Server rules and their parts: pure functions on flat tensors.
+"""The operations of server rules on rows of flat vectors: weighted sums, Gram matrices, products, norms, trimmed means.
 
-A rule is linear wherever it can be:   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum,
-so that it costs what an average costs and can work on any block of columns. Sums over clients run in ascending client
-id; sums over d run in float64 over fixed chunks of columns, and over fixed blocks of chunks: the bits depend neither on
-ranks nor on placement, nor on which rank has which blocks, nor on whether rows come all at once or one by one.
+A rule is linear if possible:   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum,
+
+so it costs about as much as an average, and can work on any block of columns. Sums over clients are computed in
+ascending order of client ids; sums over d in float64 over fixed chunks of columns, and over fixed blocks of chunks. The
+bits therefore depend neither on the number of ranks, nor on placement, nor on which rank has which blocks, nor on
+whether rows arrive together or one by one.
 """
 
 from __future__ import annotations
@@ -23,42 +25,48 @@ from torch.nn.functional import pad
 
 from fedmpi.common.host_memory import usable_cores
 
-# Columns at a time: (12, CHUNK) float64 is 3 MiB; fewer, and the threads queue for Python between calls.
+# Columns of a chunk: (12, CHUNK) float64 is 3 MiB; with smaller chunks threads wait for Python between calls.
 CHUNK = 1 << 15
-CHUNK_GPU = 1 << 18  # a GPU wants few launches; divides a block, or is one
-SCRATCH_GPU = 1 << 24  # float64 entries, the most that one call makes of up to 2^18 rows on a GPU
-# Columns of one product of a batch: a GPU computes each entry of a product on one multiprocessor. On an H100 Gram
-# matrices of 12 rows take a quarter of the time so.
+CHUNK_GPU = 1 << 18  # a GPU needs few kernel launches; this divides a block, or equals one
+SCRATCH_GPU = 1 << 24  # largest number of float64 entries that one call creates for up to 2^18 rows on a GPU
+# Columns of one product in a batch of products: a GPU computes each entry of a product on one multiprocessor. On an
+# H100, batches reduce the time for Gram matrices of 12 rows to a quarter.
 PIECE_GPU = 1 << 11
-# Columns are shared out in whole blocks, of the same size on every device. A vector of one block, or less, is neither
-# shared out nor added up row by row.
+# Columns are divided among ranks in whole blocks, which have the same size on every device. A vector of at most one
+# block is neither divided nor added up row by row.
 BLOCK = 8 * CHUNK
-WITHIN = 4  # chunks of a sum in the rows' own type, whose calls are short: half a MiB, which is still near
-# Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type, of halves in float32: a
-# sum twice as wide is what a server cannot spare. The error is at most m 2^-24 of the updates: less than what rounding
-# takes from weights that are m times as long.
+# chunks per task of a sum in the rows' own type, whose calls are short: half a MiB, which fits into the cache
+WITHIN = 4
+# For vectors with more entries, a weighted sum over clients has the rows' own type (float32 for half types), because a
+# server has no memory for a sum twice as wide. The error is at most m 2^-24 of the updates: less than that of rounding
+# weights that are m times as long.
 WIDE = 1 << 24
 
 Work = TypeVar("Work")
 
 
 def chunk_size(on_gpu: bool, rows: int = 1) -> int:
-    """Columns of a chunk: of many rows on a GPU fewer, a power of two, so that each size divides the larger ones."""
+    """Return the number of columns of a chunk.
+
+    On a GPU it is smaller for many rows: a power of two, so that each size divides all larger ones.
+    """
     if not on_gpu:
         return CHUNK
     return min(CHUNK_GPU, max(1 << (SCRATCH_GPU // max(rows, 1)).bit_length() >> 1, 64))
 
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
-    """Memory that sums over so many rows take for copies of chunks in float64, on all threads together."""
+    """Return the bytes of memory that sums over `rows` rows need for float64 copies of chunks, on all threads."""
     size = chunk_size(on_gpu, rows)
     return 8 * _threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
 
 def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
-    """Cut the columns a to b of a vector at the multiples of the chunk size; return (first, end) of each part.
+    """Divide the columns a to b of a vector at multiples of the chunk size; return (first, end) of each part.
 
-    x: rows (m, n) whose parts are copied in float64, many rows in smaller parts on a GPU; else any vector there.
+    Args:
+        x: rows (m, n) whose parts are copied in float64, for which parts are smaller if m is large and x is on a GPU;
+            otherwise any vector on the device.
     """
     size = chunk_size(x.is_cuda, len(x) if x.ndim > 1 else 1)
     cuts = [a, *range(a - a % size + size, b, size), b]
@@ -66,36 +74,42 @@ def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
 
 
 def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
-    """In which a sum of vectors of `width` entries is kept: float64; of more than WIDE entries their own type, or
-    float32 where that is a half."""
+    """Return the type of a sum of vectors with `width` entries and type `kind`.
+
+    It is float64 up to WIDE entries; for longer vectors their own type, or float32 if that is a half type.
+    """
     return torch.float64 if width <= WIDE else torch.promote_types(kind, torch.float32)
 
 
 @dataclass
 class Sum:
-    """sum_i c_i x_i of vectors that come one after another, whole or in pieces."""
+    """The sum sum_i c_i x_i of vectors that are added one after another, whole or in pieces."""
 
-    total: Tensor  # (n,) of sum_type(n, kind), where the sum is kept
-    kind: torch.dtype  # the vectors' type
+    total: Tensor  # (n,) of sum_type(n, kind): memory of the sum
+    kind: torch.dtype  # type of the vectors
 
     def add(self, x: Tensor, c: float, first: bool, at: int = 0) -> None:
-        """Add c x to total[at : at + len(x)]; first: in place of what is there."""
+        """Add c x to total[at : at + len(x)]; if `first` is true, replace the values there."""
 
         def piece(span: tuple[int, int]) -> None:
             add(self.total[slice(*span)], x[span[0] - at : span[1] - at], c, first)
 
         spans = chunks(x, at, at + len(x))
-        if x.dtype == self.total.dtype:  # nothing lies in between: as few calls as keep the cores busy
+        if x.dtype == self.total.dtype:  # no conversion is needed: use only as many calls as keep the cores busy
             spans = _shares(spans, -(-len(spans) // 4))
         spread(piece, spans, x)
 
     def value(self) -> Tensor:
-        """(n,) in the vectors' type."""
+        """Return the sum (n,) in the type of the vectors."""
         return self.total.to(self.kind)
 
 
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
-    """total <- c x, or total + c x: the one way in which rows are added. Of another type not more than a chunk."""
+    """Set total to c x (if `first` is true) or to total + c x.
+
+    All sums of rows use this function, so that they have the same bits. A vector x of another type must not be longer
+    than a chunk.
+    """
     if x.dtype != total.dtype:
         x = _wide(x)
     if first:
@@ -105,9 +119,11 @@ def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
 
 
 def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """sum_i c_i rows_i.   (m, n), (m,) float64 -> (n,) in the rows' type.
+    """Return the weighted sum sum_i c_i rows_i.   (m, n), (m,) float64 -> (n,) in the type of rows
 
-    start: the rows' first column in the vector of `width` entries of which they are a part.
+    Args:
+        start: the first column of `rows` in the complete vector.
+        width: number of entries of the complete vector; by default n.
     """
     n = rows.shape[1]
     width = n if width is None else width
@@ -142,16 +158,17 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
 
 
 def _shares(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
-    """Join spans that follow one another, so many to one."""
+    """Join consecutive spans, `many` of them to one."""
     shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
     return [(share[0][0], share[-1][1]) for share in shares]
 
 
 def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """K_ij = <rows_i, rows_j>, block by block of columns.   (m, n) -> (blocks, m, m) float64 on the CPU.
+    """Return the Gram matrices K_ij = <rows_i, rows_j> of all blocks of columns.   (m, n) -> (blocks, m, m) float64,
+    CPU
 
-    On a CPU little more than one triangle is formed of wide rows: each group of rows is multiplied with all rows up to
-    it. start, width: as of `combine`.
+    On a CPU, for wide rows, only little more than one triangle is computed: each group of rows is multiplied by the
+    rows up to its end. `start` and `width` are those of `combine`.
     """
     m, n = rows.shape
     groups = _halves(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
@@ -165,7 +182,7 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
             return [_product_on_gpu(wide, wide)]
         return [wide[a:b] @ wide[:b].T for a, b in groups]
 
-    # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
+    # On a GPU the chunks of many rows are narrow, and all of their (m, m) products would need more memory than rows.
     for (column, _), results in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
         for (a, b), products_ in zip(groups, results, strict=True):
             parts[column // BLOCK - first, a:b, :b] += products_
@@ -174,18 +191,21 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
 
 
 def gram(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU."""
+    """Return the Gram matrix K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU"""
     return total(gram_blocks(rows, start, width))
 
 
 def products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """<rows_i, v>.   (m, n), (n,) -> (m,) float64 on the CPU."""
+    """Return the products <rows_i, v>.   (m, n), (n,) -> (m,) float64 on the CPU"""
     return total(product_parts(rows, v, start))
 
 
 def block_norms(rows: Tensor) -> Tensor:
-    """Return the norms of the rows' blocks of columns, (blocks, m) float64 on their device; nan where a number is not
-    finite. One pass without a copy; a GPU sums in float64, where no square overflows, and the host does not wait."""
+    """Return the norms of the blocks of columns of rows.   (m, n) -> (blocks, m) float64 on the device of rows
+
+    A norm is nan if a value in its block is not finite. Rows are read once and not copied. A GPU sums in float64, in
+    which no square overflows, and the host does not wait for it.
+    """
     n = rows.shape[1]
     if rows.is_cuda:
         full = n - n % BLOCK
@@ -200,13 +220,14 @@ def block_norms(rows: Tensor) -> Tensor:
         return torch.zeros(0, len(rows), dtype=torch.float64)
     values = torch.stack([torch.linalg.vector_norm(piece, dim=1, dtype=kind) for piece in pieces]).double()
     for b, i in (~values.isfinite()).nonzero().tolist():
-        largest = pieces[b][i].abs().max().to(kind)  # the squares of 1e20 overflow, the number does not
+        # the squares of values such as 1e20 overflow in float32, the values do not
+        largest = pieces[b][i].abs().max().to(kind)
         values[b, i] = float(largest) * float(torch.linalg.vector_norm(pieces[b][i] / largest, dtype=kind))
     return torch.where(values.isfinite(), values, torch.nan)
 
 
 def row_norms(parts: Tensor) -> Tensor:
-    """(m,) the rows' norms, from those of their blocks (blocks, m), whose squares may overflow."""
+    """Return the norms of rows from the norms of their blocks, whose squares may overflow.   (blocks, m) -> (m,)"""
     if not len(parts):
         return parts.new_zeros(parts.shape[1:])
     largest = parts.amax(0)
@@ -215,9 +236,10 @@ def row_norms(parts: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
-    """Per coordinate the mean without the b = floor(trim m) smallest and b largest.   (m, n) -> (n,)
+    """Return the mean of each coordinate without its b smallest and b largest values, b = floor(trim m).   (m, n) ->
+    (n,)
 
-    trim towards 1/2 is the coordinate-wise median, of an even number the mean of the two in the middle.
+    A value of trim near 1/2 gives the coordinate-wise median; for even m that is the mean of the two middle values.
     Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018. https://arxiv.org/abs/1803.01498
 
     >>> trimmed_mean(torch.tensor([[0.0, 9.0], [1.0, 5.0], [-50.0, 7.0]]), 0.4)
@@ -227,7 +249,8 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     b = min(floor(trim * m + 1e-9), (m - 1) // 2)
     out = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
 
-    step = _columns_at_once(rows, copies=4)  # what is sorted, the order, and what is added up
+    # the values to sort, the sorted values, their order, and the values to add up
+    step = _columns_at_once(rows, copies=4)
 
     def piece(span: tuple[int, int]) -> None:
         for start in range(*span, step):
@@ -239,7 +262,7 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """(blocks, m) the products block by block of columns, chunk by chunk within each."""
+    """Return the products <rows_i, v> of all blocks of columns, summed chunk by chunk.   (m, n), (n,) -> (blocks, m)"""
     n = rows.shape[1]
     first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     out = torch.zeros(blocks, len(rows), dtype=torch.float64, device=rows.device)
@@ -256,7 +279,7 @@ def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
 
 
 def _product_on_gpu(x: Tensor, y: Tensor) -> Tensor:
-    """x y^T of a chunk, as the sum over pieces of columns.   (m, n), (k, n) -> (m, k)"""
+    """Return x y^T of a chunk, computed as a sum over pieces of columns.   (m, n), (k, n) -> (m, k)"""
     n = x.shape[1]
     if n <= PIECE_GPU:
         return x @ y.T
@@ -267,7 +290,7 @@ def _product_on_gpu(x: Tensor, y: Tensor) -> Tensor:
 
 
 def total(parts: Tensor) -> Tensor:
-    """The sum over blocks, in their order."""
+    """Return the sum over blocks, in their order.   (blocks, ...) -> (...)"""
     out = torch.zeros_like(parts[0]) if len(parts) else parts.new_zeros(parts.shape[1:])
     for part in parts:
         out += part
@@ -275,7 +298,7 @@ def total(parts: Tensor) -> Tensor:
 
 
 def _halves(m: int) -> list[tuple[int, int]]:
-    """(0, m) cut in the middle, its rest again, and so on.
+    """Divide (0, m) in the middle, then the second part again, and so on.
 
     >>> _halves(12)
     [(0, 6), (6, 9), (9, 11), (11, 12)]
@@ -287,17 +310,17 @@ def _halves(m: int) -> list[tuple[int, int]]:
 
 
 def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, int]], x: Tensor) -> Iterator[Work]:
-    """work(span) for all of them, on all cores of a CPU that this process may use; results in order."""
+    """Apply `work` to all spans, on all CPU cores that this process may use; return the results in order."""
     threads = _threads(len(spans), x.is_cuda)
     if threads == 1:
         return iter([work(span) for span in spans])
-    many = -(-len(spans) // (4 * threads))  # handing over a chunk costs as much as adding it
+    many = -(-len(spans) // (4 * threads))  # passing a chunk to a thread costs as much as adding it
     shares = [spans[at : at + many] for at in range(0, len(spans), many)]
     return chain.from_iterable(list(_workers().map(lambda share: [work(span) for span in share], shares)))
 
 
 def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
-    """Columns of which so many copies in float64 fit into a CPU's cache, or into a GPU's scratch memory."""
+    """Return a number of columns of which `copies` float64 copies fit into a CPU's cache or a GPU's scratch memory."""
     copies *= max(len(rows), 1)
     return chunk_size(True, copies) if rows.is_cuda else max(12 * CHUNK // copies // 64 * 64, 64)
 
@@ -306,8 +329,11 @@ _buffers = threading.local()
 
 
 def _wide(x: Tensor) -> Tensor:
-    """x (n,) or (m, n), not more than a chunk, in float64, in memory that the next call on this thread uses again:
-    allocating anew for each chunk costs more than the arithmetic."""
+    """Return x, (n,) or (m, n) with at most a chunk of columns, in float64.
+
+    The result may be in memory that the next call on this thread reuses: allocating memory for each chunk would cost
+    more than the arithmetic.
+    """
     if x.dtype == torch.float64 and x.is_contiguous():
         return x
     n, buffer = x.numel(), getattr(_buffers, "wide", None)
@@ -317,7 +343,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _threads(spans: int, on_gpu: bool) -> int:
-    """How many of so many chunks are worked on at the same time."""
+    """Return the number of threads that process this number of chunks."""
     return 1 if on_gpu or spans < 4 else min(spans, max(usable_cores() // torch.get_num_threads(), 1))
 
 

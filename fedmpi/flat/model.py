@@ -1,13 +1,14 @@
-"""The flat model: every parameter is a view of one vector.
+"""The flat model: every parameter of a module is a view of one vector.
 
-    w = [ p_1 | p_2 | ... ]   (d,)     in state_dict order
-Loading a client and sending an update are one operation each, and a server rule sees one matrix of rows. Convolution
-weights may lie in the vector as O,H,W,I blocks, which channels-last kernels read in place; names, order and row-major
-shapes of the state_dict are what the outside world sees.
-A frozen parameter (requires_grad False in the module given) is no part of it, and stays what it is on every rank; so
-does a buffer that is not persistent (engine/checks.py sees to it).
-Float buffers (batch-norm statistics) are a second vector `b`. Integer buffers (counters of batches) do not travel: they
-start every client's round as they started the experiment.
+    w = [ p_1 | p_2 | ... ]   (d,)     in the order of the state_dict
+
+Loading a client's weights and sending an update are one operation each, and a server rule sees one matrix of rows.
+Convolution weights may be stored in the vector as O,H,W,I blocks, which channels-last kernels read in place; the
+state_dict keeps its names, order and row-major shapes.
+Frozen parameters (requires_grad is False in the given module) are not part of the vector, and keep the same values on
+every rank; the same holds for buffers that are not persistent (engine/checks.py checks this).
+Float buffers (batch statistics) form a second vector `b`. Integer buffers (counters of batches) are not sent: each
+client starts every round with their initial values.
 """
 
 from __future__ import annotations
@@ -24,17 +25,16 @@ from torch import Tensor, nn
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM, Layout, Segment
 
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-# Of cuDNN, which would have the weights of recurrent layers in an order of its own: it copies them at each call. Its
-# advice, `flatten_parameters`, would take them out of the flat model.
+# Start of a PyTorch warning about cuDNN, which prefers the weights of recurrent layers in an order of its own, and copies them at
+# each call. `flatten_parameters`, which the warning advises, would take them out of the flat model.
 ORDER = "RNN module weights are not part of single contiguous chunk of memory"
-CUDNN_ALIGNMENT = 16  # bytes, at a multiple of which cuDNN's batch normalisation takes its tensors to begin
+CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tensors begin at a multiple of this
 
 
 class FlatModel:
     """A PyTorch module that keeps its parameters in one vector, `w` (d,), and its float buffers in another, `b`.
 
-    `head` holds the parameter names of the head. A module may declare groups of its own through
-    `parameter_groups() -> {parameter name: group}`.
+    A module may declare its own layout groups through `parameter_groups() -> {parameter name: group}`.
     """
 
     def __init__(
@@ -45,13 +45,17 @@ class FlatModel:
         channels_last: bool = True,
         names: Collection[str] | None = None,
     ) -> None:
-        """names: the parameters in `w`, if not those that require gradients."""
+        """Args:
+        head: names of the parameters of the head.
+        channels_last: store 4-dimensional tensors as O,H,W,I blocks.
+        names: names of the parameters in `w`; None: those that require gradients.
+        """
         self.module = module
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
             warnings.filterwarnings("ignore", ORDER)
         groups = getattr(module, "parameter_groups", None)
         declared: dict[str, str] = groups() if callable(groups) else {}
-        owners = {  # of each parameter and buffer
+        owners = {  # name of each parameter and buffer -> the module that owns it, and its name there
             f"{path}.{leaf}" if path else leaf: (owner, leaf)
             for path, owner in module.named_modules()
             for leaf in (*owner._parameters, *owner._buffers)
@@ -59,7 +63,7 @@ class FlatModel:
         parameters = dict(module.named_parameters())
         named = {n: p for n, p in parameters.items() if (p.requires_grad if names is None else n in names)}
         self.frozen = {n: p for n, p in parameters.items() if n not in named}
-        first_name = {id(p): name for name, p in named.items()}  # of tied weights, which lie in w once
+        first_name = {id(p): name for name, p in named.items()}  # of tied weights, which `w` contains once
         every = module.named_parameters(remove_duplicate=False)
         self.names = {n: first_name[id(p)] for n, p in every if id(p) in first_name}
         self.layout = _lay_out(named, owners, head, declared, channels_last)
@@ -69,19 +73,19 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
-        # What the engine writes does not count as written to `w` or `b` (engine/checks.py).
+        # Writes of the engine do not change the version counters of `w` and `b` (engine/checks.py).
         self.live, self.live_b = self.w.data, self.b.data
         states = module.state_dict()
         self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
         self._counters0 = [counter.clone() for counter in self.counters]
         self.buffered = bool(self.counters) or self.buffer_layout.size > 0
         self._g: Tensor | None = None
-        self._attached = False  # whether parameters have their gradients in it
+        self._attached = False  # whether the gradients of parameters are views of it
         self.parameters: list[nn.Parameter] = []
         with torch.no_grad():
             for s in self.layout.segments:
-                # .data gives each view its own version counter: rewriting `w` between two passes is the engine's
-                # business, not autograd's.
+                # .data gives each view its own version counter, so that autograd does not object if the engine
+                # overwrites `w` between two passes.
                 view = s.view(self.w.data)
                 view.copy_(named[s.name])
                 named[s.name].data = view
@@ -99,8 +103,10 @@ class FlatModel:
             self._avoid_cudnn_where_misaligned()
 
     def _avoid_cudnn_where_misaligned(self) -> None:
-        """Let batch normalisation whose tensors begin where cuDNN cannot read them take PyTorch's own kernels: cuDNN's
-        for channels-last images end with the CUDA error "misaligned address"."""
+        """Make batch normalisation use PyTorch's own kernels if its tensors are not aligned as cuDNN requires.
+
+        cuDNN's kernels for channels-last images fail with the CUDA error "misaligned address" in this case.
+        """
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 tensors = [x for x in (*layer._parameters.values(), *layer._buffers.values()) if x is not None]
@@ -108,7 +114,7 @@ class FlatModel:
                     layer.__dict__["forward"] = MethodType(_forward_without_cudnn, layer)
 
     def move_into(self, w: Tensor) -> None:
-        """Live in the memory of `w` (d,), with the values that are there."""
+        """Use the memory of `w` (d,) for the parameters, with the values that it contains."""
         self.w, self.live = w, w.data
         for s, p in self.members:
             p.data = s.view(self.live)
@@ -116,8 +122,8 @@ class FlatModel:
             self._avoid_cudnn_where_misaligned()
 
     def attach_gradient(self) -> Tensor:
-        """(d,) flat gradient; until `drop_gradient`, autograd accumulates straight into it."""
-        if self._g is None:  # made once: CUDA graphs write to where it was when they were captured
+        """Return the flat gradient (d,), zero at first; until `drop_gradient`, autograd accumulates gradients into it."""
+        if self._g is None:  # allocated once: CUDA graphs write to the address that it had when they were captured
             self._g = torch.zeros_like(self.w)
         if not self._attached:
             self._g.zero_()
@@ -127,21 +133,22 @@ class FlatModel:
         return self._g
 
     def add_gradient(self, g: Tensor) -> None:
-        """Add a flat gradient (d,) to the gradients that autograd has allocated, of what is being trained."""
+        """Add a flat gradient (d,) to the gradients that autograd has allocated, for parameters in training."""
         for s, p in self.members:
             if p.requires_grad:
                 p.grad = s.view(g).clone() if p.grad is None else p.grad.add_(s.view(g))
 
     def drop_gradient(self) -> None:
-        """Back to gradients that autograd allocates itself (the fastest form while no hook reads them)."""
+        """Let autograd allocate gradients itself, which is fastest if no hook reads them."""
         self._attached = False
         for p in self.parameters:
             p.grad = None
 
     def load(self, w: Tensor, b: Tensor | None = None, counters: Sequence[Tensor] | None = None) -> None:
-        """Copy weights in, and with float buffers all buffers; the counters start anew where none are given.
+        """Copy weights (d,) into the model, and, if `b` is given, all buffers; without `counters` these are reset.
 
-        Raises ValueError for weights of another shape: one number would be spread over all.
+        Raises:
+            ValueError: the weights have another shape; a single number would otherwise be copied to all entries.
         """
         if w.shape != self.w.shape or (b is not None and b.shape != self.b.shape):
             shape = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
@@ -156,7 +163,7 @@ class FlatModel:
 
     @contextmanager
     def only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
-        """Train these groups alone; yields their parameters."""
+        """Train only these layout groups within the context; yield their parameters."""
         rest = [p for s, p in self.members if p.requires_grad and s.group not in groups and EVERYTHING not in groups]
         try:
             for p in rest:
@@ -167,7 +174,10 @@ class FlatModel:
                 p.requires_grad_(True)
 
     def twin(self) -> FlatModel:
-        """An independent copy with the same layout, without gradients (teachers, anchors); what is frozen is shared."""
+        """Return an independent copy with the same layout and without gradients, for teachers and anchors.
+
+        The copy shares frozen parameters with this model.
+        """
         shared = {id(p): p for p in self.frozen.values()}
         module = copy.deepcopy(self.module, shared).requires_grad_(False).eval()
         head, names = [s.name for s in self.layout.segments if s.group == HEAD], [s.name for s in self.layout.segments]
@@ -175,8 +185,11 @@ class FlatModel:
         return FlatModel(module, head, channels_last=channels_last, names=names)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
-        """name -> value under the module's own names: parameters from `w`, float buffers from `b`, counters as they
-        start (the module's are of whom it trained last, on this rank), the rest its own."""
+        """Return the state_dict of the module with parameters from `w` and float buffers from `b`.
+
+        Counters have their initial values, because those of the module belong to the client that this rank trained
+        last. All other entries are the module's own.
+        """
         start = {id(counter): value for counter, value in zip(self.counters, self._counters0, strict=True)}
         every = self.module.named_buffers(remove_duplicate=False)
         values = self.module.state_dict() | {n: start[id(b)] for n, b in every if id(b) in start}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Packing:
-    """Named tensors <-> one flat row. `size` is in entries."""
+    """The layout of named tensors in one flat row of `size` entries."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = dict(shapes)
@@ -23,27 +23,31 @@ class Packing:
         self.size = at
 
     def views(self, rows: Tensor) -> Views:
-        """Views into a row (size,) or rows (m, size); each has the row's leading shape, then the slot's own."""
+        """Return views of the tensors in a row (size,) or in rows (m, size), with shapes (*shape) or (m, *shape)."""
         return Views({}, self.spans, partial(self.view, rows))
 
     def view(self, rows: Tensor, name: str) -> Tensor:
-        """One of them."""
+        """Return a view of one named tensor in a row (size,) or in rows (m, size)."""
         (a, b), shape = self.spans[name], self.shapes[name]
         columns = rows.narrow(-1, a, b - a)
         return columns if len(shape) == 1 else columns.view((*rows.shape[:-1], *shape))
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
-        """Write named values into a row, in place; slots that are not named stay as they were.
+        """Write named values into a row, in place; slots without a value do not change.
 
-        values: tensors of the slot's shape, or numbers for all of its entries; they may be views of the row itself, in
-        any order. Raises ValueError for another shape.
+        Args:
+            values: tensors with the shape of the slot, or numbers for all of its entries; they may be views of the row
+                itself.
+
+        Raises:
+            ValueError: a tensor has another shape.
         """
         new = dict[str, Any]()
         for name, value in values.items():
             if isinstance(value, Tensor):
                 if value.shape != self.shapes[name]:
                     raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
-                value = value.detach()  # a row keeps no graph alive
+                value = value.detach()  # a row must not keep a graph of autograd alive
                 value = (value.clone() if share_memory(value, row) else value).reshape(-1)
             new[name] = value
         for name, value in new.items():
@@ -53,19 +57,23 @@ class Packing:
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors lie in one storage."""
+    """Return whether two tensors have the same storage."""
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
 class Views:
-    """Read-only attribute access to named tensors: views.c_i. A view is made when it is first asked for."""
+    """Read-only access to named tensors as attributes: views.c_i. Each view is created at its first use."""
 
     __slots__ = ("_make", "_names", "_tensors")
 
     def __init__(
         self, tensors: Mapping[str, Tensor], names: Collection[str] = (), make: Callable[[str], Tensor] | None = None
     ) -> None:
-        """make: of the `names` that are not among `tensors`."""
+        """Args:
+        tensors: tensors that exist already.
+        names: names of all tensors; by default those of `tensors`.
+        make: function that creates a tensor by its name.
+        """
         object.__setattr__(self, "_tensors", dict(tensors))
         object.__setattr__(self, "_names", names or self._tensors)
         object.__setattr__(self, "_make", make)
@@ -75,7 +83,7 @@ class Views:
     _make: Callable[[str], Tensor]
 
     def beside(self, other: Views) -> Views:
-        """These and the other's, which go first."""
+        """Return views of these tensors and of `other`'s, which take precedence."""
         if not other._names:
             return self
         names = dict.fromkeys((*self._names, *other._names))

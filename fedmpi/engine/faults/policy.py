@@ -39,7 +39,7 @@ class FailurePolicy:
     """Decides which round follows a rank failure, and restores the state at its start (faults.on_lost_rank)."""
 
     def __init__(self, config: FederationConfig, control: RoundControl, timeline: Timeline, *, movable: bool) -> None:
-        """Create the policy; `movable`: other ranks can train the clients of a failed rank, because they have the data."""
+        """Create the policy; `movable`: other ranks have the data with which to train a failed rank's clients."""
         self.config, self.control, self.timeline, self.movable = config, control, timeline, movable
         self.comm, self.states = control.comm, control.states
         self.scheduler, self.reporter = control.scheduler, control.reporter

@@ -1,1 +1,1 @@
-"""What travels in a round: announcements to all, and the uploads, in four ways."""
+"""The messages of a round: the broadcast, downloads of single clients, and four ways of gathering uploads."""

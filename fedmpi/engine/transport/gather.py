@@ -1,10 +1,12 @@
-"""The gather of a round's uploads: what its four ways have in common, and the plain one, of rows.
+"""The gather of a round's uploads: the parts that all four ways share, and the gather of rows.
 
     rows       rank 0 holds every row                                       any rule
-    streaming  rank 0 adds them up as they come, and holds sums             rules that read means alone
+    streaming  rank 0 adds rows up as they arrive, and holds sums           rules that read only means
     sharded    every rank holds the same columns of all rows                any rule
-    reducing   every rank adds up its own clients' rows; sums go up a tree  rules that read means alone; other bits
-On each rank, in the order of its clients:  row(client), write it, done(client); then finish().
+    reducing   every rank adds up its own clients' rows; the sums are       rules that read only means; the result
+               reduced over a binomial tree                                 has other bits
+
+Each rank calls, for its clients in their order, row(client), writes the row, and calls done(client); then finish().
 """
 
 from __future__ import annotations
@@ -24,20 +26,24 @@ from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
 
-PIECE = 1 << 21  # the most entries of a large slot that travel as one message, in whole blocks
-PIECES = 8  # messages, at least, if it has so many blocks: what is done with one is done while the next one comes
-UNSENT = 1 << 30  # bytes of rows that a rank may have written and not yet sent
+PIECE = 1 << 21  # largest number of entries of a large slot in one message, in whole blocks
+PIECES = 8  # least number of messages, if there are enough blocks: one is processed while the next is received
+UNSENT = 1 << 30  # largest size in bytes of the rows that a rank has written but not sent
 
 
 class ChunkPlan:
-    """How upload rows are cut: small slots, which come first, go to rank 0; slots of more columns than a block
-    (flat/linear.py) are sent in pieces, or shared out to all ranks in whole blocks of columns."""
+    """The division of upload rows into messages.
+
+    Small slots, which come first in a row, are sent to rank 0. Slots with more columns than a block (flat/linear.py)
+    are sent in pieces, or divided among all ranks in whole blocks of columns.
+    """
 
     def __init__(self, packing: Packing, *, cut: bool = True) -> None:
-        """cut: whether there are large slots; else all of a row is small."""
+        """Divide the rows of a packing; with `cut` false all slots count as small."""
         self.packing, self.block = packing, linear.BLOCK
         spans = packing.spans.items()
-        self.large = {name: (a, b - a) for name, (a, b) in spans if cut and b - a > self.block}  # first entry, columns
+        # first entry, number of columns
+        self.large = {name: (a, b - a) for name, (a, b) in spans if cut and b - a > self.block}
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})
 
     def head(self, row: Tensor) -> Tensor:
@@ -45,7 +51,7 @@ class ChunkPlan:
         return row[: self.small.size]
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (slot, columns a to b) of each message of the large slots."""
+        """Yield (slot, a, b) for each message of the large slots, which contains the columns a to b of the slot."""
         for name, (_, n) in self.large.items():
             size = max(min(PIECE, n // PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
@@ -57,7 +63,7 @@ class ChunkPlan:
         return row[start + a : start + b]
 
     def share(self, name: str, holder: int, holders: int) -> tuple[int, int]:
-        """Return the columns a to b of a large slot that the holder with this number has."""
+        """Return the range a, b of the columns of a large slot that the holder with this number has."""
         n = self.large[name][1]
         blocks = -(-n // self.block)
         a, b = (min(j * blocks // holders * self.block, n) for j in (holder, holder + 1))
@@ -66,28 +72,31 @@ class ChunkPlan:
 
 @dataclass
 class BufferPool:
-    """Memory for messages that is used again in each round."""
+    """Memory for messages that is reused in each round."""
 
-    like: Tensor  # of their type and device
-    pins: bool = False  # whether clients train on a GPU, and messages are on the CPU
+    like: Tensor  # a tensor of the messages' type and device
+    pins: bool = False  # whether clients train on a GPU while messages are on the CPU
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def rows(
         self, name: str, count: int, size: int, dtype: torch.dtype | None = None, *, uploads: bool = False
     ) -> Tensor:
-        """Return memory (count, size). uploads: of this rank's clients; a GPU copies them faster to pinned memory."""
+        """Return the memory (count, size) with this name; with `uploads`, for rows of this rank's clients.
+
+        Memory for uploads may be pinned, because a GPU copies faster to pinned memory.
+        """
         tensor, dtype, n = self.tensors.get(name), dtype or self.like.dtype, count * size
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
             tensor = None
-            self.tensors.pop(name, None)  # before the new one is made
-            pin = self.pins and uploads and n * dtype.itemsize <= UNSENT  # the system cannot move pinned memory
+            self.tensors.pop(name, None)  # frees the old memory before the new one is allocated
+            pin = self.pins and uploads and n * dtype.itemsize <= UNSENT  # the system cannot swap pinned memory out
             tensor = self.tensors[name] = torch.empty(n, dtype=dtype, device=self.like.device, pin_memory=pin)
         return tensor[:n].view(count, size)
 
 
 @dataclass
 class GatherContext:
-    """The round whose uploads are gathered, on one rank."""
+    """The round whose uploads are gathered, as one rank sees it."""
 
     comm: Communicator
     t: int
@@ -100,21 +109,21 @@ class GatherContext:
         self.chunks = ChunkPlan(self.upload.packing)
         self.here = [k for k in self.members if self.where[k] == self.comm.rank]  # this rank's clients
         self.order = {client: i for i, client in enumerate(self.members)}
-        self.about = self.t, tuple(self.upload.packing.shapes)  # for the audit of what is sent
+        self.about = self.t, tuple(self.upload.packing.shapes)  # description for the audit of sent data
 
     def packed(self, count: int) -> Tensor:
-        """Return memory (count, bytes) for uploads in formats; empty without formats."""
+        """Return memory (count, bytes) for encoded uploads; an empty tensor if uploads are not encoded."""
         coding, buffers = self.upload.coding, self.buffers
         return buffers.rows("packed", count, coding.entries).view(torch.uint8) if coding else buffers.like[:0]
 
 
 class GatheredUploads:
-    """A round's uploads at rank 0: the small slots of all rows lie there, and large ones where a subclass has them."""
+    """A round's uploads at rank 0: the small slots of all rows; subclasses provide the large slots."""
 
-    is_complete = True  # whether sums include all rows; those with numbers that are not finite may be left out
+    is_complete = True  # whether sums include all rows; rows with values that are not finite may be left out
 
     def __init__(self, heads: Tensor, chunks: ChunkPlan) -> None:
-        """heads: the small slots, (m, their entries)."""
+        """Store the small slots of all rows, `heads` (m, entries)."""
         self.heads, self.chunks = heads, chunks
         self.small = chunks.small.views(heads)
 
@@ -123,18 +132,18 @@ class GatheredUploads:
         raise NotImplementedError
 
     def norms(self) -> Tensor:
-        """Return ||dw_i||, (m,) float64; nan where a number is not finite, 0 where none is sent."""
+        """Return ||dw_i|| of all rows, (m,) float64; nan if a value is not finite, 0 if dw is not sent."""
         if "dw" in self.chunks.large:
             return self.large_norms("dw")
         return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
 
     def finite(self) -> list[bool]:
-        """Return for each row whether all of it is finite."""
+        """Return for each row whether all of its values are finite."""
         norms = linear.block_norms(self.heads).sum(0) + sum(self.large_norms(name) for name in self.chunks.large)
         return norms.isfinite().tolist()
 
     def only(self, places: Sequence[int]) -> None:
-        """Keep only these rows."""
+        """Keep only the rows at these places."""
         self.heads = close_up(self.heads, places)
         self.small = self.chunks.small.views(self.heads)
 
@@ -142,9 +151,9 @@ class GatheredUploads:
         return Uploads(clients, n, p, self.small)
 
     def train_loss(self, p: Tensor) -> dict[str, float]:
-        """Return {"train_loss": sum_k p_k loss_k} over clients that made steps, with p_k scaled to sum to one; else {}.
+        """Return {"train_loss": sum_k p_k loss_k} over the clients that made steps; {} if there are none.
 
-        p: (m,) float64.
+        The weights p (m,) float64 are scaled so that those of these clients sum to one.
         """
         losses, steps = self.small._loss.double().cpu(), (self.small._flag != NO_STEPS).cpu()
         if not steps.any():
@@ -152,11 +161,11 @@ class GatheredUploads:
         return {"train_loss": float(p @ losses if steps.all() else p[steps] @ losses[steps] / p[steps].sum())}
 
     def release(self) -> None:
-        """End the use of these uploads."""
+        """Release the resources of these uploads at the end of the round."""
 
 
 class HeadUploads(Uploads, ABC):
-    """What hooks see of them: small slots as ever; what becomes of large ones is a matter of the way they travel."""
+    """The uploads that hooks see if rank 0 has no rows of large slots; subclasses define access to these."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredUploads) -> None:
         self.chunks, small = gathered.chunks, gathered.small
@@ -172,7 +181,7 @@ class HeadUploads(Uploads, ABC):
 
 
 def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
-    """Move these rows to the front, and return them."""
+    """Move the rows at these places to the front, in place, and return them."""
     for to, place in enumerate(places):
         if to != place:
             rows[to] = rows[place]
@@ -180,12 +189,12 @@ def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
 
 
 class SendBuffer:
-    """The rows of a rank's clients: written, sent, and used again once they are sent."""
+    """Memory for the rows of a rank's clients; it is reused after a row was sent."""
 
     def __init__(self, context: GatherContext, max_bytes: int | None = UNSENT, rows: Tensor | None = None) -> None:
         """Args:
-        max_bytes: of the rows that have not been sent yet, at least one row; None: all rows of this rank.
-        rows: in place of such memory, that of all clients' rows.
+        max_bytes: limit for rows that have not been sent yet, at least one row; None: memory for all rows of this rank.
+        rows: memory for all clients' rows that is used instead.
         """
         self.context, clients = context, context.here if rows is None else context.members
         self.order = {client: i for i, client in enumerate(clients)}
@@ -195,18 +204,18 @@ class SendBuffer:
                 count = min(count, max(1, max_bytes // max(size * context.buffers.like.element_size(), 1)))
             rows = context.buffers.rows("rows", count, size, uploads=True)
         self.rows = rows
-        self.sent: dict[int, Posted] = {}  # place -> the message of the row there
+        self.sent: dict[int, Posted] = {}  # place -> the message with the row at that place
 
     def place(self, client: int) -> int:
         return self.order[client] % len(self.rows)
 
     def row(self, client: int) -> Tensor:
-        """Return memory for a client's row, once an earlier row there is sent."""
+        """Return memory for a client's row, after waiting until an earlier row there was sent."""
         self._wait(self.place(client))
         return self.of(client)
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
-        """Return the rows of several clients as one tensor if they are neighbours in memory, else None."""
+        """Return the rows of several clients as one tensor if they are adjacent in memory, else None."""
         places = [self.place(client) for client in clients]
         for place in places:
             self._wait(place)
@@ -214,16 +223,16 @@ class SendBuffer:
         return self.rows[first : first + len(places)] if places == [*range(first, first + len(places))] else None
 
     def of(self, client: int) -> Tensor:
-        """Return a client's row without waiting, as it is being written."""
+        """Return a client's row without waiting, while it is being written."""
         return self.rows[self.place(client)]
 
     def message(self, client: int) -> Tensor:
-        """Return the message for a client's row: in formats, if there are some, else the row."""
+        """Return the message for a client's row: its encoded form if uploads are encoded, else the row."""
         row, coding = self.of(client), self.context.upload.coding
         return row if coding is None else coding.pack(row, self.context.packed(len(self.rows))[self.place(client)])
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
-        """Post the messages of a client's row."""
+        """Start sending the messages of a client's row."""
         self.context.comm.about = self.context.about
         self.sent[self.place(client)] = self.context.comm.post(messages, [])
 
@@ -237,7 +246,7 @@ class SendBuffer:
 
 
 class UploadGather(ABC):
-    """This rank's part in the gather of a round's uploads."""
+    """The gather of a round's uploads on one rank."""
 
     def __init__(self, context: GatherContext, send_buffer: SendBuffer) -> None:
         self.context, self.comm, self.chunks, self.order = context, context.comm, context.chunks, context.order
@@ -245,11 +254,11 @@ class UploadGather(ABC):
         self._acknowledged: Posted = []
 
     def row(self, client: int) -> Tensor:
-        """Return memory for this client's upload, after waiting for an earlier one to be sent, if need be."""
+        """Return memory for this client's upload, after waiting until an earlier one there was sent."""
         return self.send_buffer.row(client)
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
-        """Return the rows of these clients as one tensor (n, row) if they are neighbours in memory, else None."""
+        """Return the rows of these clients as one tensor (n, row) if they are adjacent in memory, else None."""
         return self.send_buffer.block(clients)
 
     @abstractmethod
@@ -257,7 +266,7 @@ class UploadGather(ABC):
         """Send this client's upload, which has been written."""
 
     def finish(self) -> GatheredUploads | None:
-        """Wait for all messages; return the uploads at rank 0, None elsewhere. Raises Lost."""
+        """Wait for all messages; return the uploads at rank 0, None elsewhere. Raises Lost after a rank failure."""
         received = self._finish()
         if self._acknowledged:
             self.comm.finish(self._acknowledged)
@@ -265,13 +274,14 @@ class UploadGather(ABC):
 
     @abstractmethod
     def _finish(self) -> GatheredUploads | None:
-        """Finish the messages of the uploads."""
+        """Complete the messages of the uploads."""
 
     def acknowledge(self) -> None:
-        """Let ranks without clients in this round confirm its broadcast to rank 0.
+        """Confirm the round's broadcast to rank 0 from ranks that have no clients in this round.
 
-        A rank that missed a whole round could not go back to its start, and the others would remove checkpoints from
-        which its clients' rows are restored. These bytes are not counted: which ranks have no clients depends on time.
+        A rank that missed a whole round could not return to its start, and the others would delete checkpoints from
+        which its clients' states are restored. These bytes are not counted, because it depends on measured times which
+        ranks have no clients.
         """
         comm, context = self.comm, self.context
         idle = sorted(set(comm.alive) - {0, *context.where.values()})
@@ -285,7 +295,7 @@ class UploadGather(ABC):
 
 
 class RowGather(UploadGather):
-    """Rows as they are, into rank 0's memory."""
+    """Gathers complete rows in rank 0's memory."""
 
     def __init__(self, context: GatherContext) -> None:
         members, where, own = context.members, context.where, bool(context.here)
@@ -316,7 +326,11 @@ class RowGather(UploadGather):
 
 
 def receive_ahead(comm: Communicator, incoming: Iterable[tuple[Message, Callable[[], None]]], ahead: int) -> None:
-    """Receive messages in their order, with `ahead` of them under way, and call of each what belongs to it."""
+    """Receive messages in order, with up to `ahead` more of them in progress, and call the function of each one.
+
+    Args:
+        incoming: pairs of a message and the function to call when it has arrived.
+    """
     under_way = deque[tuple[Posted, Callable[[], None]]]()
 
     def finish_first() -> None:

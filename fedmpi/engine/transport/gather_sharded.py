@@ -1,9 +1,9 @@
-"""Uploads of which every rank holds the same columns of all rows: m d / W entries a rank instead of m d on one.
+"""Gather of uploads of which every rank holds the same columns of all rows: m d / W entries per rank instead of m d.
 
-Clients send each holder its columns; small slots go to rank 0, which alone runs the method's `aggregate`. Where that
-asks for a sum, a Gram matrix, products or order statistics of a large slot, rank 0 asks the holders for their columns'
-part of it, and puts the parts together in the order of their blocks: the bits are those of rows in one place. A rule
-that reads a slot itself is given all of it, at the price of its memory.
+Clients send each holder its columns; small slots are sent to rank 0, which alone runs the method's `aggregate`. If
+`aggregate` requests a sum, a Gram matrix, products or order statistics of a large slot, rank 0 queries the holders for
+the part of their columns, and combines the parts in the order of their blocks: the bits are the same as with all rows
+at rank 0. A rule that reads a slot itself receives all of it, and needs the memory for it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from fedmpi.engine.transport.gather import (
 from fedmpi.flat import linear
 from fedmpi.method.context import Span, Uploads
 
-# Requests of rank 0: END, the round is over; ONLY leaves rows out; the others have an answer.
+# Requests of rank 0: END ends the round; ONLY leaves rows out; all others have an answer.
 END, ONLY, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH = range(8)
 
 
 class Question(NamedTuple):
-    """How a holder computes its answer from its columns and the numbers of the request."""
+    """How a holder computes its answer from its columns and from the numbers of the request."""
 
     answer: Callable[[Tensor, int, int, Tensor], Tensor]  # (rows (m, b - a), a, columns of the whole slot, numbers)
     by_block: int = 0  # 0: a number for each column, in the rows' type; 1, 2: (m,), (m, m) for each block, in float64
@@ -50,7 +50,7 @@ QUESTIONS = {
 
 
 class Shard:
-    """One holder's columns of the large slots, and its answers about them."""
+    """One holder's columns of the large slots, and its answers to rank 0's requests."""
 
     def __init__(self, context: GatherContext) -> None:
         self.context, self.chunks, self.holders = context, context.chunks, context.comm.alive
@@ -62,23 +62,23 @@ class Shard:
             self.rows[name] = context.buffers.rows(f"shard {name}", self.m, b - a)
 
     def places(self, i: int) -> list[Tensor]:
-        """Return memory for this holder's columns of row i."""
+        """Return memory for this holder's columns of row i, one tensor per large slot."""
         return [rows[i] for rows in self.rows.values() if rows.shape[1]]
 
     def within(self, holder: int, name: str, span: Span) -> Span:
-        """Return the part of a span of columns that a holder has."""
+        """Return the part of a span of columns that belongs to a holder."""
         a, b = self.chunks.share(name, holder, len(self.holders))
         return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
 
     def answer(self, what: int, name: str, span: Span, numbers: Tensor) -> Tensor:
-        """Return this holder's part of the answer. numbers: for its part of the span."""
+        """Return this holder's part of the answer to a request; `numbers` belong to its part of the span."""
         a, b = self.within(self.me, name, span)
         first = self.chunks.share(name, self.me, len(self.holders))[0]
         rows, width = self.rows[name][:, a - first : b - first], self.chunks.large[name][1]
         return QUESTIONS[what].answer(rows, a, width, numbers)
 
     def place(self, what: int, holder: int, name: str, span: Span) -> Tensor:
-        """Return memory for a holder's part of the answer, on the communicator's device."""
+        """Return memory for a holder's part of an answer, on the communicator's device."""
         (a, b), block, by_block = self.within(holder, name, span), self.chunks.block, QUESTIONS[what].by_block
         if not by_block:
             return self.numbers(b - a, entries=True)
@@ -86,21 +86,21 @@ class Shard:
         return self.numbers(blocks * self.m**by_block).view(blocks, *[self.m] * by_block)
 
     def numbers(self, count: int, *, entries: bool = False) -> Tensor:
-        """Return memory for numbers in float64; entries: in the rows' type."""
+        """Return memory for numbers in float64, or with `entries` in the type of rows."""
         kind = self.context.buffers.like.dtype if entries else torch.float64
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
     def only(self, places: Sequence[int]) -> None:
-        """Keep only these rows."""
+        """Keep only the rows at these places."""
         self.m = len(places)
         self.rows = {name: close_up(rows, places) for name, rows in self.rows.items()}
 
 
 class ShardedGather(UploadGather):
-    """Every rank that lives is a holder, rank 0 and those that do not train too."""
+    """Gathers the columns of large slots at their holders: all ranks that are alive, even if they do not train."""
 
     def __init__(self, context: GatherContext) -> None:
-        # Where messages begin only with `finish`, waiting for an earlier row would never end: all rows are buffered.
+        # If messages are sent only in `finish`, waiting for an earlier row would never end: all rows are buffered.
         super().__init__(context, SendBuffer(context, UNSENT // 8 if context.comm.begins else None))
         self.shard, comm = Shard(context), context.comm
         heads = len(context.members) if comm.rank == 0 else 0
@@ -153,7 +153,7 @@ class ShardedGather(UploadGather):
 
 
 class GatheredShards(GatheredUploads):
-    """A round's uploads at rank 0: small slots of all rows, and large ones by requests to the ranks that hold them."""
+    """A round's uploads at rank 0: small slots of all rows, and access to the large slots of the other holders."""
 
     def __init__(self, context: GatherContext, shard: Shard, heads: Tensor) -> None:
         super().__init__(heads, context.chunks)
@@ -162,9 +162,11 @@ class GatheredShards(GatheredUploads):
     def query(
         self, what: int, name: str, numbers: Callable[[Span], Tensor] | None = None, span: Span | None = None
     ) -> Tensor:
-        """Return the holders' answers, put together in their order.
+        """Return the holders' answers to a request, concatenated in the order of the holders.
 
-        numbers: from a holder's part of the span to the numbers that go with its request; default none.
+        Args:
+            numbers: function from a holder's part of the span to the numbers that its request contains; None: no
+                numbers.
         """
         shard, comm, everyone = self.shard, self.comm, range(len(self.shard.holders))
         span, numbers = span or (0, self.chunks.large[name][1]), numbers or (lambda _: torch.empty(0))
@@ -172,7 +174,8 @@ class GatheredShards(GatheredUploads):
         each = [numbers(shard.within(holder, name, span)) for holder in everyone]
         incoming = [(r, x.view(-1)) for r, x in zip(shard.holders, answers, strict=True) if r != comm.rank and len(x)]
         requests = self._requests(what, shard.names.index(name), span, each)
-        if not comm.begins:  # there a group that sends and receives would have to be one on the other side, too
+        # for such communicators the sends and receives of one call must match a single call at the other side
+        if not comm.begins:
             comm.exchange(requests, [])
             requests = []
         posted = comm.post(requests, incoming)
@@ -181,7 +184,7 @@ class GatheredShards(GatheredUploads):
         return torch.cat(answers)
 
     def _requests(self, what: int, which: int, span: Span, numbers: Sequence[Tensor]) -> list[Message]:
-        """Return a message to each other holder: request, slot, columns a to b, and how many numbers follow."""
+        """Return the messages of a request to all other holders: kind, slot, columns a to b, and count of numbers."""
         messages: list[Message] = []
         for rank, x in zip(self.shard.holders, numbers, strict=True):
             if rank != self.comm.rank:
@@ -190,7 +193,7 @@ class GatheredShards(GatheredUploads):
         return messages
 
     def _command_all(self, what: int, numbers: Sequence[float] = ()) -> None:
-        """Let every other holder do the same."""
+        """Send a request without an answer to all other holders."""
         values = torch.tensor(numbers, dtype=torch.float64)
         self.comm.exchange(self._requests(what, 0, (0, 0), [values] * len(self.shard.holders)), [])
 
@@ -206,12 +209,12 @@ class GatheredShards(GatheredUploads):
         return ShardedUploads(clients, n, p, self)
 
     def release(self) -> None:
-        with suppress(Lost):  # the round is over all the same; the next message meets the loss
+        with suppress(Lost):  # the round is over in any case; the next message raises the error
             self._command_all(END)
 
 
 class ShardedUploads(HeadUploads):
-    """The parts of large slots come from their holders, small ones lie here."""
+    """The uploads that hooks see: large slots by requests to their holders, small slots from rank 0's memory."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, gathered: GatheredShards) -> None:
         super().__init__(clients, n, p, gathered)

@@ -1,15 +1,19 @@
-"""Uploads of which sums are kept in place of rows, whatever the cohort's size: for rules that read large slots through
-`updates.mean` alone, which their method declares (`means`).
+"""Gathers of uploads that keep sums in place of rows, so that memory does not depend on the size of the cohort.
 
-Streaming: rank 0 adds rows up as they come, in the order of the clients, piece by piece, the next ones while one is
-added. No row can be left out, as that is known only at the end.
+They serve methods that read large slots through `updates.mean` only, and declare this (`means`).
 
-Reducing (`server.reduce: local`): each rank adds up its own clients' before it sends one sum:
+Streaming: rank 0 adds rows up as they arrive, in the order of the clients and piece by piece; the next pieces are
+received meanwhile. No row can be left out, because bad rows are known only at the end.
+
+Reducing (`server.reduce: local`): each rank adds up the rows of its own clients before it sends one sum:
+
     total_r = sum over clients i of rank r of round(p_i x_i / UNIT)     64-bit integers, entry by entry
-    mean    = UNIT sum_r total_r                                        the ranks' totals come up a binomial tree
-Sums of integers do not depend on their order: the bits depend neither on ranks nor on who trains whom. They are not
-those of rows that come one by one, which are rounded otherwise: here each p_i x_i is, once to float64 and once to UNIT,
-and their sum is exact. What a rank sends and rank 0 receives does not grow with the cohort.
+    mean    = UNIT sum_r total_r                                        reduced over a binomial tree of ranks
+
+Sums of integers do not depend on their order, so the bits depend neither on the number of ranks nor on the placement of
+clients. They differ from those of the other gathers, which round in other places: here each p_i x_i is rounded, once to
+float64 and once to UNIT, and their sum is exact. The amount of data that a rank sends and rank 0 receives does not grow
+with the cohort.
 """
 
 from __future__ import annotations
@@ -38,16 +42,16 @@ from fedmpi.method.context import Span, Uploads
 
 Means = Mapping[str, tuple[str, ...]]  # large slot -> the weights of its means: "p", "uniform"
 Incoming = Iterator[tuple[Message, Callable[[], None]]]
-AHEAD = 3  # pieces that are under way while one is added
-UNIT = 2.0**-50  # of integer sums: 9e-16
-LARGEST = 2.0**12  # of an entry. Weights sum to one, so a sum is at most as large: half of what 64 bits hold
+AHEAD = 3  # pieces that are being received while one is added
+UNIT = 2.0**-50  # unit of integer sums: 9e-16
+LARGEST = 2.0**12  # bound of an entry. Weights sum to one, so a sum has the same bound: half of the range of 64 bits
 
 
 class GatheredSums(GatheredUploads):
-    """What is left of the rows: the small slots, sums of the large ones, and the norms of their blocks."""
+    """The gathered sums: the small slots of all rows, sums of the large slots, and the norms of their blocks."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
-        """p: (m,) the cohort's weights."""
+        """Allocate the sums of a round; `p` (m,) are the weights of the cohort."""
         self.context, m = context, len(context.members)
         super().__init__(context.buffers.rows("heads", m, context.chunks.small.size), context.chunks)
         self.weights = {"p": p, "uniform": torch.full((m,), 1 / m, dtype=torch.float64)}
@@ -59,24 +63,24 @@ class GatheredSums(GatheredUploads):
         self.parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in self.chunks.large}
 
     def make_sum(self, name: str, kind: str, n: int) -> linear.Sum:
-        """Return the sum of a large slot, still empty."""
+        """Return an empty sum for a large slot with n columns."""
         like, memory = self.context.buffers.like.dtype, self.context.buffers
         return linear.Sum(memory.rows(f"sum {name} {kind}", 1, n, linear.sum_type(n, like))[0], like)
 
     def sums_of(self, slot: str) -> Iterator[tuple[linear.Sum, list[float]]]:
-        """Yield the sums of a slot, and their weights (m,)."""
+        """Yield the sums of a slot with their weights (m,)."""
         return (each for (name, _), each in self.means.items() if name == slot)
 
     def add(self, i: int, name: str, a: int, x: Tensor) -> None:
-        """Add the columns from a on of a large slot of row i, whose turn it is."""
+        """Add columns of a large slot of row i, from column a on; rows must be added in order."""
         for sum_, weights in self.sums_of(name):
             sum_.add(x, weights[i], i == 0, a)
         self.parts[name][i].append(linear.block_norms(x[None])[:, 0])
 
     def add_row(self, i: int, row: Tensor) -> None:
-        """Add all of row i, whose turn it is."""
+        """Add all of row i; rows must be added in order."""
         self.heads[i] = self.chunks.head(row)
-        # On a CPU in pieces, which are still in the cache when they are read again; a GPU wants few launches.
+        # A CPU adds pieces, which are still in the cache when they are read again; a GPU needs few kernel launches.
         whole = ((name, 0, n) for name, (_, n) in self.chunks.large.items())
         for name, a, b in whole if row.is_cuda else self.chunks.pieces():
             self.add(i, name, a, self.chunks.part(row, name, a, b))
@@ -89,7 +93,7 @@ class GatheredSums(GatheredUploads):
 
 
 class SummedUploads(HeadUploads):
-    """Means of large slots; small ones as ever."""
+    """The uploads that hooks see: means of large slots, and all rows of small slots."""
 
     def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, sums: GatheredSums) -> None:
         super().__init__(clients, n, p, sums)
@@ -116,12 +120,12 @@ def _undeclared(slot: str, does: str) -> UserError:
 
 @cache
 def _adder() -> ThreadPoolExecutor:
-    """The thread that adds what has come, while the rank waits for messages."""
+    """Return the thread that adds rows which have arrived, while the rank waits for messages."""
     return ThreadPoolExecutor(1, thread_name_prefix="fedmpi-adder")
 
 
 class StreamingGather(UploadGather):
-    """Rank 0 adds up the rows of all; it does not train, unless it is alone."""
+    """Adds up all rows at rank 0, which does not train clients unless it is the only rank."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context, SendBuffer(context, 0) if context.comm.size == 1 else SendBuffer(context))
@@ -146,20 +150,20 @@ class StreamingGather(UploadGather):
                 for each in self.adding:
                     each.result()
             finally:
-                wait(self.adding)  # before anybody else uses the memory
+                wait(self.adding)  # before the memory is used for something else
         return self.sums
 
     def _add_later(self, add: Callable[[], None]) -> None:
-        """Let the thread add one piece while others come, which with MPI they do only inside its calls."""
+        """Let the thread add one piece while others are received; MPI receives only within calls of its functions."""
         self.adding.append(_adder().submit(add))
         if len(self.adding) > 1:
             self.adding[0].result()
             self.adding.popleft()
 
     def _incoming(self, sums: GatheredSums) -> Incoming:
-        """Yield all messages as they are sent, with places for them, and what adds them."""
+        """Yield all messages in the order in which they are sent, with memory for them and functions that add them."""
         context, chunks, turn = self.context, self.chunks, 0
-        many = AHEAD + 2  # one that is added, one that is about to be posted
+        many = AHEAD + 2  # one piece that is being added, and one that is about to be received
         places = context.buffers.rows("pieces", many, max((b - a for _, a, b in chunks.pieces()), default=0))
         for i, client in enumerate(context.members):
             peer = context.where[client]
@@ -171,13 +175,13 @@ class StreamingGather(UploadGather):
 
 
 class IntegerSum(linear.Sum):
-    """sum_i round(c_i x_i / UNIT) in any order, in a place (n,) of int64."""
+    """The sum_i round(c_i x_i / UNIT), added in any order, in a tensor (n,) of int64."""
 
     def add(self, x: Tensor, c: float, first: bool = False, at: int = 0) -> None:
-        """Nothing is first: the place holds zeros to begin with."""
+        """Add a vector; `first` is ignored, because the sum begins with zeros."""
 
         def piece(span: tuple[int, int]) -> None:
-            some = x[span[0] - at : span[1] - at].to(torch.float64, copy=True)  # others read x after us
+            some = x[span[0] - at : span[1] - at].to(torch.float64, copy=True)  # a copy, because x is read later
             self.total[slice(*span)] += some.mul_(c / UNIT).round_().long()
 
         linear.spread(piece, linear.chunks(x, at, at + len(x)), x)
@@ -193,7 +197,7 @@ class IntegerSum(linear.Sum):
 
 
 class GatheredIntegerSums(GatheredSums):
-    """What is left of a rank's rows; at the end, of all: the small slots, totals of the large ones, and their norms."""
+    """The sums of a rank's rows, finally of all rows: small slots, integer sums of large slots, and their norms."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context, means, p)
@@ -215,7 +219,7 @@ class GatheredIntegerSums(GatheredSums):
                     f"server.reduce: local takes entries of at most {LARGEST:g}, and client {self.context.members[i]} "
                     f"has one of {largest:.4g} in {name}; use server.reduce: root"
                 )
-            if norm.isfinite():  # else the run ends (`is_complete`), or does without the round
+            if norm.isfinite():  # otherwise the run ends (`is_complete`), or the round is left out
                 for total, weights in self.sums_of(name):
                     total.add(x, weights[i], False)
 
@@ -228,12 +232,12 @@ class GatheredIntegerSums(GatheredSums):
 
 
 class ReducingGather(UploadGather):
-    """Every rank sends the small slots of its clients to rank 0, and the sum of the large ones up a binomial tree."""
+    """Sends the small slots of all clients to rank 0, and reduces sums of large slots over a tree of ranks."""
 
     def __init__(self, context: GatherContext, means: Means, p: Tensor) -> None:
         super().__init__(context, SendBuffer(context, 0))
         self.totals = GatheredIntegerSums(context, means, p)
-        train = {context.where[k] for k in context.members}  # the others have nothing to add
+        train = {context.where[k] for k in context.members}  # other ranks have nothing to add
         self.ranks = [rank for rank in self.comm.alive if rank == 0 or rank in train]
 
     def done(self, client: int) -> None:
@@ -258,7 +262,7 @@ class ReducingGather(UploadGather):
         return None
 
     def _reduce(self) -> None:
-        """Add the totals of the ranks below to this rank's, and send the sums up, piece by piece."""
+        """Add the totals of this rank's children in the tree to its own, and send the sums to its parent."""
         comm, me = self.comm, self.ranks.index(self.comm.rank)
         parent, below = tree(me, len(self.ranks))
         totals = [(slot, total.total) for (slot, _), (total, _) in self.totals.means.items()]

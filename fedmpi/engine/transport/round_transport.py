@@ -1,7 +1,7 @@
-"""The messages of a round on one rank: the broadcast to all, downloads of single clients, uploads.
+"""The messages of a round on one rank: the broadcast to all ranks, downloads of single clients, and uploads.
 
-Every rank keeps the full broadcast. If only some layout groups of the model have changed, the message holds these
-alone, and each rank writes them into the broadcast that it keeps.
+Every rank keeps the complete broadcast. If only some layout groups of the model have changed, the message contains only
+these groups, and each rank writes them into its copy.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fedmpi.engine.transport.gather_sums import ReducingGather, StreamingGather
 from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
-ALIGNED = 64  # bytes: as torch allocates
+ALIGNED = 64  # bytes, as torch aligns its allocations
 
 
 class RoundTransport:
-    """Sends and receives, on one rank, all messages of a round: the broadcast, single downloads, and uploads.
+    """Sends and receives all messages of a round on one rank: the broadcast, single downloads, and uploads.
 
     Attributes:
-        message: the whole broadcast (model and declared server state), on the communicator's device.
+        message: the complete broadcast (model and declared server state), on the communicator's device.
         inbox: the same, on the device on which clients train.
-        changed: the groups of the model that the server has changed since the last broadcast, which the next contains.
+        changed: the layout groups that the server has changed since the last broadcast; the next one contains them.
     """
 
     def __init__(
@@ -44,27 +44,28 @@ class RoundTransport:
     ) -> None:
         """Args:
         model: any tensor of the clients' model.
-        way: how uploads are gathered: rows; sharded; streaming or reducing, in rounds in which means alone are read.
-        acknowledge: ranks without clients in a round confirm to rank 0 that they have received its broadcast, so
-            that none is more than one round behind.
+        way: how uploads are gathered: rows or sharded; streaming or reducing, in rounds in which only means are read.
+        acknowledge: ranks without clients in a round confirm to rank 0 that they have received its broadcast, so that
+        no rank is more than one round behind.
         """
         self.comm, self.messages, self.way, self.acknowledge = comm, messages, way, acknowledge
         self.full = messages.announcement()
         pins = model.is_cuda and comm.device.type == "cpu"
-        # Rank 0 evaluates the model in its message. Kernels round differently for weights that begin within a cache
-        # line, and the weights of an ordinary tensor begin at one: so do those of the message.
+        # Rank 0 evaluates the model in this memory. The rounding of kernels depends on the alignment of weights, and
+        # ordinary tensors begin at a cache line; therefore w begins at one, too.
         most, (before, _) = ALIGNED // model.dtype.itemsize, self.full.packing.spans["_w"]
         place = torch.zeros(self.full.packing.size + most, dtype=model.dtype, device=comm.device, pin_memory=pins)
         first = -(before + place.data_ptr() // model.dtype.itemsize) % most
         self.message = place[first:][: self.full.packing.size]
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
-        self.no_download = self.message.new_zeros(messages.per_client.size)  # the row of a client that is sent nothing
+        # the row of a client that receives no values of its own
+        self.no_download = self.message.new_zeros(messages.per_client.size)
         self.changed = messages.shared_groups
         self.traffic = TrafficCounter(messages)
         self.buffers = BufferPool(self.message, pins)
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
-        """Return memory for the global w and b at rank 0: in the broadcast, if it holds all of them, else beside it."""
+        """Return memory for the global w and b at rank 0, which is in the broadcast if that contains all of them."""
         fields, messages = self.full.packing.views(self.message), self.messages
         w = fields._w if messages.shared.whole else self.message.new_empty(messages.sizes["d"])
         b = fields._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
@@ -72,12 +73,14 @@ class RoundTransport:
 
     # ---- down ----
     def broadcast(self, command: float, server: FederationServer | None) -> float:
-        """Broadcast rank 0's command, and the parts of model and state that have changed; return the command.
+        """Broadcast rank 0's command and the changed parts of model and server state; return the command.
 
-        command: any number at the other ranks; server: rank 0's, None elsewhere.
+        Args:
+            command: the command at rank 0; ignored at other ranks.
+            server: the server at rank 0; None at other ranks.
         """
         messages, news = self.messages, self.messages.announcement(self.changed)
-        if server is not None:  # all but the model, if `model_storage` is in the message
+        if server is not None:  # the model needs no copy if `model_storage` is in the message
             values = {COMMAND: command, **{name: getattr(server.state, name) for name in messages.method.receives}}
             if not messages.shared.whole:
                 values["_w"] = messages.shared.take(server.w)
@@ -93,7 +96,7 @@ class RoundTransport:
         return float(self.full.packing.views(self.message)._command)
 
     def _broadcast_part(self, news: Announcement) -> None:
-        """Broadcast the part of the full broadcast that has changed; the rest of it stays."""
+        """Broadcast the changed part of the complete broadcast, and update every rank's copy."""
         full, row = self.full.packing.views(self.message), self.message.new_empty(news.packing.size)
         if self.comm.rank == 0:
             values = {name: getattr(full, name) for name in full}
@@ -109,7 +112,10 @@ class RoundTransport:
     def send_downloads(
         self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
-        """Send the downloads of single clients in round t; return those of this rank's clients."""
+        """Send the downloads of single clients in round t; return client -> download row for this rank's clients.
+
+        Rank 0 returns the rows of all `clients`.
+        """
         packing, rank = self.messages.per_client, self.comm.rank
         mine = [k for k in clients if server is not None or where[k] == rank]
         if not packing.size:
@@ -121,14 +127,14 @@ class RoundTransport:
         for k, row in rows.items():
             packing.write(row, server.download(t, k))
             check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
-        # Rank 0's own clients' rows pass the communicator, too, as their uploads do.
+        # The rows of rank 0's own clients are sent through the communicator, too, like their uploads.
         own = [(0, row) for k, row in rows.items() if where[k] == 0]
         self.comm.exchange([(where[k], row) for k, row in rows.items()], own)
         return rows
 
     # ---- up ----
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
-        """Return this rank's part in the gather of round t's uploads. p: (m,) the cohort's weights."""
+        """Return the object that gathers round t's uploads on this rank; `p` (m,) are the weights of the cohort."""
         context = GatherContext(self.comm, t, self.messages.upload(t), members, where, self.buffers)
         large, means = context.chunks.large, means_of(self.messages.method)
         sums = bool(large and members) and means is not None and set(large) <= {*means, "_b"}
@@ -147,20 +153,22 @@ class RoundTransport:
 
 
 class TrafficCounter:
-    """Counts the numbers that clients send and are sent, by what each client has already.
+    """Counts the numbers that clients upload and download, given what each client has received before.
 
-    The count is by client, as in papers, whichever rank trains it: a client is not sent again what it has. The engine's
-    own numbers do not count. With comm.wire the count is bytes, in numbers of the model's type.
+    The count is per client, as in papers, and does not depend on ranks: a client does not download again what it has.
+    The engine's own numbers are not counted. With comm.wire, bytes are counted and converted to numbers of the model's
+    type.
     """
 
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
-        self.stepped = dict.fromkeys(messages.shared_groups, -1)  # group -> the round that stepped it last
-        self.seen: dict[int, int] = {}  # client -> the round in which it took part last
-        self.latest: tuple[int, dict[str, int]] = -1, {}  # the round counted last, and its numbers
+        # layout group -> the last round in which the server changed it
+        self.stepped = dict.fromkeys(messages.shared_groups, -1)
+        self.seen: dict[int, int] = {}  # client -> the last round in which it took part
+        self.latest: tuple[int, dict[str, int]] = -1, {}  # the last round that was counted, and its numbers
 
     def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
-        """Return up_parameters and down_parameters of round t, whose cohort has the current model from now on.
+        """Return up_parameters and down_parameters of round t, and mark the model as downloaded by its cohort.
 
         A round that is repeated after a rank failure is counted once.
         """
@@ -175,5 +183,5 @@ class TrafficCounter:
         return self.latest[1]
 
     def _news_since(self, r: int) -> int:
-        """Return the size of what a client is sent that took part in round r last, -1: never."""
+        """Return the size of the broadcast for a client that took part last in round r (-1: never)."""
         return self.messages.announcement(frozenset(g for g, last in self.stepped.items() if last >= r)).packing.size
