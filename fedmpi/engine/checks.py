@@ -34,7 +34,7 @@ NOT_SENT = (
 )
 
 
-# ---- what hooks return ----
+# ---- results of hooks ----
 def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
     """Return the error `round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`.
 

@@ -114,7 +114,9 @@ class Federation:
                     failure = str(error)
                 # This is outside of the handler: while the error is referenced, the sockets of the broken group stay
                 # open, and ranks that wait for this one do not notice.
-                t = t + 1 if self.failures is None else self.failures.next_round(t, failure)  # t again after a failure
+                t = (
+                    t + 1 if self.failures is None else self.failures.next_round(t, failure)
+                )  # t is repeated after a failure
             return reason
         finally:
             self.timeline.end()
@@ -130,8 +132,8 @@ class Federation:
             return self.control.leave(command)
 
         cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
-        placement = self.scheduler.assign(t)  # the state of a client is sent to the rank that trains it
-        self.states.move(placement)  # the state of a client follows it to its rank
+        placement = self.scheduler.assign(t)  # client -> rank
+        self.states.move(placement)  # the state of a client is sent to the rank that trains it
         span("move")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
         span("download")
@@ -291,4 +293,4 @@ class Federation:
             self.server.restore(server)
             self.reporter.divergence.recall(memory["watch"])
             if self.server.best and memory.get("best") != self.server.best.criterion.figure:
-                self.server.best.forget()  # it was chosen by another figure
+                self.server.best.forget()  # it was selected by another metric

@@ -36,7 +36,7 @@ class Reporter:
         names = [f"{p}_loss" if p != "global" else "loss" for p in watched] if trainer.data.test_sizes.any() else []
         classes = trainer.data.classes if getattr(trainer.task, "classification", False) else None
         self.divergence = DivergenceMonitor(classes, next(iter(names), None), config.stops_on_divergence)
-        self.metrics_row: dict[str, Any] | None = None  # of the latest round, at rank 0; None if it was aborted
+        self.metrics_row: dict[str, Any] | None = None  # row of the latest round, at rank 0; None if it was aborted
         self.saved: dict[str, Any] = {}  # rank 0's `Federation.memory` after the latest round that counts
         self.reported_in = -1  # the round at the beginning of which the round before was reported
 
@@ -64,7 +64,7 @@ class Reporter:
         if line is not None:
             first = {"round": before, **{n: figures[n] for n in ("loss", *self.trainer.task.names) if n in figures}}
             row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
-            if updates := row.pop("updates", None):  # sorted, because a checkpoint stores them sorted
+            if updates := row.pop("updates", None):  # sorted, like rows that were read from a checkpoint
                 self.callbacks.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
             if due and self.evaluator.class_accuracy:
                 row["class_accuracy"] = self.evaluator.class_accuracy

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM, Layout, Segment
 
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-# Start of a PyTorch warning about cuDNN, which prefers the weights of recurrent layers in an order of its own, and copies them at
-# each call. `flatten_parameters`, which the warning advises, would take them out of the flat model.
+# Start of a PyTorch warning about cuDNN, which prefers the weights of recurrent layers in an order of its own, and
+# copies them at each call. `flatten_parameters`, which the warning advises, would take them out of the flat model.
 ORDER = "RNN module weights are not part of single contiguous chunk of memory"
 CUDNN_ALIGNMENT = 16  # bytes; cuDNN's batch normalisation assumes that its tensors begin at a multiple of this
 
@@ -122,7 +122,7 @@ class FlatModel:
             self._avoid_cudnn_where_misaligned()
 
     def attach_gradient(self) -> Tensor:
-        """Return the flat gradient (d,), zero at first; until `drop_gradient`, autograd accumulates gradients into it."""
+        """Return the flat gradient (d,), zero at first; until `drop_gradient`, autograd accumulates into it."""
         if self._g is None:  # allocated once: CUDA graphs write to the address that it had when they were captured
             self._g = torch.zeros_like(self.w)
         if not self._attached:

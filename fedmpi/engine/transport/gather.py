@@ -89,7 +89,7 @@ class BufferPool:
         if tensor is None or tensor.dtype != dtype or len(tensor) < n:
             tensor = None
             self.tensors.pop(name, None)  # frees the old memory before the new one is allocated
-            pin = self.pins and uploads and n * dtype.itemsize <= UNSENT  # the system cannot swap pinned memory out
+            pin = self.pins and uploads and n * dtype.itemsize <= UNSENT  # the system cannot page pinned memory out
             tensor = self.tensors[name] = torch.empty(n, dtype=dtype, device=self.like.device, pin_memory=pin)
         return tensor[:n].view(count, size)
 

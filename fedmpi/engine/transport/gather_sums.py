@@ -181,7 +181,9 @@ class IntegerSum(linear.Sum):
         """Add a vector; `first` is ignored, because the sum begins with zeros."""
 
         def piece(span: tuple[int, int]) -> None:
-            some = x[span[0] - at : span[1] - at].to(torch.float64, copy=True)  # a copy, because x is read later
+            some = x[span[0] - at : span[1] - at].to(
+                torch.float64, copy=True
+            )  # a copy, because other sums read x later
             self.total[slice(*span)] += some.mul_(c / UNIT).round_().long()
 
         linear.spread(piece, linear.chunks(x, at, at + len(x)), x)

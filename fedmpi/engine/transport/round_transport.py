@@ -71,7 +71,7 @@ class RoundTransport:
         b = fields._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
         return w, b
 
-    # ---- down ----
+    # ---- downloads ----
     def broadcast(self, command: float, server: FederationServer | None) -> float:
         """Broadcast rank 0's command and the changed parts of model and server state; return the command.
 
@@ -132,7 +132,7 @@ class RoundTransport:
         self.comm.exchange([(where[k], row) for k, row in rows.items()], own)
         return rows
 
-    # ---- up ----
+    # ---- uploads ----
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> UploadGather:
         """Return the object that gathers round t's uploads on this rank; `p` (m,) are the weights of the cohort."""
         context = GatherContext(self.comm, t, self.messages.upload(t), members, where, self.buffers)
