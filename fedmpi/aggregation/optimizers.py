@@ -9,7 +9,7 @@ Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federat
     yogi      m as adagrad;                v -= (1-beta2) D^2 sgn(v - D^2);        w as adagrad
     adam      m as adagrad;                v  = beta2 v + (1-beta2) D^2;           w as adagrad
 
-As in the paper, there is no bias correction and v_0 = eps^2. All operations work column by column.
+As in the paper, there is no bias correction and v_0 = eps^2. All operations work entry by entry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Server rules that a config can choose in place of the method's own, as in `server.rule: {name: principal, keep:
-0.5}`.
+"""Server rules that a config can choose in place of the method's own.
 
 A rule is a function `f(updates, server, **options) -> (s,)` that returns the direction of the server step, computed
-from the gathered updates.
+from the gathered updates. Example: `server.rule: {name: principal, keep: 0.5}`.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def principal(
     Args:
         keep: share of the m principal directions that is kept.
         scope: whether directions are computed for the whole model or for each tensor.
-        correction: which vector is scaled to the length of each update: the weighted sum of its projections (text) or
+        correction: vectors that are scaled to the length of an update: the weighted sum of its projections (text) or
             each projection (axis).
         share: for correction: axis, weights of the directions: eigenvalues divided by their sum (sum) or by their
             Euclidean norm (l2).
@@ -178,12 +177,11 @@ def krum_coefficients(K: Tensor, byzantine: int, select: int) -> Tensor:
 
 
 def median_coefficients(K: Tensor, p: Tensor, iterations: int, smooth: float) -> Tensor:
-    """Return the coefficients c of the point v = G c that minimises sum_i p_i ||g_i - v||.   (m, m), (m,) -> (m,)
-    float64
+    """Return the coefficients c of the geometric median G c of the updates.   (m, m), (m,) -> (m,) float64
 
-    Weiszfeld's iteration is   c_i <- (p_i / max(||g_i - G c||, nu)) / sum,   with nu = smooth times the mean distance
-    from the mean, until c no longer changes. Distances follow from  ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,  with
-    K relative to the mean.
+    The geometric median is the point v that minimises sum_i p_i ||g_i - v||. Weiszfeld's iteration is c_i <- (p_i /
+    max(||g_i - G c||, nu)) / sum,   with nu = smooth times the mean distance from the mean, until c no longer changes.
+    Distances follow from  ||g_i - G c||^2 = K_ii - 2 (K c)_i + c' K c,  with K relative to the mean.
     Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. 2022. https://arxiv.org/abs/1912.13445
     """
     p, K = p.double(), K.double()

@@ -211,8 +211,7 @@ def numbers(method: Method) -> dict[str, float]:
 
 # ---- inputs of hooks ----
 class ReadOnlyCheck:
-    """Detects writes to tensors that hooks may only read, because other clients or rounds would read the changed
-    values.
+    """Detects writes to tensors that hooks may only read, because other clients or rounds use the same tensors.
 
     It compares the version counters of torch, which count the writes to a tensor and its views.
     """

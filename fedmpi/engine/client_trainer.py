@@ -88,7 +88,7 @@ class ClientTrainer:
         """Return the random generators of a client's call number `fit` of fit() in round t.
 
         Returns:
-            The generator of the order of samples; that of augmentation, None if the samples are not augmented.
+            The generator of the order of samples, and that of augmentation, which is None if samples are not augmented.
         """
         augment = seeds.generator(self.seed, "augment", t, client, fit) if self.data.train[client].draws else None
         return seeds.generator(self.seed, "batches", t, client, fit), augment
@@ -106,9 +106,7 @@ class ClientTrainer:
         return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def unpack_broadcast(self, announcement: Tensor) -> Views:
-        """Return the fields of an announcement. All clients get the same tensor objects, so packed training can share
-        them.
-        """
+        """Return the fields of the broadcast row `announcement`, as the same tensors for all clients of this rank."""
         if self._broadcast[0] is not announcement:
             self._broadcast = announcement, self.messages.announcement().packing.views(announcement)
         return self._broadcast[1]
@@ -122,8 +120,7 @@ class ClientTrainer:
 
 
 def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
-    """Return FedAvg's hook `loss` as a function that runs only fedmpi's own code; None if the model or task has other
-    code.
+    """Return FedAvg's loss as a function if only fedmpi's own code computes it for this model and task; else None.
 
     Such code draws no random numbers and stores nothing.
     """

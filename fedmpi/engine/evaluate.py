@@ -173,8 +173,7 @@ class Evaluator:
             raise UserError("evaluate.protocol: sites needs a data set that says whose each test row is; take personal")
 
     def evaluate_round(self, t: int, last: bool) -> tuple[Figures, list[dict[str, Any]]]:
-        """Return the metrics of the model after round t and a row for each client, at rank 0; both are empty at other
-        ranks.
+        """Return the metrics of the model after round t and a row for each client; both are complete only at rank 0.
 
         The caller must preserve the state of the random generators (`seeds.preserve_rng`).
 
@@ -254,8 +253,7 @@ class Evaluator:
         return of.figures if weight else {**of.figures, "loss": nan}, weight
 
     def _combine(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
-        """Return metrics over all clients or sites: pooled by samples if one model was evaluated, otherwise their
-        spread.
+        """Return metrics over all clients or sites: pooled by samples if they evaluate one model, else their spread.
 
         They are nan, with a warning, if a model that has samples has no finite loss: a mean over the other models would
         improve with each model that fails.
@@ -317,8 +315,7 @@ class Evaluator:
 def own_parts(messages: Messages) -> frozenset[str]:
     """Return the layout groups that clients both keep and train.
 
-    A group that no client trains, such as FedBABU's head, is not among them, and neither are reference parameters,
-    which do not affect outputs.
+    Groups that no client trains (FedBABU's head) and reference parameters, which do not affect outputs, are excluded.
     """
     left = messages.every - messages.shared_groups - {REFERENCE}
     return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)

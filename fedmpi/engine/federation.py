@@ -268,7 +268,7 @@ class Federation:
 
     # ---- checkpoints ----
     def memory(self) -> dict[str, Any]:
-        """Return the part of rank 0's state after the latest round that is saved beside the server's tensors."""
+        """Return the state of rank 0 after the latest round that is saved beside the server's tensors."""
         reporter, best = self.reporter, self.config.best and self.config.best.figure
         idle_since = self.server.update_filter.idle_since if self.server else None
         watch = reporter.divergence.memory()

@@ -62,7 +62,7 @@ class BestModel:
         return True
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
-        """Compare the model after round t with the best one; return whether it is the best one now. A nan is never
+        """Compare the model after round t with the best one; return whether it is the best one now. nan is never
         better.
         """
         if t <= int(self._facts[3]):  # a resumed run evaluates this round once more

@@ -15,9 +15,7 @@ from fedmpi.engine.transport.round_transport import RoundTransport
 
 
 class Reporter:
-    """Evaluates rounds and passes rows of metrics to the callbacks. Every rank has a reporter; rows exist at rank 0
-    only.
-    """
+    """Evaluates rounds, on every rank, and passes their rows of metrics to the callbacks, at rank 0."""
 
     def __init__(
         self,

@@ -47,8 +47,7 @@ class RoundControl:
         self._pace = scheduler.pace  # the pace of ranks that belongs to this decision
 
     def open_round(self, t: int) -> RoundCommand:
-        """Broadcast (at rank 0) or receive the command of round t, together with the model and the declared server
-        state.
+        """Broadcast (rank 0) or receive the command of round t, together with the model and the declared server state.
 
         Every rank then undoes the changes of refused clients in the round before. A round that is repeated after a rank
         failure is opened with the same command.

@@ -107,8 +107,8 @@ class Sum:
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
     """Set total to c x (if `first` is true) or to total + c x.
 
-    All sums of rows use this function, so that they have the same bits. A vector x of another type must not be longer
-    than a chunk.
+    All weighted sums of rows use this function, so that they have the same bits. If the types differ, x must not be
+    longer than a chunk.
     """
     if x.dtype != total.dtype:
         x = _wide(x)
@@ -158,17 +158,16 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
 
 
 def _shares(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
-    """Join consecutive spans, `many` of them to one."""
+    """Join `many` consecutive spans each to one."""
     shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
     return [(share[0][0], share[-1][1]) for share in shares]
 
 
 def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """Return the Gram matrices K_ij = <rows_i, rows_j> of all blocks of columns.   (m, n) -> (blocks, m, m) float64,
-    CPU
+    """Return the Gram matrices of rows, one per block of columns.   (m, n) -> (blocks, m, m) float64 on the CPU
 
-    On a CPU, for wide rows, only little more than one triangle is computed: each group of rows is multiplied by the
-    rows up to its end. `start` and `width` are those of `combine`.
+    K_ij = <rows_i, rows_j>. On a CPU, for wide rows, only little more than one triangle is computed: each group of rows
+    is multiplied by the rows up to its end. `start` and `width` are those of `combine`.
     """
     m, n = rows.shape
     groups = _halves(m) if (n if width is None else width) > BLOCK and not rows.is_cuda else [(0, m)]
@@ -191,12 +190,12 @@ def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tenso
 
 
 def gram(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
-    """Return the Gram matrix K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU"""
+    """Return the Gram matrix of rows, K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU"""
     return total(gram_blocks(rows, start, width))
 
 
 def products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """Return the products <rows_i, v>.   (m, n), (n,) -> (m,) float64 on the CPU"""
+    """Return the inner products of all rows with v, <rows_i, v>.   (m, n), (n,) -> (m,) float64 on the CPU"""
     return total(product_parts(rows, v, start))
 
 
@@ -236,8 +235,7 @@ def row_norms(parts: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
-    """Return the mean of each coordinate without its b smallest and b largest values, b = floor(trim m).   (m, n) ->
-    (n,)
+    """Return the mean of each coordinate without its floor(trim m) smallest and largest values.   (m, n) -> (n,)
 
     A value of trim near 1/2 gives the coordinate-wise median; for even m that is the mean of the two middle values.
     Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018. https://arxiv.org/abs/1803.01498
@@ -262,7 +260,9 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """Return the products <rows_i, v> of all blocks of columns, summed chunk by chunk.   (m, n), (n,) -> (blocks, m)"""
+    """Return the inner products <rows_i, v> for each block of columns, summed chunk by chunk.   (m, n), (n,) ->
+    (blocks, m)
+    """
     n = rows.shape[1]
     first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
     out = torch.zeros(blocks, len(rows), dtype=torch.float64, device=rows.device)
@@ -290,7 +290,7 @@ def _product_on_gpu(x: Tensor, y: Tensor) -> Tensor:
 
 
 def total(parts: Tensor) -> Tensor:
-    """Return the sum over blocks, in their order.   (blocks, ...) -> (...)"""
+    """Return the sum of the blocks' results, added in the order of the blocks.   (blocks, ...) -> (...)"""
     out = torch.zeros_like(parts[0]) if len(parts) else parts.new_zeros(parts.shape[1:])
     for part in parts:
         out += part
@@ -298,7 +298,7 @@ def total(parts: Tensor) -> Tensor:
 
 
 def _halves(m: int) -> list[tuple[int, int]]:
-    """Divide (0, m) in the middle, then the second part again, and so on.
+    """Divide the range (0, m) in the middle, then its second part again, and so on; return all parts.
 
     >>> _halves(12)
     [(0, 6), (6, 9), (9, 11), (11, 12)]
@@ -320,7 +320,9 @@ def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, i
 
 
 def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
-    """Return a number of columns of which `copies` float64 copies fit into a CPU's cache or a GPU's scratch memory."""
+    """Return how many columns to process at once: `copies` float64 copies of them fit into a CPU's cache, or a GPU's
+    scratch memory.
+    """
     copies *= max(len(rows), 1)
     return chunk_size(True, copies) if rows.is_cuda else max(12 * CHUNK // copies // 64 * 64, 64)
 

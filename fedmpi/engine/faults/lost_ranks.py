@@ -1,6 +1,7 @@
 """Records of rank failures, and their effect on the results of a run.
 
-    S_t        is the cohort as drawn, without clients lost in round t (clients) and clients unavailable since (gone)
+    S_t        is the cohort as drawn, without the clients that were lost in round t (`clients`) and those that are
+               unavailable from a round on (`gone`, until they are `back`)
     reverted   client -> r: its state at the start of round t is the one that round r produced; r = -1 is the initial
                state. A state that existed only in the memory of a failed rank is lost.
     reported   round t - 1 was evaluated before the failure, with all clients and their states before it

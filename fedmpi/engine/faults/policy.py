@@ -156,7 +156,7 @@ def apply(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[R
 def newest_saved_rounds(
     comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
-    """Return client of `orphans` -> the round of its newest readable state on disk, at rank 0; {} elsewhere."""
+    """Return client -> the round of its newest readable state on disk, for clients `orphans`; {} except at rank 0."""
     if not orphans or not states.messages.client_state.size:
         return {}
     mine = states.newest([k for k in orphans if states.owner[k] == comm.rank], lambda k, r: k in scheduler.cohort(r))

@@ -96,7 +96,7 @@ class BufferPool:
 
 @dataclass
 class GatherContext:
-    """The round whose uploads are gathered, as one rank sees it."""
+    """The round whose uploads are gathered, as one rank sees it: clients, their ranks, layout, and memory."""
 
     comm: Communicator
     t: int
@@ -143,7 +143,7 @@ class GatheredUploads:
         return norms.isfinite().tolist()
 
     def only(self, places: Sequence[int]) -> None:
-        """Keep only the rows at these places."""
+        """Keep only the rows with these indices."""
         self.heads = close_up(self.heads, places)
         self.small = self.chunks.small.views(self.heads)
 
@@ -181,7 +181,7 @@ class HeadUploads(Uploads, ABC):
 
 
 def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
-    """Move the rows at these places to the front, in place, and return them."""
+    """Move the rows with these indices to the front of a matrix, in place, and return them."""
     for to, place in enumerate(places):
         if to != place:
             rows[to] = rows[place]
@@ -210,7 +210,7 @@ class SendBuffer:
         return self.order[client] % len(self.rows)
 
     def row(self, client: int) -> Tensor:
-        """Return memory for a client's row, after waiting until an earlier row there was sent."""
+        """Return memory for a client's row, after waiting until the row that it contained before was sent."""
         self._wait(self.place(client))
         return self.of(client)
 
@@ -254,7 +254,7 @@ class UploadGather(ABC):
         self._acknowledged: Posted = []
 
     def row(self, client: int) -> Tensor:
-        """Return memory for this client's upload, after waiting until an earlier one there was sent."""
+        """Return memory for this client's upload, after waiting until the upload that it contained before was sent."""
         return self.send_buffer.row(client)
 
     def block(self, clients: Sequence[int]) -> Tensor | None:
@@ -263,7 +263,7 @@ class UploadGather(ABC):
 
     @abstractmethod
     def done(self, client: int) -> None:
-        """Send this client's upload, which has been written."""
+        """Send this client's upload, which has been written to its row."""
 
     def finish(self) -> GatheredUploads | None:
         """Wait for all messages; return the uploads at rank 0, None elsewhere. Raises Lost after a rank failure."""

@@ -1,4 +1,4 @@
-"""Gather of uploads of which every rank holds the same columns of all rows: m d / W entries per rank instead of m d.
+"""Gather of uploads in which every rank holds the same columns of all rows: m d / W entries per rank instead of m d.
 
 Clients send each holder its columns; small slots are sent to rank 0, which alone runs the method's `aggregate`. If
 `aggregate` requests a sum, a Gram matrix, products or order statistics of a large slot, rank 0 queries the holders for
@@ -91,7 +91,7 @@ class Shard:
         return torch.empty(count, dtype=kind, device=self.context.comm.device)
 
     def only(self, places: Sequence[int]) -> None:
-        """Keep only the rows at these places."""
+        """Keep only the rows with these indices."""
         self.m = len(places)
         self.rows = {name: close_up(rows, places) for name, rows in self.rows.items()}
 

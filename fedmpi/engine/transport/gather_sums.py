@@ -72,7 +72,7 @@ class GatheredSums(GatheredUploads):
         return (each for (name, _), each in self.means.items() if name == slot)
 
     def add(self, i: int, name: str, a: int, x: Tensor) -> None:
-        """Add columns of a large slot of row i, from column a on; rows must be added in order."""
+        """Add the columns x of a large slot of row i, which begin at column a; rows must be added in order."""
         for sum_, weights in self.sums_of(name):
             sum_.add(x, weights[i], i == 0, a)
         self.parts[name][i].append(linear.block_norms(x[None])[:, 0])
@@ -154,7 +154,7 @@ class StreamingGather(UploadGather):
         return self.sums
 
     def _add_later(self, add: Callable[[], None]) -> None:
-        """Let the thread add one piece while others are received; MPI receives only within calls of its functions."""
+        """Add one piece in another thread, while this one receives the next pieces; MPI receives only within its calls."""
         self.adding.append(_adder().submit(add))
         if len(self.adding) > 1:
             self.adding[0].result()
