@@ -241,7 +241,7 @@ class ReadOnlyCheck:
 
 
 class FrozenTensorGuard:
-    """Detects changes of those tensors of a rank's model that are not part of any message.
+    """Detects changes of tensors of a rank's model that are not part of any message.
 
     These are frozen parameters and buffers that are not persistent: their values must not change. Other buffers must
     remain the same tensor objects: after an assignment (`self.mean = ...`) the new tensor would not be part of `b`.

@@ -84,7 +84,7 @@ class ClientStates:
         self.trained: dict[int, int] = {}
         self.store: StateStore | None = None
         self.max_in_memory, self.stored_up_to = 0, -1
-        # Values of stored_up_to one save ago and two saves ago; by the latter round all ranks have written their files.
+        # Values of stored_up_to one save ago and two saves ago; all ranks have written their files up to the latter.
         self.saved = self.written_up_to = -1
         self.unavailable: set[int] = set()  # clients whose site has failed
         self.round = -1  # the round in which this rank is
@@ -256,7 +256,7 @@ class ClientStates:
         return row
 
     def _evict_rows(self, store: StateStore) -> None:
-        """Remove the least recently used rows from memory, after writing those to the store that are not in it."""
+        """Remove the least recently used rows from memory; rows that are not in the store are written to it first."""
         evicted = list[tuple[int, int]]()
         for client in islice(self.rows, len(self.rows) - max(self.max_in_memory, 1)):
             if client in self._before:  # this row and all after it may have to be undone, and must not be stored

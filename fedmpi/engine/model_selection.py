@@ -62,9 +62,7 @@ class BestModel:
         return True
 
     def update(self, t: int, value: float, w: Tensor, b: Tensor) -> bool:
-        """Compare the model after round t with the best one; return whether it is the best one now. nan is never
-        better.
-        """
+        """Compare the model after round t with the best one; return whether it is the best one now (never for nan)."""
         if t <= int(self._facts[3]):  # a resumed run evaluates this round once more
             return False
         gain = self.value - value if self.criterion.lowest else value - self.value

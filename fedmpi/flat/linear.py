@@ -1,8 +1,7 @@
-"""The operations of server rules on rows of flat vectors: weighted sums, Gram matrices, products, norms, trimmed means.
+"""Operations of server rules on rows of flat vectors: weighted sums, Gram matrices, products, norms, trimmed means.
 
-A rule is linear if possible:   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum,
-
-so it costs about as much as an average, and can work on any block of columns. Sums over clients are computed in
+A rule is linear if possible:   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum.
+It then costs about as much as an average, and can work on any block of columns. Sums over clients are computed in
 ascending order of client ids; sums over d in float64 over fixed chunks of columns, and over fixed blocks of chunks. The
 bits therefore depend neither on the number of ranks, nor on placement, nor on which rank has which blocks, nor on
 whether rows arrive together or one by one.
@@ -107,7 +106,7 @@ class Sum:
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
     """Set total to c x (if `first` is true) or to total + c x.
 
-    All weighted sums of rows use this function, so that they have the same bits. If the types differ, x must not be
+    All sums that add rows one by one use this function, so that their bits agree. If the types differ, x must not be
     longer than a chunk.
     """
     if x.dtype != total.dtype:
@@ -237,7 +236,7 @@ def row_norms(parts: Tensor) -> Tensor:
 def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     """Return the mean of each coordinate without its floor(trim m) smallest and largest values.   (m, n) -> (n,)
 
-    A value of trim near 1/2 gives the coordinate-wise median; for even m that is the mean of the two middle values.
+    For trim near 1/2 this is the coordinate-wise median; for even m that is the mean of the two middle values.
     Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018. https://arxiv.org/abs/1803.01498
 
     >>> trimmed_mean(torch.tensor([[0.0, 9.0], [1.0, 5.0], [-50.0, 7.0]]), 0.4)
@@ -260,8 +259,8 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """Return the inner products <rows_i, v> for each block of columns, summed chunk by chunk.   (m, n), (n,) ->
-    (blocks, m)
+    """Return the inner products <rows_i, v> for each block of columns.   (m, n), (n,) -> (blocks, m) float64, on the
+    CPU
     """
     n = rows.shape[1]
     first, blocks = start // BLOCK, -(-(start + n) // BLOCK) - start // BLOCK if n else 0
@@ -320,9 +319,7 @@ def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, i
 
 
 def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
-    """Return how many columns to process at once: `copies` float64 copies of them fit into a CPU's cache, or a GPU's
-    scratch memory.
-    """
+    """Return the number of columns of which `copies` float64 copies fit into a cache or GPU scratch memory."""
     copies *= max(len(rows), 1)
     return chunk_size(True, copies) if rows.is_cuda else max(12 * CHUNK // copies // 64 * 64, 64)
 

@@ -154,7 +154,7 @@ class StreamingGather(UploadGather):
         return self.sums
 
     def _add_later(self, add: Callable[[], None]) -> None:
-        """Add one piece in another thread, while this one receives the next pieces; MPI receives only within its calls."""
+        """Add one piece in a second thread while this one receives the next; MPI receives only within its calls."""
         self.adding.append(_adder().submit(add))
         if len(self.adding) > 1:
             self.adding[0].result()
