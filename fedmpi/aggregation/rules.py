@@ -92,7 +92,7 @@ def krum(
 
     Args:
         byzantine: number of updates that may have arbitrary values.
-        select: number of updates in the mean; 1: Krum.
+        select: number of updates in the mean, 1 for Krum.
     """
     return updates.combine(krum_coefficients(updates.gram("dw"), byzantine, select))
 
