@@ -119,7 +119,6 @@ def make_method(
     """Make a method with checked hyperparameters, including methods that are given as its options.
 
     Args:
-        settings: The settings of the run.
         choice: Name and options of the method; default: the section `method` of the settings.
         origins: option -> file and line in which it was written, for error messages.
         where: The config key that names the method, for error messages.
@@ -159,9 +158,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
     """Make the configured model with random initial weights, which depend on the seed only.
 
     Args:
-        settings: The settings of the run.
         input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
-        classes: Number of classes c.
         dtype: The type of the samples.
     """
     construct = registry.make(models.KIND, settings.model, settings.origins("model"))
@@ -335,8 +332,6 @@ def federation(
     """Make the federation of this rank, ready to run.
 
     Args:
-        experiment: The objects of the experiment.
-        comm: The communicator that connects the ranks.
         stop: Returns whether the run was asked to stop.
         callbacks: Functions that the engine calls after each round and on other events.
         regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is `abort`.

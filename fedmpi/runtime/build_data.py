@@ -118,10 +118,7 @@ def standardise_targets(
     data.standardise_target selects the training rows of each site (`site`) or of all sites (`pooled`).
 
     Args:
-        settings: The settings of the run.
-        data: The federation with the original targets.
         train: The training targets of each data set that this rank has opened.
-        test: The test targets of each data set that this rank has opened.
         names: The names of the sites; if empty, sites are named by their numbers.
         exchange: Given one row of `target_sums` for each item of `train`, returns the rows of all ranks. Called for
             `pooled` only; for `site` no statistics of a site leave its rank.
@@ -299,7 +296,6 @@ def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int],
     """Return a table (N, columns) int64 whose row k comes from rank owner[k], the same on every rank.
 
     Args:
-        comm: The communicator that connects the ranks.
         table: The table (N, columns) of this rank, in which the rows of its own clients are filled in.
         owner: client -> the rank that has its row.
         what: Names of the content, which the audit records.

@@ -116,8 +116,6 @@ class Checkpoints:
         Nothing is done in rounds without a checkpoint.
 
         Args:
-            fed: The federation of this rank.
-            t: The round that has ended.
             memory: Values other than tensors that rank 0 needs to resume, as JSON.
             last: Whether the run ends; waits until everything is written.
 
@@ -199,7 +197,6 @@ def open_directory(
     """Open and lock the run directory (rank 0), a new one or that of a run to resume (checkpoint.resume).
 
     Args:
-        settings: The settings of the run.
         identity: Name -> value of each setting, and name -> digest of code and data, that define the experiment.
         until_end: Context that holds the lock of the directory until the run ends.
 
@@ -277,10 +274,7 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
     Recorded rank failures in rounds after the next one are dropped, unless the run replays those of another run.
 
     Args:
-        fed: The federation of this rank.
-        checkpoints: The checkpoints of this rank.
         timeout_s: Largest time in seconds to wait for other ranks.
-        say: Prints a line (rank 0).
 
     Raises:
         UserError: The run has already completed more rounds than the settings ask for; or it has finished, but none of

@@ -52,7 +52,6 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 
     Args:
         where: The origin of the module, for messages, such as "model.name: cnn".
-        module: The object to check.
         made_by: The function or class that made it; an error names its file.
 
     Raises:
@@ -268,9 +267,6 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
     """Check that a robust aggregation rule has its intended effect for this cohort size; otherwise warn.
 
     Args:
-        rule: The name of the rule.
-        options: The configured options of the rule.
-        members: The number of clients in a cohort.
         idle: Clients that make no step. Their updates are zero, which a rule would count as a possible centre.
 
     Raises:

@@ -27,8 +27,6 @@ def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dic
     """Return the bytes of memory that models, messages and state need on each rank.
 
     Args:
-        experiment: The objects of the experiment.
-        size: The number of ranks.
         gathers_on_gpu: Whether rank 0 stores uploads on its GPU, as with NCCL and in a single process.
 
     Returns:

@@ -104,7 +104,6 @@ def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> Non
     """Check that all ranks have the same items.
 
     Args:
-        comm: The communicator that connects the ranks.
         items: name -> value or digest.
         timeout_s: Largest time in seconds to wait for other ranks.
 

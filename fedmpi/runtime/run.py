@@ -57,7 +57,6 @@ def execute(
     In a single process errors are raised. In a job of several ranks an error is printed once and ends the job.
 
     Args:
-        settings: The settings of the run.
         command: The process of a fedmpi command, if it ends after this call.
         after: Function that rank 0 calls with the summary while the other ranks wait. (When they have exited, the
             launcher may end rank 0.)

@@ -55,7 +55,6 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     If plug-in files were deleted or changed since the run, the settings name their copies in the run directory.
 
     Args:
-        run_dir: The run directory.
         trust: Allow the run directory to execute code that is not part of fedmpi.
         overrides: Settings KEY=VALUE of the caller, which are trusted.
 
@@ -92,7 +91,6 @@ def replay_settings(
     """Load the settings for a replay of a run, which repeats its rank failures and starts from its initial weights.
 
     Args:
-        run_dir: The run directory.
         trust: Allow the run directory to execute code that is not part of fedmpi.
         overrides: Settings KEY=VALUE of the caller, which are trusted.
         place: Settings for the location of the replay's run directory; default: NAME-replay in the same folder.
@@ -187,8 +185,6 @@ def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) 
     """Load the settings of a run directory, in which copies replace plug-ins `file.py:Name` whose files were deleted.
 
     Args:
-        run_dir: The run directory.
-        overrides: Settings KEY=VALUE of the caller.
         changed: Whether copies also replace files that exist, but have changed since the run began.
 
     Raises:

@@ -30,7 +30,6 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     """Check everything about a config that can be checked without training; this reads the data and builds the model.
 
     Args:
-        settings: The settings to check.
         job: The job whose ranks must have enough memory; None: a single process.
 
     Returns:

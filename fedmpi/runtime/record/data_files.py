@@ -71,9 +71,6 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
 def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
     """Return the sizes and the label counts of all clients of a run; None for a value that the run does not have.
 
-    Args:
-        run_dir: The run directory.
-        facts: The content of partition.json.
 
     Returns:
         Two lists (N,) and (N, c), or arrays if they are read from partition.npz.
@@ -110,7 +107,6 @@ class Preprocessing:
 
         Args:
             sites: The site of each row, or one site for all rows; () if it is not known.
-            rows: The number of rows.
 
         Raises:
             UserError: Sites have their own statistics, and a row's site is not given or unknown.

@@ -37,10 +37,7 @@ def describe_environment(
     """Return the content of environment.json: the command, versions of packages, and the machine.
 
     Args:
-        launcher: The name of the launcher.
-        backend: The name of the communication backend.
         ranks: For each rank, in order, a dict such as {"host": ..., "device": ...}.
-        threads: The number of threads per rank.
     """
     import torch
 
@@ -160,8 +157,6 @@ def defaults(
     """Return option -> default for the options of a component that are not given.
 
     Args:
-        target: The class or function of the component.
-        given: The options that are given.
         supplied: Parameters that fedmpi passes itself; they are not options.
         beside: Keys that belong to the config section, not to the component.
     """

@@ -89,11 +89,7 @@ class Recorder(RankRecorder):
         """Start to record: set run directory and loggers, print `lines`, and write earlier log lines.
 
         Args:
-            directory: The run directory.
-            experiment: The objects of the experiment.
-            stop: The stop request of this process.
             loggers: Trackers and callbacks; None: the config names none.
-            lines: The first lines for the console.
         """
         settings, task = experiment.settings, experiment.task
         self.directory, self.experiment, self.stop, self.loggers = directory, experiment, stop, loggers
@@ -145,9 +141,7 @@ class Recorder(RankRecorder):
         """Prepare for training, and call the hook `begin` of all loggers.
 
         Args:
-            fed: The federation of this rank.
             first: The first round that loggers receive.
-            resumed: Whether the run was resumed.
         """
         assert fed.server is not None
         self.server = fed.server
@@ -187,7 +181,6 @@ class Recorder(RankRecorder):
         """Write the final model and the summary, print the results, and return the summary.
 
         Args:
-            fed: The federation of this rank.
             reason: Why training ended, as `Federation.run` returns it.
         """
         assert fed.server is not None

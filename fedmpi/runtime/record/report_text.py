@@ -28,9 +28,6 @@ def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Ma
     """Return the lines that a run prints before training.
 
     Args:
-        experiment: The objects of the experiment.
-        job: The job of this rank.
-        backend: The name of the communication backend.
         ranks: For each rank, in order, a dict with its `host`, `device` and `gpu`.
     """
     s, data, messages = experiment.settings, experiment.data, experiment.messages
@@ -65,8 +62,6 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
     """Return a text on local training: cohort size, epochs or steps, batch size, optimiser and learning rate.
 
     Args:
-        s: The settings of the run.
-        clients: The number of clients N.
         own_length: The method's own options decide how long clients train, so epochs and steps are left out.
     """
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
@@ -111,7 +106,6 @@ def resume_line(after: int, rounds: int, rows: int) -> str:
 
     Args:
         after: The last round of which there is a complete checkpoint; -1: none.
-        rounds: The number of rounds of the whole run.
         rows: The number of rounds in metrics.jsonl.
     """
     if after >= 0:
@@ -126,7 +120,6 @@ def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean_s
 
     Args:
         row: The round's row of metrics.jsonl.
-        rounds: The number of rounds of the whole run.
         names: The metrics to show, if the round was evaluated.
         mean_s: The mean duration of a round in this job, in seconds.
     """
@@ -166,11 +159,7 @@ def result_lines(
     """Return the lines that a run prints after training: metrics of clients, the main metric, faults, traffic.
 
     Args:
-        rows: The rows of metrics.jsonl.
-        result: The content of summary.json.
-        headline: The name of the main metric.
         clients: The rows of clients.jsonl of the last evaluation; shown if they are at most MOST_CLIENTS.
-        experiment: The objects of the experiment.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
     if 0 < len(clients) <= MOST_CLIENTS:

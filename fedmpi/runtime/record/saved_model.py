@@ -111,7 +111,6 @@ def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initi
     """Copy initial weights from a file into a module: the tensors whose name and shape match one of the module.
 
     Args:
-        module: The model, which is changed in place.
         source: A safetensors file, or a run directory, whose final model is used.
         strict: Raise an error unless all tensors match (init.strict).
 

@@ -78,7 +78,6 @@ def metric_names(rows: Sequence[Mapping[str, Any]], judged: Sequence[str] = ()) 
     Metrics are all numbers except counts and times.
 
     Args:
-        rows: The rows.
         judged: The metrics of the evaluation, which come first even if early rows lack them; numbers that the method
             logs follow.
 
