@@ -87,13 +87,13 @@ class Experiment:
 
     @property
     def drops_uploads(self) -> bool:
-        """Whether the section `faults` allows the uploads of some clients to be left out of a round or sent again."""
+        """Return whether uploads of some clients may be left out of a round or sent again (section `faults`)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
     @property
     def needs_undo(self) -> bool:
-        """Whether ranks keep a copy of the previous state of clients in the cohort, to be able to undo a round.
+        """Return whether ranks keep a copy of the previous state of clients in the cohort, to be able to undo a round.
 
         With a checkpoint after every round no copy is needed to undo an aborted round: the checkpoint has the state.
         """
@@ -307,7 +307,7 @@ def make_rule(settings: Settings) -> Rule | None:
 
 
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
-    """Make the `ClientTrainer` of this rank. stop() returns whether the run was asked to stop."""
+    """Make the object that trains clients on this rank. stop() returns whether the run was asked to stop."""
     s = experiment.settings
     e = experiment
     return ClientTrainer(
@@ -329,7 +329,7 @@ def federation(
     callbacks: RunCallbacks | None = None,
     regroups: bool = True,
 ) -> Federation:
-    """Make the federation of this rank, ready to run.
+    """Make the federated training of this rank, ready to run: the `Federation` with trainer and server optimiser.
 
     Args:
         stop: Returns whether the run was asked to stop.

@@ -194,7 +194,7 @@ def require_dataset(dataset: Any, source: Any) -> Dataset:
 
 
 def site_ranks(settings: Settings, size: int) -> dict[int, int]:
-    """Return number of a site -> rank that opens its files. size: number of ranks.
+    """Return a dict from the number of each site to the rank that opens its files. size: number of ranks.
 
     Raises:
         UserError: A rank of a job of several ranks would open the files of two sites, and data.share_ranks is false.
@@ -261,7 +261,7 @@ def site_federation(settings: Settings, client: int) -> Federated:
 
 
 def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
-    """Return client -> data set, read from the files of these sites."""
+    """Open the files of some sites, and return a dict from client number to data set."""
     source, names = open_source(settings), settings.data.silos or ()
     root = (settings.working_dir / settings.data.root).absolute()
     with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):

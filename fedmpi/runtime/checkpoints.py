@@ -67,7 +67,7 @@ class Rows:
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
-        """Return the state row of a client made in round t. Raises CorruptFileError if the file is missing or bad."""
+        """Read a client's state row made in round t. Raises CorruptFileError if its file is missing or damaged."""
         waiting = self.waiting.get((client, t))
         if waiting is not None:
             return waiting.clone()
@@ -99,7 +99,7 @@ class Rows:
 
 
 class Checkpoints:
-    """Writes this rank's part of the checkpoints of a run. The engine calls `save` after each round."""
+    """The checkpoints of a run, as far as this rank writes them. The engine calls `save` after each round."""
 
     def __init__(self, folder: Path, rows: Rows, every: int, keep: int) -> None:
         self.folder, self.rows, self.every, self.keep = folder, rows, every, keep

@@ -84,7 +84,7 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, local_
 
 
 def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig) -> dict[str, Any]:
-    """Return requirement -> the reason why this experiment does not meet it, or a false value if it does."""
+    """Return a dict from each requirement to the reason why it is not met, or to a false value if it is met."""
     train, server, model = settings.train, settings.server, settings.model.name
     beyond, smoothing = local_training.not_plain_sgd_reason(), settings.task.options.get("label_smoothing")
     no_head = net.head is None and f"model {model} does not end in a linear layer that can be split off"
@@ -242,7 +242,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
 
 
 def _no_sums_reason(settings: Settings, messages: Messages) -> str:
-    """Return an error text if server.reduce: local is impossible as single uploads are needed; "" if it is possible."""
+    """Return an error text if the experiment cannot use server.reduce: local, as it needs single uploads; else ""."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})

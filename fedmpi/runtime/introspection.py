@@ -47,7 +47,7 @@ class Description:
 
 
 def summaries(kind: str) -> dict[str, str]:
-    """Return name -> first line of the docstring for all components of a kind, a key of `KINDS`.
+    """Return a dict from name to first line of the docstring, for all components of a kind (a key of `KINDS`).
 
     For a method it is the first paragraph of its module's docstring, which has the reference to the paper.
     """
@@ -62,7 +62,7 @@ def summaries(kind: str) -> dict[str, str]:
 
 
 def registry(kind: str) -> dict[str, str]:
-    """Return name -> "package.module:Name" for all components of a kind, parsed from its line `registry = ...`."""
+    """Return the registry of a kind, name -> "package.module:Name", parsed from its assignment `registry = ...`."""
     for statement in tree(KINDS[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):

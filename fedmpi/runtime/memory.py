@@ -50,7 +50,7 @@ def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dic
 
 
 def _client_states(experiment: Experiment, size: int) -> int:
-    """Return how many client states a training rank holds at most: of clients that can be drawn or are evaluated."""
+    """Return the largest number of client states on a training rank: of clients that can be drawn or are evaluated."""
     s, clients, cohort = experiment.settings, experiment.data.clients, experiment.cohort_size
     evaluated = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None
     if not evaluated and experiment.data.global_test is not None:

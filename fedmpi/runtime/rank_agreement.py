@@ -42,7 +42,7 @@ def digest(*parts: str | bytes | Iterable[bytes]) -> str:
 
 
 def code_digests() -> dict[str, str]:
-    """Return digests of fedmpi's own source files, and of the version of torch."""
+    """Return a dict of digests of fedmpi's source files and of the version of torch."""
     package = Path(__file__).parents[1]
     own = [
         part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
@@ -51,7 +51,7 @@ def code_digests() -> dict[str, str]:
 
 
 def data_digests(federated: Federated) -> dict[str, str]:
-    """Return name -> digest for the partition, the training data and the test data.
+    """Return a dict of digests (short checksums) of the partition, the training data and the test data.
 
     In silo mode the result is {}, as each rank has other data. For images, the digest covers the stored bytes and the
     names and options of the transforms. It does not cover the resulting floats, which are computed on a device, since
@@ -68,14 +68,14 @@ def data_digests(federated: Federated) -> dict[str, str]:
 
 
 def model_digests(model: FlatModel, initial: Initial | None) -> dict[str, str]:
-    """Return name -> digest for the model's layout, initial weights from a file, and frozen parameters."""
+    """Return a dict of digests of the model's layout, of initial weights from a file, and of frozen parameters."""
     given = {} if initial is None else {"(initial weights)": digest(initial.content)}
     frozen = frozen_digest(model.frozen) if model.frozen else {}
     return {"(layout)": digest(repr(model.layout)), **given, **frozen}
 
 
 def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return name -> digest of the frozen parameters, which are never sent; {} if there are none."""
+    """Return a dict with one digest of all frozen parameters, which are never sent; {} if there are none."""
     pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_pieces(p.detach())))
     return {"(frozen parameters)": digest(pieces)} if parameters else {}
 

@@ -114,7 +114,7 @@ def guard(trust: bool) -> AbstractContextManager[None]:
 
 
 def foreign(tree: Any) -> dict[str, str]:
-    """Return config key -> name, for each name of code outside fedmpi in a config. tree: the parsed YAML."""
+    """Return a dict from config key to name, for each name of code outside fedmpi. tree: the parsed YAML."""
     kinds = ((keys, text, NAMED.get(keys, "methods" if keys[:1] == ("method",) else "")) for keys, text in _texts(tree))
     own = {kind: introspection.registry(kind) for kind in NAMED.values()}
     return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, own[kind])}
@@ -152,7 +152,7 @@ def find_plugins(names: Iterable[str]) -> list[PluginFile]:
 
 
 def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
-    """Return digests of plug-in files and of modules that they import, by name.
+    """Return a dict of digests (short checksums) of plug-in files and of modules that they import.
 
     Ranks are compared by these digests, and a resumed run with its start; the paths of the files may differ.
     """
@@ -211,9 +211,9 @@ def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) 
 
 
 def _copies(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Return plug-in file -> its entry in environment.json; {} if that is damaged. Paths outside plugins/ are ignored.
+    """Return a dict from plug-in file to its entry in environment.json; {} if that file is damaged.
 
-    The run directory may come from another person, so the entries are not trusted.
+    Entries with copies outside plugins/ are left out, as the run directory may come from another person.
     """
     try:
         rows = (json_of(run_dir / "environment.json") or {}).get("plugins") or []

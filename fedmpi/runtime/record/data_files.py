@@ -71,6 +71,7 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
 def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
     """Return the sizes and the label counts of all clients of a run; None for a value that the run does not have.
 
+    facts: the content of partition.json.
 
     Returns:
         Two lists (N,) and (N, c), or arrays if they are read from partition.npz.

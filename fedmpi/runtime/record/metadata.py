@@ -154,7 +154,7 @@ def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def defaults(
     target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return option -> default for the options of a component that are not given.
+    """Return a dict from option to default, for the options of a component that are not given.
 
     Args:
         supplied: Parameters that fedmpi passes itself; they are not options.

@@ -34,7 +34,7 @@ CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl: rows of more
 
 
 class RankRecorder(RunCallbacks):
-    """Records the checkpoints of this rank. The engine's other callbacks, for results, do nothing on ranks except 0."""
+    """The recorder of a rank other than 0, which only writes the rank's checkpoints; other callbacks do nothing."""
 
     checkpoints: Checkpoints | None = None  # None: the run has no checkpoints
 
@@ -70,7 +70,7 @@ class RankRecorder(RunCallbacks):
 
 
 class Recorder(RankRecorder):
-    """Writes the results of a run on rank 0: to the run directory, the console, trackers and callbacks.
+    """The recorder of rank 0: it sends results of a run to the run directory, the console, trackers and callbacks.
 
     It is created before the ranks connect, so that a run can be closed whenever it fails. `open` is called later, when
     the run directory is known.

@@ -134,7 +134,7 @@ def _preserve_process_state() -> Iterator[None]:
 
 # ---- trackers ----
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return name -> value for all numbers in a row of metrics.jsonl; numbers in nested objects have dotted names."""
+    """Return a dict of all numbers in a row of metrics.jsonl; numbers in nested objects have dotted names."""
     values = flat(dict(row), "")
     return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "round"}
 
