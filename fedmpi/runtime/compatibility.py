@@ -52,10 +52,7 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 
     Args:
         where: The origin of the module, for messages, such as "model.name: cnn".
-        made_by: The function or class that made it; an error names its file.
-
-    Raises:
-        UserError: The object is not such a module.
+        made_by: The function or class that made it; a UserError names its file.
     """
     trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
     if not trained:
@@ -109,8 +106,7 @@ def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrain
 def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None:
     """Check that targets fit the task, and the model's outputs fit the targets; warn of an empty test set.
 
-    Raises:
-        UserError: They do not fit.
+    Raises UserError if they do not fit.
     """
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.outputs if len(net.output_shape) == 1 else net.output_shape
@@ -201,8 +197,7 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
     """Check that the method's uploads suit the aggregation rule, wire format, reduction and recorded statistics.
 
-    Raises:
-        UserError: One of them cannot be used with these uploads.
+    Raises UserError if one of them cannot be used with these uploads.
     """
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
     model, wire_name, first = settings.model.name, settings.comm.wire, messages.travel(0)

@@ -214,8 +214,9 @@ class TimelineFile:
     """The timeline of one rank (durations of the parts of its rounds), as a file such as timeline/rank-0003.jsonl.
 
     Each job of a run begins with a line `head`: {"job": seconds since 1970, equal on all ranks, "rank": 3, "of": 8,
-    "host": "node5"}. Lines are written when the last write is more than FLUSH_S seconds ago, so a process that is
-    killed loses the newest ones; engine/timeline.py describes them. If the file cannot be written, a warning is given and this rank keeps no timeline.
+    "host": "node5"}. engine/timeline.py describes the other lines. They are written when the last write is more than
+    FLUSH_S seconds ago, so a process that is killed loses the newest ones. If the file cannot be written, a warning is
+    given and this rank keeps no timeline.
     """
 
     def __init__(self, run: Path, head: Mapping[str, Any]) -> None:
