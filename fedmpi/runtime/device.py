@@ -54,8 +54,7 @@ def why_no_gpu(host: str) -> str:
 def set_numerics(settings: Settings) -> None:
     """Set number of threads, TF32, and deterministic kernels as configured, and let the process keep freed memory.
 
-    Raises:
-        UserError: This machine lacks something that the settings require.
+    Raises UserError if compute.threads exceeds the cores that this process may use.
     """
     resources.check(settings, writes=False)
     keep_freed_memory()
