@@ -1,1 +1,1 @@
-"""One run on one rank, from settings to exit code."""
+"""Everything about a run on one rank: data, objects, training, checkpoints, the run directory and the exit code."""

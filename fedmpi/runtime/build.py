@@ -1,4 +1,4 @@
-"""Build the objects of an experiment from settings. Only this module and run.py know all other packages."""
+"""Build the objects of an experiment from settings. Only this module and run.py import from all other packages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
 
-SAME_NAME = (  # in the section `train` and in LocalTrainingConfig
+SAME_NAME = (  # fields with the same name in the section `train` and in LocalTrainingConfig
     *("epochs", "steps", "drop_last", "optim", "momentum", "nesterov", "weight_decay"),
     "clip_norm",
 )
@@ -53,7 +53,7 @@ SAME_NAME = (  # in the section `train` and in LocalTrainingConfig
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Everything of an experiment on one rank but its communicator."""
+    """The objects of an experiment on one rank (data, model, task, method, ...), without the communicator."""
 
     settings: Settings
     data: Federated
@@ -63,47 +63,48 @@ class Experiment:
     model: FlatModel
     messages: Messages
     local_training: LocalTrainingConfig
-    rule: Rule | None  # a server rule that replaces the method's own
-    initial: Initial | None = None  # what the model starts from, where it is given
-    best: SelectionCriterion | None = None  # by which metric the best model is chosen, if by any
+    rule: Rule | None  # the configured aggregation rule, which replaces the method's own
+    initial: Initial | None = None  # initial weights from a file (init.from)
+    best: SelectionCriterion | None = None  # how the best model is selected (evaluate.best); None: it is not
     pack: int = 1  # clients that a rank trains at once
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one entry of the model."""
+        """The number of bytes of one model parameter."""
         return self.model.w.element_size()
 
     @property
     def cohort_size(self) -> int:
-        """m, the clients of a round."""
+        """The number m of clients in the cohort of a round."""
         cohort = self.settings.cohort
         return scheduler.cohort_size(self.data.clients, cohort.fraction, cohort.size)
 
     @property
     def max_states_in_memory(self) -> int | None:
-        """The most clients whose state a rank holds in memory, at least one (state.memory); None: no limit."""
+        """The largest number of client states that a rank keeps in memory (state.memory), 1 or more; None: no limit."""
         limit, row = self.settings.state.memory, self.itemsize * self.messages.client_state.size
         return None if limit is None or not row else max(int(limit * 2**30) // row, 1)
 
     @property
     def drops_uploads(self) -> bool:
-        """Whether uploads of a round may be left out or sent once more (faults)."""
+        """Return whether uploads of some clients may be left out of a round or sent again (section `faults`)."""
         faults = self.settings.faults
         return (faults.on_bad_update, faults.on_client_error, faults.on_lost_rank) != ("abort",) * 3
 
     @property
     def needs_undo(self) -> bool:
-        """Whether the state of those who train is kept twice, as their round may have to be undone.
+        """Return whether ranks keep a copy of the previous state of clients in the cohort, to be able to undo a round.
 
-        With a checkpoint a round, the last one is all that an abandoned round needs.
+        With a checkpoint after every round no copy is needed to undo an aborted round: the checkpoint has the state.
         """
         return self.drops_uploads or self.settings.checkpoint.every > 1
 
     def can_stream_sums(self, ranks: int) -> bool:
-        """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
+        """Return whether rank 0 of a job of `ranks` ranks can add up uploads as they arrive, and need not store them.
 
-        It holds rows where the config has a rule of its own, has their products recorded, or a format for them; and
-        where it trains beside others, for whose turn it would have to wait.
+        This is for methods that use only means of uploads. Rank 0 stores all rows if the config names an aggregation
+        rule, a wire format (comm.wire) or record.updates: gram, if uploads may be left out, or if rank 0 also trains
+        in a job of several ranks, as it cannot receive during that time.
         """
         reads_rows = self.rule is not None or self.settings.record.updates == "gram" or self.messages.wire is not None
         return not self.drops_uploads and not reads_rows and (ranks == 1 or not self.settings.server.trains)
@@ -115,10 +116,15 @@ def make_method(
     origins: Mapping[str, str] | None = None,
     where: str = "method",
 ) -> Method:
-    """Make a method with checked hyperparameters, and the methods that are options of it.
+    """Make a method with checked hyperparameters, including methods that are given as its options.
 
-    choice: its name and options, by default those of the settings; origins: option -> where it was written, for
-    messages; where: the key of the config that names the method.
+    Args:
+        choice: Name and options of the method; default: the section `method` of the settings.
+        origins: option -> file and line in which it was written, for error messages.
+        where: The config key that names the method, for error messages.
+
+    Raises:
+        UserError: The name or an option is unknown or invalid, or the class is not a subclass of `Method`.
     """
     choice, origins = choice or settings.method, settings.origins("method") if origins is None else origins
     kind = registry.PluginKind(methods.KIND.label, methods.registry, where)
@@ -129,7 +135,7 @@ def make_method(
     plain = {key: value for key, value in choice.options.items() if key not in inner}
     construct = registry.make(kind, registry.Selection(choice.selected_name, plain, ("name", *inner)), origins)
     options = dict[str, Method]()
-    for key in inner & {*choice.options}:  # a name, {name, ...options}, or null for none
+    for key in inner & {*choice.options}:  # the value is a name, {name, ...options}, or null for no method
         given, at = choice.options[key], origins.get(key, "")
         section = dict(given) if isinstance(given, dict) else {"name": given}
         name = section.pop("name", None)
@@ -143,13 +149,18 @@ def make_method(
     try:
         with seeds.seeded(settings.seed, "method"), attribute_errors(f"{where}: {choice.selected_name}"):
             method: Method = construct(**options)
-    except RuntimeError as error:  # the class itself is wrong (Method.__new__)
+    except RuntimeError as error:  # raised for a mistake in the class itself (Method.__new__)
         raise UserError(str(error)) from error
     return method
 
 
 def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
-    """Make the architecture with its initial weights, a function of the seed alone. dtype: of the samples."""
+    """Make the configured model with random initial weights, which depend on the seed only.
+
+    Args:
+        input_shape: Shape of one sample, without the batch axis; a dict if a sample has several tensors.
+        dtype: The type of the samples.
+    """
     construct = registry.make(models.KIND, settings.model, settings.origins("model"))
     if isinstance(input_shape, dict) and settings.model.name in models.registry:
         named = ", ".join(input_shape)
@@ -160,7 +171,8 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
     with attribute_errors(f"model {settings.model.name}"), seeds.seeded(settings.seed, "init"):
         module = construct(input_shape, classes)
         check_module(f"model.name: {settings.model.name}", module, construct)
-        if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
+        # Lazy parameters are created by the first forward pass, which is made here, with the seed.
+        if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             training = module.training
             with torch.no_grad():
                 call(module.eval(), zeros(2, input_shape, dtype))
@@ -171,7 +183,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
 def prepared_module(
     settings: Settings, method: Method, input_shape: Shape, classes: int, dtype: Type = torch.float32
 ) -> nn.Module:
-    """Make the architecture as the method needs it, with its initial weights."""
+    """Make the configured model with its initial weights, and change it as the method's hook `prepare` requires."""
     module = make_module(settings, input_shape, classes, dtype)
     where = f"method {settings.method.name}, hook prepare"
     with attribute_errors(where), seeds.seeded(settings.seed, "prepare"):
@@ -181,7 +193,7 @@ def prepared_module(
 
 
 def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
-    """Make model, task and method for the data at hand, and check that they fit together."""
+    """Make model, task and method for a federation, check that they fit together, and move the data to the device."""
     method, local_training, name = make_method(settings), make_local_training(settings), settings.model.name
     task = make_task(settings, data)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
@@ -206,14 +218,14 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     rule = make_rule(settings)
     built = Experiment(settings, data, method, task, net, model, messages, local_training, rule, start, best)
     built = replace(built, pack=1 if settings.compute.pack == 1 else clients_at_once(built))
-    if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
+    if settings.compute.compile:  # last, so that contradictory settings are reported also on machines without compiler
         resources.compiler(gpu=device.type == "cuda")
-        module.compile()  # one compilation for all clients of a rank
+        module.compile()  # once for all clients of a rank
     return replace(built, data=data.to(device, channels_last=settings.compute.channels_last))
 
 
 def make_task(settings: Settings, data: Federated) -> Any:
-    """Make the task, for standardised targets where the data have such."""
+    """Make the configured task; if the targets of the data are standardised, a regression on standardised targets."""
     construct = registry.make(tasks.KIND, settings.task, settings.origins("task"))
     with attribute_errors(f"task {settings.task.name}"), seeds.seeded(settings.seed, "task"):
         task = construct(data.classes)
@@ -224,10 +236,10 @@ def make_task(settings: Settings, data: Federated) -> Any:
 
 
 def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
-    """Make the layouts and formats of all messages between server and clients, and of what clients keep.
+    """Make the layouts and formats of all messages between server and clients, and of the state of clients and server.
 
     Raises:
-        UserError: a format (comm.wire) for a model of half-precision numbers.
+        UserError: comm.wire names a format, but the parameters of the model are neither float32 nor float64.
     """
     wire, dtype = settings.comm.wire, model.w.dtype
     if wire != "fp32" and dtype not in (torch.float32, torch.float64):
@@ -244,7 +256,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
 
 
 def make_local_training(settings: Settings) -> LocalTrainingConfig:
-    """Make what the engine is told of local training (the section `train`)."""
+    """Make the engine's configuration of local training from the section `train` of the settings."""
     train = settings.train
     options = {name: getattr(train, name) for name in SAME_NAME}
     options |= {"eps": train.eps} if train.eps is not None else {}
@@ -254,7 +266,13 @@ def make_local_training(settings: Settings) -> LocalTrainingConfig:
 
 
 def clients_at_once(experiment: Experiment) -> int:
-    """Return how many clients a rank trains at once (compute.pack), 1 with a warning where they cannot be."""
+    """Return how many clients a rank trains at once in one vectorised pass (compute.pack).
+
+    If the experiment does not support it the result is 1, with a warning.
+
+    Raises:
+        UserError: compute.pack is a number, but clients cannot be trained at once.
+    """
     s, data, train = experiment.settings, experiment.data, experiment.local_training
     pack, bf16 = s.compute.pack, s.compute.precision == "bf16"
     weigh = getattr(type(experiment.task), "weigh", Task.weigh)
@@ -280,7 +298,7 @@ def clients_at_once(experiment: Experiment) -> int:
 
 
 def make_rule(settings: Settings) -> Rule | None:
-    """Make the server rule that replaces the method's own; None if the config has none."""
+    """Make the configured aggregation rule (server.rule), which replaces the method's own; None for `auto`."""
     rule = settings.server.rule
     chosen: Rule | None = None
     if rule.name != "auto":
@@ -289,7 +307,7 @@ def make_rule(settings: Settings) -> Rule | None:
 
 
 def make_trainer(experiment: Experiment, stop: Callable[[], bool]) -> ClientTrainer:
-    """Make what trains clients on this rank; stop() is true once the run was asked to stop."""
+    """Make the object that trains clients on this rank. stop() returns whether the run was asked to stop."""
     s = experiment.settings
     e = experiment
     return ClientTrainer(
@@ -311,7 +329,13 @@ def federation(
     callbacks: RunCallbacks | None = None,
     regroups: bool = True,
 ) -> Federation:
-    """Make the federation, ready to run on this rank. regroups: whether the job can go on without a rank."""
+    """Make the federated training of this rank, ready to run: the `Federation` with trainer and server optimiser.
+
+    Args:
+        stop: Returns whether the run was asked to stop.
+        callbacks: Functions that the engine calls after each round and on other events.
+        regroups: Whether the job can continue after a rank failure; if not, faults.on_lost_rank is `abort`.
+    """
     s = experiment.settings
     way = "streaming" if experiment.can_stream_sums(comm.size) else "rows"
     way = "reducing" if s.server.reduce == "local" else "sharded" if s.server.placement == "sharded" else way
@@ -325,7 +349,8 @@ def federation(
         members=s.cohort.size,
         sampling=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
-        measures_speed=experiment.pack == 1,  # packed with others a client gets other bits: time may not decide
+        # A client's last bits depend on the clients it is trained with, so measured times must not decide that.
+        measures_speed=experiment.pack == 1,
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         gather=way,

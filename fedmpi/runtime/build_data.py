@@ -1,4 +1,4 @@
-"""Build the data of a federation, as one rank sees them."""
+"""Build the federated data of a run: partition a data set, or open the files of the silos that this rank owns."""
 
 from __future__ import annotations
 
@@ -35,16 +35,22 @@ from fedmpi.engine import scheduler
 from fedmpi.tasks.base import is_counted
 
 LABELS, HELD, TARGETS = ("label counts",), ("validation samples",), ("number, sum and sum of squares of targets",)
-Targets = tuple[Tensor, Tensor | None]  # of some rows, and the number of the site of each row
+Targets = tuple[Tensor, Tensor | None]  # targets of some rows, and the number of each row's site if it is known
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
-    """Return the ranks that train: all but rank 0, which trains only if it is alone or server.trains is set."""
+    """Return the ranks that train clients: all except rank 0, which trains only if it is alone or server.trains is set.
+
+    size: number of ranks.
+    """
     return list(range(0 if size == 1 or settings.server.trains else 1, size))
 
 
 def open_source(settings: Settings) -> partial[Any]:
-    """Return the data source with its checked options; call it with data.root."""
+    """Return the configured data source with its checked options, as a function of the folder data.root.
+
+    Raises UserError if data.download is set and the source cannot download its files.
+    """
     chosen = registry.Selection(settings.data.source, settings.data.options, settings.data.reserved_keys)
     source = registry.make(sources.KIND, chosen, settings.origins("data"))
     if not settings.data.download:
@@ -57,7 +63,7 @@ def open_source(settings: Settings) -> partial[Any]:
 
 
 def operations(settings: Settings) -> list[Operation]:
-    """Return the operations of data.augment, with checked options."""
+    """Return the augmentation operations of data.augment, with checked options."""
     parsed = []
     for i, item in enumerate(settings.data.augment):
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
@@ -66,14 +72,19 @@ def operations(settings: Settings) -> list[Operation]:
 
 
 def partitioned(settings: Settings) -> Federated:
-    """Build the federation of one partitioned data set, of which every rank holds all."""
+    """Load one data set and divide it among clients (data.partition). Every rank holds all of it.
+
+    Raises:
+        UserError: The settings contradict each other, or do not fit the data set.
+    """
     source, cut, augment = open_source(settings), settings.data.partition, operations(settings)
     assert cut is not None
-    registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
+    # Checks the options before data are read, with the line of the config in error messages.
+    registry.make(partitions.KIND, cut, settings.origins("data.partition"))
     check_settings(settings)
     waiting: AbstractContextManager[None] = nullcontext()
     if settings.data.download:
-        from fedmpi.data.fetching.getting import one_at_a_time  # and the catalogue, which no other run needs
+        from fedmpi.data.fetching.getting import one_at_a_time  # imports the catalogue, which no other run needs
 
         waiting = one_at_a_time(settings.data.root)
     with waiting, attribute_errors("data"):
@@ -102,14 +113,18 @@ def standardise_targets(
     names: Sequence[str],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> Federated:
-    """Return a federation with its targets standardised by training rows, as data.standardise_target says.
+    """Return a federation whose regression targets are standardised by the mean and deviation of training rows.
+
+    data.standardise_target selects the training rows of each site (`site`) or of all sites (`pooled`).
 
     Args:
-        train: the targets of each data set that this rank has opened.
-        test: those for tests.
-        names: of the sites; where there are none, sites are named by their numbers.
-        exchange: given a row of `target_sums` for each of `train`, returns the rows of all ranks. It is called for
-            `pooled`; else what is known of a site stays with its rank.
+        train: The training targets of each data set that this rank has opened.
+        names: The names of the sites; if empty, sites are named by their numbers.
+        exchange: Given one row of `target_sums` for each item of `train`, returns the rows of all ranks. Called for
+            `pooled` only; for `site` no statistics of a site leave its rank.
+
+    Raises:
+        UserError: The targets are not floating-point numbers.
     """
     scales, all_targets = dict[str, TargetScale](), [*train, *test]
     if kind := next((y.dtype for y, _ in all_targets if not y.is_floating_point()), None):
@@ -137,7 +152,7 @@ def standardise_targets(
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise UserError where sections of the settings contradict each other, before data are read."""
+    """Check, before data are read, that sections of the settings do not contradict each other. Raises UserError."""
     data, task, cut = settings.data, settings.task.name, settings.data.partition
     if data.standardise_target and task != "regression":
         raise UserError(
@@ -154,7 +169,10 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
-    """Check that samples are streamed if they are to be, and warn of leaks. whose: " of SITE", for messages."""
+    """Check that samples are streamed from disk if data.stream is true, and warn of features that reveal the target.
+
+    whose: " of SITE" in silo mode, for messages.
+    """
     x = dataset.train_x
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(
@@ -165,22 +183,21 @@ def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None
 
 
 def require_dataset(dataset: Any, source: Any) -> Dataset:
-    """Return what a source returned. Raises UserError if it is no data set."""
+    """Return the data set that a data source returned. Raises UserError if the value is not a `Dataset`."""
     if not isinstance(dataset, Dataset):
         name = getattr(source, "__name__", type(source).__name__)
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
         raise located_error(f"data: {text}", source)
     name = f"{getattr(source, '__module__', '')}:{getattr(source, '__name__', '')}"
-    # What a user's source does to the rows that one of ours has prepared is nowhere written down.
+    # A user's source may change rows that a source of fedmpi has prepared; their preparation is then unknown.
     return dataset if name in sources.registry.values() else replace(dataset, preparation=None)
 
 
 def site_ranks(settings: Settings, size: int) -> dict[int, int]:
-    """Return number of a site -> rank that opens its files.
+    """Return a dict from the number of each site to the rank that opens its files. size: number of ranks.
 
     Raises:
-        UserError: a rank would open the files of two sites, and data.share_ranks does not allow it. One process alone
-            opens all, as it must.
+        UserError: A rank of a job of several ranks would open the files of two sites, and data.share_ranks is false.
     """
     names, ranks = settings.data.silos, training_ranks(settings, size)
     assert names is not None
@@ -196,9 +213,10 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
 
 
 def siloed(settings: Settings, comm: Communicator) -> Federated:
-    """Build the federation of silos: this rank opens only the files of its own clients.
+    """Build the federated data of data.silos, for which this rank opens only the files of its own clients.
 
-    Ranks exchange sizes and, where data.share_label_counts is true, label counts.
+    Ranks exchange the numbers of samples; if data.share_label_counts is true, label counts; and for
+    data.standardise_target: pooled, the sums of the targets.
     """
     check_settings(settings)
     names, shared, owner = settings.data.silos or (), settings.data.share_label_counts, site_ranks(settings, comm.size)
@@ -222,7 +240,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     federation = replace(_prepare_sites(settings, unsplit, datasets, exchange), counts_shared=shared)
     if not settings.data.validation:
         return federation
-    # Where groups of rows stay together a site alone knows how many it has put aside.
+    # If rows are held out in whole groups, only the rank of a site knows how many validation samples it has.
     sizes = from_owners(comm, federation.validation_sizes[:, None], owner, HELD)[:, 0]
     counts = federation.label_counts
     counts = from_owners(comm, counts, owner, LABELS) if shared else counts
@@ -231,8 +249,10 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
 
 
 def site_federation(settings: Settings, client: int) -> Federated:
-    """Build the federation of silos from the files of one site: the others are assumed to have its sizes, and with
-    data.standardise_target: pooled its targets."""
+    """Build the federated data of data.silos from the files of one site (number `client`).
+
+    All other sites are given the sizes of this site, and for data.standardise_target: pooled its targets.
+    """
     names, datasets = settings.data.silos or (), _open_sites(settings, [client])
     table = describe(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
@@ -241,7 +261,7 @@ def site_federation(settings: Settings, client: int) -> Federated:
 
 
 def _open_sites(settings: Settings, clients: Sequence[int]) -> dict[int, Dataset]:
-    """Open the files of some sites."""
+    """Open the files of some sites, and return a dict from client number to data set."""
     source, names = open_source(settings), settings.data.silos or ()
     root = (settings.working_dir / settings.data.root).absolute()
     with attribute_errors("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
@@ -255,7 +275,7 @@ def _prepare_sites(
     datasets: Mapping[int, Dataset],
     exchange: Callable[[list[np.ndarray]], np.ndarray],
 ) -> Federated:
-    """Standardise the targets of sites, hold validation rows out, and augment, as the settings say."""
+    """Standardise the targets of sites, hold out validation rows and add augmentation, as configured."""
     if settings.data.standardise_target:
         train = [(each.train_y, torch.full((len(each.train_y),), k)) for k, each in datasets.items()]
         test = [(each.test_y, torch.full((len(each.test_y),), k)) for k, each in datasets.items()]
@@ -265,7 +285,7 @@ def _prepare_sites(
 
 @contextmanager
 def _warnings_of_any_rank() -> Iterator[None]:
-    """Have warnings on a site's data shown by any rank, as only one rank opens them, and not by rank 0 alone."""
+    """Let each rank show its own warnings, not rank 0 alone, as the files of a site are opened by one rank only."""
     with warnings.catch_warnings(record=True) as caught:
         yield
     for each in caught:
@@ -273,7 +293,13 @@ def _warnings_of_any_rank() -> Iterator[None]:
 
 
 def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:
-    """Collect row k of a table from rank owner[k]. Returns (N, columns) int64, the same on every rank."""
+    """Return a table (N, columns) int64 whose row k comes from rank owner[k], the same on every rank.
+
+    Args:
+        table: The table (N, columns) of this rank, in which the rows of its own clients are filled in.
+        owner: client -> the rank that has its row.
+        what: Names of the content, which the audit records.
+    """
     rows = torch.from_numpy(table).to(comm.device)
     clients_of = {rank: [k for k in owner if owner[k] == rank] for rank in set(owner.values())}
     if comm.rank == 0:

@@ -1,19 +1,24 @@
-"""Checkpoints: the server's state once a round, and a client's state row whenever the client has trained.
+"""Write checkpoints, and resume a run from the newest complete one.
 
-    checkpoints/000012.safetensors     server: w, b, state, optimizer; facts: round, what rank 0 remembers
-    state/000003.000012.safetensors    client 3's row as round 12 made it
+A checkpoint has the state of the server and, as one row (a flat vector) per client, the state of the clients:
 
-So a checkpoint costs what changed. It is whole if the server's file is and every client's newest row up to that round
-is; which rows these are follows from the cohorts. Rows are written by the rank that trained the client, in silo mode
-into a folder of its own; the server's file by rank 0. They are copied when a round ends, and written during the next.
+    checkpoints/000012.safetensors     server after round 12: weights, buffers, state, optimiser, memory of rank 0
+    state/000003.000012.safetensors    state row of client 3, made in round 12
 
-Ranks write at their own speed, but none trains while the checkpoint before the last is not written; who has nobody to
-train acknowledges the round (engine/transport/gather.py), which rank 0 waits for. So each removes what is too old only
-before it writes the next, and of those left, keep + 1 at most, one is whole. Where a single one is to be kept
-ranks wait for their disks.
+A client's row is written only after rounds in which the client has trained, so a checkpoint costs only what changed. A
+checkpoint is complete if the server's file and the newest row of every client up to that round are intact. Which rows
+these are follows from the cohorts. Rank 0 writes the server's file, and each rank the rows of the clients that it
+trained; with silos each site has its own folder. Data are copied at the end of a round, and written to disk by a thread
+during the next round.
 
-A run is resumed on any number of ranks, with any launcher: rank 0 proposes its newest whole checkpoint, each rank looks
-at the client rows that it answers for; the first one that all find whole is taken, and every refused file is named.
+Ranks write at their own speed, but a rank continues to train only when its checkpoint before the last one is on disk. A
+rank without clients in the cohort acknowledges the round (engine/transport/gather.py), and rank 0 waits for that. A
+rank deletes old files just before it writes new ones. Thus at most keep + 1 checkpoints are on disk, and at least one
+of them is complete. With checkpoint.keep: 1, ranks wait until each checkpoint is on disk.
+
+A run can be resumed with any number of ranks and any launcher. Rank 0 proposes checkpoints, the newest first, and each
+rank checks the rows of its clients. The first checkpoint that all ranks find complete is used; each damaged file is
+reported.
 """
 
 from __future__ import annotations
@@ -40,16 +45,16 @@ from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serial
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 IDENTITY = "identity.json"
-Key = tuple[int, int]  # client, the round that made its row
+Key = tuple[int, int]  # client, and the round in which its row was made
 
 
 class Rows:
-    """The state rows of a run's clients on disk, the engine's StateStore. With silos each site has a folder."""
+    """The files with the state rows of the clients (the engine's `StateStore`). With silos each site has a folder."""
 
     def __init__(self, folder: Path, sites: Sequence[str] | None = None) -> None:
         self.folder, self.sites = folder, sites
-        self.waiting: dict[Key, Tensor] = {}  # copied, not written yet
-        self.written: set[Key] = set()  # by this rank, and not removed
+        self.waiting: dict[Key, Tensor] = {}  # rows that are copied, but not written yet
+        self.written: set[Key] = set()  # rows on disk that this rank has to remove when they are old
 
     def path(self, client: int, t: int) -> Path:
         folder = self.folder if self.sites is None else self.folder / self.sites[client]
@@ -62,7 +67,7 @@ class Rows:
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
-        """Return a client's row after round t. Raises CorruptFileError."""
+        """Read a client's state row made in round t. Raises CorruptFileError if its file is missing or damaged."""
         waiting = self.waiting.get((client, t))
         if waiting is not None:
             return waiting.clone()
@@ -80,7 +85,7 @@ class Rows:
         return True
 
     def take_over(self, keys: Iterable[Key]) -> None:
-        """Own the rows that a lost rank wrote: from now on this rank removes them."""
+        """Take over rows (client, round) that a failed rank has written: this rank removes them when they are old."""
         self.written.update(keys)
 
     def remove(self, client: int, t: int) -> None:
@@ -88,17 +93,17 @@ class Rows:
         self.written.discard((client, t))
 
     def found(self) -> list[Key]:
-        """Return (client, round) of all rows in the folder."""
+        """Return the (client, round) of every row file in the folder."""
         names = (path.name.split(".") for path in self.folder.rglob("[0-9]*.*.safetensors"))
         return [(int(client), int(t)) for client, t, _ in names]
 
 
 class Checkpoints:
-    """One rank's part of the checkpoints of a run. `save` is what the engine calls after a round."""
+    """The checkpoints of a run, as far as this rank writes them. The engine calls `save` after each round."""
 
     def __init__(self, folder: Path, rows: Rows, every: int, keep: int) -> None:
         self.folder, self.rows, self.every, self.keep = folder, rows, every, keep
-        self.needed: dict[int, dict[int, int]] = {}  # round of a checkpoint -> client -> the round that made its row
+        self.needed: dict[int, dict[int, int]] = {}  # round of a checkpoint -> client -> round that made its row
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
@@ -106,9 +111,16 @@ class Checkpoints:
         return self.folder / f"{t:06}.safetensors"
 
     def save(self, fed: Federation, t: int, memory: dict[str, Any], last: bool) -> None:
-        """Copy what is new after round t, and write it in the background. Raises the error of the write before.
+        """Copy the state that is new after round t, and start to write it to disk in a thread.
 
-        memory: what rank 0 needs beside the server's tensors.
+        Nothing is done in rounds without a checkpoint.
+
+        Args:
+            memory: Values other than tensors that rank 0 needs to resume, as JSON.
+            last: Whether the run ends; waits until everything is written.
+
+        Raises:
+            UserError: The previous checkpoint could not be written.
         """
         if not ((t + 1) % self.every == 0 or last):
             return
@@ -125,14 +137,14 @@ class Checkpoints:
             self._writer.shutdown()
 
     def begin_after(self, t: int, fed: Federation) -> None:
-        """Remove all files that a run does not need which goes on after the checkpoint of round t (-1: starts anew)."""
+        """Remove the files that a run does not need if it continues from the checkpoint of round t (-1: from none)."""
         trained, owner, rank = fed.states.trained, fed.states.owner, fed.comm.rank
         self.needed = {t: dict(trained)} if t >= 0 else {}
         if rank == 0:
-            for path in self.folder.glob("*.safetensors*"):  # .NAME.PID.tmp too
+            for path in self.folder.glob("*.safetensors*"):  # matches temporary files .NAME.PID.tmp, too
                 if path != self.path(t):
                     path.unlink()
-        for path in self.rows.folder.rglob(".*.tmp"):  # that a killed write has left
+        for path in self.rows.folder.rglob(".*.tmp"):  # left behind by a process that was killed while it wrote
             if owner[int(path.name[1:].split(".")[0])] == rank:
                 path.unlink()
         written = {(client, label) for client, label in self.rows.found() if owner[client] == rank}
@@ -141,7 +153,7 @@ class Checkpoints:
             self.rows.remove(client, label)
 
     def wait(self) -> None:
-        """Wait until all that was copied is on disk."""
+        """Wait until the last checkpoint is on disk. Raises UserError if it could not be written."""
         if self._written is None:
             return
         written, self._written = self._written, None
@@ -154,15 +166,17 @@ class Checkpoints:
             ) from error
 
     def _write(self, t: int, server: tuple[Mapping[str, Tensor], str] | None, trained: Mapping[int, int]) -> None:
-        """Write what is new of the checkpoint of round t (in the writer's thread). server: rank 0's tensors and memory;
-        trained: client -> the round that made its row."""
-        # What no checkpoint needs goes first, so that the disk never holds more than keep + 1 of them.
+        """Write the new files of the checkpoint of round t, in the writer's thread.
+
+        server: the server's tensors and memory (rank 0); trained: client -> round in which its row was made.
+        """
+        # Old files are removed first, so that the disk never has more than keep + 1 checkpoints.
         for old in sorted(self.needed)[: -self.keep]:
             del self.needed[old]
             if server is not None:
                 self.path(old).unlink(missing_ok=True)
         needed = [*self.needed.values(), trained]
-        for client, label in list(self.rows.written):  # to which the engine's thread adds those of round t + 1
+        for client, label in list(self.rows.written):  # a copy, as the engine's thread may add rows of round t + 1
             if label <= t and not any(each.get(client) == label for each in needed):
                 self.rows.remove(client, label)
         for key, row in list(self.rows.waiting.items()):
@@ -170,21 +184,27 @@ class Checkpoints:
             del self.rows.waiting[key]
         if server is not None:
             tensors, memory = server
-            for path in self.folder.parent.glob("*.jsonl"):  # rounds before t, which no resume tells again
+            for path in self.folder.parent.glob("*.jsonl"):  # have rows of rounds before t, which a resume keeps
                 sync(path)
             write(self.path(t), serialize_tensors(tensors, {"round": t, "memory": json.loads(memory)}))
         self.needed[t] = dict(trained)
 
 
-# ---- resuming: whose directory it is ----
+# ---- resuming: open the run directory ----
 def open_directory(
     settings: Settings, identity: Mapping[str, str], until_end: ExitStack
 ) -> tuple[RunDirectory, bool, list[str]]:
-    """Open the run directory (rank 0). Returns it, whether it is that of a run to resume, and the changes it accepts.
+    """Open and lock the run directory (rank 0), a new one or that of a run to resume (checkpoint.resume).
 
-    identity: what makes this experiment: settings, digests of code and data. until_end: holds the directory's lock.
-    Raises UserError where there must be a run and is none, where another process has it, or where it was another
-    experiment.
+    Args:
+        identity: Name -> value of each setting, and name -> digest of code and data, that define the experiment.
+        until_end: Context that holds the lock of the directory until the run ends.
+
+    Returns:
+        The directory; whether a run in it is resumed; descriptions of the changes that checkpoint.changes accepts.
+
+    Raises:
+        UserError: There is no run to resume, another process uses the directory, or the experiment has changed.
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
     place = settings.working_dir / path
@@ -192,7 +212,7 @@ def open_directory(
         until_end.enter_context(lock.hold(place))
         if (place / IDENTITY).is_file():
             return RunDirectory(path, settings.working_dir), True, _accepted_changes(path, identity, settings)
-        if how == "auto":  # a job ended before it had said what it is
+        if how == "auto":  # an earlier job ended before it wrote the identity file
             return RunDirectory(path, settings.working_dir), False, []
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
@@ -202,7 +222,7 @@ def open_directory(
 
 
 def _accepted_changes(path: Path, identity: Mapping[str, str], settings: Settings) -> list[str]:
-    """Say what differs from the start of the run. Raises UserError for changes that are not accepted."""
+    """Return descriptions of the changes since the start of the run. Raises UserError unless they are accepted."""
     if settings.checkpoint.every == 0:
         raise UserError(
             f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; allowed there: 1 "
@@ -227,9 +247,9 @@ def _accepted_changes(path: Path, identity: Mapping[str, str], settings: Setting
 def _only_joined(path: Path, before: str, now: str) -> None:
     """Check that sites were only added at the end of data.silos.
 
-    Clients are numbered by this list: if a site left, another one would get its number, its state and its rounds.
+    The list numbers the clients: if a site were removed, another one would get its number, and with it its state.
     """
-    if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as Python writes them
+    if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as printed by Python
         raise UserError(
             f"{path} cannot go on with data.silos {now or 'unset'}, was {before or 'unset'}: its clients are numbered "
             "by this list, in which a site may be added at the end and none left out or moved. To go on without a site "
@@ -238,7 +258,7 @@ def _only_joined(path: Path, before: str, now: str) -> None:
 
 
 def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
-    if key.startswith("("):  # a digest says nothing to anybody
+    if key.startswith("("):  # the values are digests, which a reader cannot interpret
         how = "changed" if key in before and key in now else "is new" if key in now else "is no longer used"
         copy = f" (as it was: plugins/{key[9:-1]} there)" if key.startswith("(plug-in ") else ""
         of_data = f" ({settings.data.source}, below {settings.data.root})" if key.endswith(" data)") else ""
@@ -247,12 +267,18 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}{why}"
 
 
-# ---- resuming: the checkpoint to go on from ----
+# ---- resuming: restore a checkpoint ----
 def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
-    """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none.
+    """Restore the newest complete checkpoint on all ranks, and return its round; -1 if there is none.
 
-    Of the losses that the run knows those of later rounds than the next are forgotten. Raises UserError where more
-    rounds are done than are asked for, and where no checkpoint is whole of a run that has finished.
+    Recorded rank failures in rounds after the next one are dropped, unless the run replays those of another run.
+
+    Args:
+        timeout_s: Largest time in seconds to wait for other ranks.
+
+    Raises:
+        UserError: The run has already completed more rounds than the settings ask for; or it has finished, but none of
+            its checkpoints is complete.
     """
     comm, proposals = fed.comm, _proposals(checkpoints, say) if fed.comm.rank == 0 else iter(())
     losses, harm = fed.scheduler.lost_ranks, "not looked at"
@@ -279,9 +305,9 @@ def go_on(fed: Federation, checkpoints: Checkpoints, timeout_s: float, say: Call
 def _proposals(
     checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
-    """Yield (round, server's tensors, rank 0's memory) of checkpoints with a readable server part, newest first.
+    """Yield (round, server's tensors, rank 0's memory) of each checkpoint with an intact server file, newest first.
 
-    Raises UserError where none is left of a run that has finished, whose results would be lost.
+    Raises UserError if none is left and the run has finished, as a new start would overwrite its results.
     """
     for path in sorted(checkpoints.folder.glob("[0-9]*.safetensors"), reverse=True):
         try:
@@ -300,7 +326,7 @@ def _proposals(
 
 
 def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
-    """Say what is wrong with the client rows that this rank checks; "" if nothing is."""
+    """Return what is wrong with the rows of this rank's clients in the checkpoint of round t; "" if all are intact."""
     if not fed.trainer.messages.client_state.size:
         return ""
     gone = fed.scheduler.lost_ranks.gone(t + 1)
@@ -313,9 +339,9 @@ def _harm(fed: Federation, checkpoints: Checkpoints, t: int) -> str:
     return ""
 
 
-# ---- resuming: rows of an earlier run ----
+# ---- resuming: rank failures of an earlier run ----
 def earlier_losses(settings: Settings, directory: RunDirectory) -> list[Row]:
-    """Return the rows of rank failures with which a run begins: of the run that is replayed, else its own."""
+    """Return the rank failures that a run starts with: those of the run it replays (faults.replay), or its own."""
     faults = settings.faults.replay
     if faults is None:
         return directory.rows("faults.jsonl")

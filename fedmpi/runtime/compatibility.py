@@ -1,5 +1,7 @@
-"""Whether data, model, task, method and server fit together: what would train something else than was meant, without a
-word, is an error or a warning here."""
+"""Check that data, model, task, method and server settings fit together.
+
+A combination that would silently train something other than what the user intends is an error or a warning here.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ from fedmpi.models.net import Net
 from fedmpi.tasks import contract
 from fedmpi.tasks.survival import Survival
 
-ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # server rules that limit what one client can do
+ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # rules that limit the influence of a single client
 FAULTS = ("on_bad_update", "on_client_error", "on_lost_rank")
-REMEDIES = {  # what to set where a method needs something else
+REMEDIES = {  # config key -> value that meets the requirement of a method
     "train.optim": "sgd",
     "train.clip_norm": "null",
     "train.keep_optim": "false",
@@ -46,9 +48,11 @@ REMEDIES = {  # what to set where a method needs something else
 
 # ---- the model alone ----
 def check_module(where: str, module: Any, made_by: Any) -> None:
-    """Check that a module has parameters to train, of one type of floats.
+    """Check that a module has trainable parameters, all of one floating-point type.
 
-    where: what made it, for messages: "model.name: cnn"; made_by: the function or class, whose file an error names.
+    Args:
+        where: The origin of the module, for messages, such as "model.name: cnn".
+        made_by: The function or class that made it; a UserError names its file.
     """
     trained = [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
     if not trained:
@@ -67,7 +71,7 @@ def check_module(where: str, module: Any, made_by: Any) -> None:
 
 # ---- what the method needs ----
 def check_method(settings: Settings, method: Method, task: Any, net: Net, local_training: LocalTrainingConfig) -> None:
-    """Check that model, task and settings are what the method needs."""
+    """Check that model, task and settings meet all requirements of the method (`Method.needs`). Raises UserError."""
     lacking = _lacking(settings, task, net, local_training)
     for needed in sorted(method.needs):
         if reason := lacking.get(needed, "fedmpi.method has no such requirement"):
@@ -77,7 +81,7 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, local_
 
 
 def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrainingConfig) -> dict[str, Any]:
-    """Return for each thing that a method may need why it is not there; something false where it is."""
+    """Return a dict from each requirement to the reason why it is not met, or to a false value if it is met."""
     train, server, model = settings.train, settings.server, settings.model.name
     beyond, smoothing = local_training.not_plain_sgd_reason(), settings.task.options.get("label_smoothing")
     no_head = net.head is None and f"model {model} does not end in a linear layer that can be split off"
@@ -100,14 +104,17 @@ def _lacking(settings: Settings, task: Any, net: Net, local_training: LocalTrain
 
 # ---- data ----
 def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None:
-    """Check the data against task and model, and warn of an empty test set."""
+    """Check that targets fit the task, and the model's outputs fit the targets; warn of an empty test set.
+
+    Raises UserError if they do not fit.
+    """
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
         has = net.outputs if len(net.output_shape) == 1 else net.output_shape
         raise UserError(
             f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; a "
             "classification needs one output a class (of texts: task.name=next_symbol)"
         )
-    # Of clients whose rows this rank sees; where all are parts of one data set, each tensor once.
+    # Only clients whose rows this rank has are checked; if all are parts of one data set, each tensor once.
     targets = {} if data.global_test is None else {"test data": data.global_test.y}
     for part, shards in (("training data", data.train), ("test data", data.test)):
         for k, _, y in samples_of(shards):
@@ -125,7 +132,11 @@ def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None
 
 
 def check_cohort(settings: Settings, data: Federated) -> None:
-    """Check that there are as many clients as a round is to have, and that some of them have a whole batch."""
+    """Check that there are enough clients for a cohort, and that not all of them lack a whole batch (train.drop_last).
+
+    Raises:
+        UserError: cohort.size is too large, or no client would train. If only some do not train there is a warning.
+    """
     size, train, idle = settings.cohort.size, settings.train, len(_idle_clients(settings, data))
     if size is not None and size > data.clients:
         raise UserError(
@@ -151,7 +162,7 @@ def _origin(settings: Settings, key: str) -> str:
 
 
 def _idle_clients(settings: Settings, data: Federated) -> list[int]:
-    """Return the clients that make no step, as they have no whole batch (train.drop_last)."""
+    """Return the clients that make no step because they have fewer samples than one batch (train.drop_last)."""
     size = settings.train.batch_size
     if not settings.train.drop_last or size == "full":
         return []
@@ -160,7 +171,11 @@ def _idle_clients(settings: Settings, data: Federated) -> list[int]:
 
 
 def best_model_choice(settings: Settings, task: Any, data: Federated) -> SelectionCriterion:
-    """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
+    """Return the criterion for selecting the best model (evaluate.best), with its metric and direction.
+
+    Raises:
+        UserError: The task has no such metric, or no client has validation samples.
+    """
     best, names = settings.evaluate.best, ("loss", *task.names)
     assert best.metric is not None
     if best.metric not in names:
@@ -180,7 +195,10 @@ def best_model_choice(settings: Settings, task: Any, data: Federated) -> Selecti
 
 # ---- uploads ----
 def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
-    """Check that server rule, format, sums and statistics get the uploads that they are for."""
+    """Check that the method's uploads suit the aggregation rule, wire format, reduction and recorded statistics.
+
+    Raises UserError if one of them cannot be used with these uploads.
+    """
     rule, name, sends, form = settings.server.rule, settings.method.name, messages.method.sends, messages.wire
     model, wire_name, first = settings.model.name, settings.comm.wire, messages.travel(0)
     uploads = [messages.upload(t) for t in range(max(settings.rounds, 1))]
@@ -219,7 +237,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
 
 
 def _no_sums_reason(settings: Settings, messages: Messages) -> str:
-    """Say who needs the uploads of single clients, which rank 0 does not get with server.reduce: local; "": nobody."""
+    """Return an error text if the experiment cannot use server.reduce: local, as it needs single uploads; else ""."""
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     single = sorted({name for packing in uploads for name in ChunkPlan(packing).large} - {*means, "_b"})
@@ -241,9 +259,13 @@ def _no_sums_reason(settings: Settings, messages: Messages) -> str:
 
 
 def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int]) -> None:
-    """Check that a robust server rule can do here what it is chosen for, in cohorts of so many members.
+    """Check that a robust aggregation rule has its intended effect for this cohort size; otherwise warn.
 
-    idle: clients that make no step: their updates, zeros, would be taken for the others' middle.
+    Args:
+        idle: Clients that make no step. Their updates are zero, which a rule would count as a possible centre.
+
+    Raises:
+        UserError: There are idle clients.
     """
     if idle:
         raise UserError(
@@ -265,7 +287,7 @@ def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle:
 def check_evaluation(
     settings: Settings, method: Method, task: Any, net: Net, data: Federated, messages: Messages
 ) -> None:
-    """Check that what is to be analysed can be, and warn of clients' own models that nobody evaluates."""
+    """Check that the configured analyses are possible, and warn if clients have own models that are not evaluated."""
     if settings.analysis:
         _check_analysis(settings, task, net, data, messages)
     own, mixed = own_parts(messages), overrides(method, "weights") and method.client_state
@@ -279,7 +301,7 @@ def check_evaluation(
 
 
 def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, messages: Messages) -> None:
-    """Check that there is a global model, and that a round is the same when it is made twice, as `analysis` needs."""
+    """Check that the configured analyses are possible: they need a global model and rounds that can be repeated."""
     named = f"analysis: {', '.join(settings.analysis)}"
     if not messages.shared.whole:
         method = settings.method.name

@@ -1,4 +1,4 @@
-"""Where a rank computes, and the settings of torch that decide the last bits of results."""
+"""Choose the device of a rank, and make the PyTorch settings that affect the last bits of results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, resources
 
-KEPT_BYTES = 2**30  # the largest block of freed memory that the process keeps, and the most that it keeps in all
+KEPT_BYTES = 2**30  # limit on a block of freed memory that the process keeps, and on all of them together
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # malloc.h
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
-    """Return the device of this rank (compute.device); GPUs are assigned by local rank.
+    """Return the device on which this rank computes (compute.device). GPUs are assigned by local rank.
 
-    Raises UserError if a rank that trains has no GPU although the config asks for one.
+    Raises:
+        UserError: compute.device is `cuda`, but a rank that trains has no usable GPU.
     """
     wanted = settings.compute.device
     if wanted == "cpu":
@@ -28,7 +29,7 @@ def pick_device(settings: Settings, job: Job) -> torch.device:
         device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
-    trains = job.size == 1 or job.rank > 0 or settings.server.trains  # else it is a server, which needs no GPU
+    trains = job.size == 1 or job.rank > 0 or settings.server.trains  # a rank that is only the server needs no GPU
     if wanted == "cuda" and trains:
         remedy = "use auto or cpu" if job.rank or job.size == 1 else "use auto or cpu, or server.trains: false"
         raise UserError(f"compute.device is cuda, but {why_no_gpu(job.host)}; {remedy}")
@@ -36,7 +37,7 @@ def pick_device(settings: Settings, job: Job) -> torch.device:
 
 
 def why_no_gpu(host: str) -> str:
-    """Say why this process, which is on `host`, has no usable GPU; in the words of CUDA where it has some."""
+    """Return why this process on `host` has no usable GPU, with the error message of CUDA if there is one."""
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return (
             f"on host {host} this PyTorch ({torch.__version__}) was built without CUDA; install a wheel with it "
@@ -51,7 +52,10 @@ def why_no_gpu(host: str) -> str:
 
 
 def set_numerics(settings: Settings) -> None:
-    """Set the threads and kernels that decide the last bits of results, and what becomes of freed memory."""
+    """Set number of threads, TF32, and deterministic kernels as configured, and let the process keep freed memory.
+
+    Raises UserError if compute.threads exceeds the cores that this process may use.
+    """
     resources.check(settings, writes=False)
     keep_freed_memory()
     torch.set_num_threads(settings.compute.threads)
@@ -65,11 +69,12 @@ def set_numerics(settings: Settings) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have freed memory stay with this process, for the next tensor of its size.
+    """Configure glibc to keep freed memory in this process, where the next tensor of that size can use it.
 
-    glibc hands large blocks back to the kernel as soon as they are free; the next step's tensors then have to be mapped
-    and zeroed page by page again. That was a fifth of a training step of a CNN with 1.7 M parameters, and seven eighths
-    of a copy of its weights. Nothing is set where the C library is another one or the user has set it up.
+    By default glibc returns large blocks to the kernel as soon as they are freed, and the tensors of the next step have
+    to be mapped and zeroed page by page again. This took a fifth of a training step of a CNN with 1.7 M parameters, and
+    seven eighths of the time to copy its weights. Nothing is changed with another C library, or if the user has
+    configured malloc by environment variables.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None and not any(name in os.environ for name in MALLOC_VARIABLES):

@@ -1,6 +1,6 @@
-"""List what a config may name, and describe the options of each.
+"""List the components that a config can name, such as methods and models, and describe their options.
 
-Names and first lines are read from the sources, in milliseconds: importing would load torch, which takes seconds.
+Names and summaries are parsed from the source files in milliseconds; importing them would load torch, which is slow.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ _ROOT = Path(__file__).parents[1]
 @dataclasses.dataclass(frozen=True)
 class Option:
     name: str
-    type: str  # with its bounds, in words
-    default: str  # "required" where there is none
+    type: str  # the type with its bounds, in words
+    default: str  # "required" if there is none
     meaning: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    kind: str  # of KINDS
+    kind: str  # a key of KINDS
     name: str
-    text: str  # the docstring: of a method's file, else of the function or class
+    text: str  # the docstring of a method's module, or of another component's function or class
     options: tuple[Option, ...]
 
 
 def summaries(kind: str) -> dict[str, str]:
-    """Return {name: first line of its docstring} of one of `KINDS`; of a method the reference, with which its module
-    begins."""
+    """Return a dict from name to first line of the docstring, for all components of a kind (a key of `KINDS`).
+
+    For a method it is the first paragraph of its module's docstring, which has the reference to the paper.
+    """
     listed = {}
     for name, target in registry(kind).items():
         module, _, attribute = target.partition(":")
@@ -60,33 +62,33 @@ def summaries(kind: str) -> dict[str, str]:
 
 
 def registry(kind: str) -> dict[str, str]:
-    """Return name -> "package.module:Name" of one of `KINDS`: the right-hand side of its `registry = ...`."""
+    """Return the registry of a kind, name -> "package.module:Name", parsed from its assignment `registry = ...`."""
     for statement in tree(KINDS[kind]).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
             entries: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
             return entries
-    raise AssertionError("every module of KINDS has a registry")  # a test reads them all
+    raise AssertionError("every module of KINDS has a registry")  # a test reads all of them
 
 
 def tree(module: str) -> ast.Module:
-    """Return a module of ours, parsed."""
+    """Return the syntax tree of a module of fedmpi, without importing it."""
     path = _ROOT.joinpath(*module.split(".")[1:])
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(source.read_text(encoding="utf-8"), str(source))
 
 
 def described(name: str) -> list[Description]:
-    """Describe what has this name, in every kind."""
+    """Return the descriptions of all components with this name, at most one of each kind."""
     return [description(kind, name) for kind in KINDS if name in registry(kind)]
 
 
 def description(kind: str, name: str) -> Description:
-    """Describe what `name` stands for, with its options. It is imported, with torch."""
+    """Return the description of one component with its options. This imports the component, and torch."""
     module = importlib.import_module(KINDS[kind])
     target = load(name, module.registry, kind)
     text = inspect.cleandoc((sys.modules[target.__module__] if kind == "methods" else target).__doc__ or "")
-    supplied = (*module.KIND.supplied, *(("download",) if kind == "datasets" else ()))  # a key that the section has
+    supplied = (*module.KIND.supplied, *(("download",) if kind == "datasets" else ()))  # data.download, not an option
     hints, required, _ = options.declared_options(target, inspect.signature(target).parameters, supplied)
     if dataclasses.is_dataclass(target):
         documented = {each.name: (each.default, each.metadata.get("doc", "")) for each in dataclasses.fields(target)}
@@ -101,7 +103,7 @@ def description(kind: str, name: str) -> Description:
 
 
 def _meaning(text: str, name: str) -> str:
-    """Return what a docstring says of a parameter: `name: ...` up to the next one, else the sentence that names it."""
+    """Return the part of a docstring on a parameter: the text after `name:`, else the first sentence that names it."""
     plain = re.sub(r"\s+", " ", text)
     own = re.search(rf"(?:^|[.;:,)] ){name}: (.+?)(?=\. |[;.] \w+: |\.?$)", plain)
     if own:

@@ -1,4 +1,4 @@
-"""Whether an experiment fits into memory: one that does not is refused before it starts."""
+"""Estimate the memory that an experiment needs, and refuse it before it starts if hosts or GPUs have too little."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ ROOT, TRAINER, STATE = "rank 0", "a training rank", "of which client state"
 
 
 def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dict[str, int]:
-    """Return the bytes that each of `size` ranks needs: ROOT for uploads, model and server state, TRAINER for uploads,
-    models and client states, and STATE for the latter alone.
+    """Return the bytes of memory that models, messages and state need on each rank.
 
-    gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
+    Args:
+        gathers_on_gpu: Whether rank 0 stores uploads on its GPU, as with NCCL and in a single process.
+
+    Returns:
+        ROOT -> bytes on rank 0 for uploads, models and server state; TRAINER -> bytes on a training rank for uploads,
+        models and client states; STATE -> the part of TRAINER for client states.
     """
     s, messages = experiment.settings, experiment.messages
     model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
-    if messages.wire:  # the bytes of the format lie beside the numbers
+    if messages.wire:  # the encoded bytes are in memory together with the numbers
         upload += max(messages.upload(t).size for t in range(max(s.rounds, 1)))
     announcement = messages.announcement().packing.size
     states = _client_states(experiment, size) * messages.client_state.size
@@ -46,21 +50,21 @@ def memory_needs(experiment: Experiment, size: int, gathers_on_gpu: bool) -> dic
 
 
 def _client_states(experiment: Experiment, size: int) -> int:
-    """Return how many clients' states a training rank holds: of all that can be drawn, or of all that are evaluated."""
+    """Return the largest number of client states on a training rank: of clients that can be drawn or are evaluated."""
     s, clients, cohort = experiment.settings, experiment.data.clients, experiment.cohort_size
     evaluated = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None
     if not evaluated and experiment.data.global_test is not None:
         clients = min(clients, max(s.rounds, 1) * cohort)
     trainers = len(training_ranks(s, size))
     own, twice = -(-clients // trainers), -(-cohort // trainers) * experiment.needs_undo
-    limit = experiment.max_states_in_memory if s.checkpoint.every else None  # the others lie in files
+    limit = experiment.max_states_in_memory if s.checkpoint.every else None  # the other states are in files
     return twice + (own if limit is None else min(own, max(limit, twice)))
 
 
 def upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
-    """Return how many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
+    """Return the number of upload rows in memory on rank 0 and on a training rank, in a job of `size` ranks."""
     way, cohort = upload_way(experiment, size), experiment.cohort_size
-    if way == "reduced":  # one row, and sums in 64 bits
+    if way == "reduced":  # one row, and sums with 64 bits per number
         sums = sum(map(len, (means_of(experiment.method) or {}).values()))
         return (2 * (1 + 2 * max(sums, 1)),) * 2
     if size == 1:
@@ -73,7 +77,10 @@ def upload_rows(experiment: Experiment, size: int) -> tuple[float, float]:
 
 
 def upload_way(experiment: Experiment, size: int) -> str:
-    """Return how uploads travel between so many ranks (engine/transport): whole, streamed, sharded or reduced."""
+    """Return how uploads are gathered in a job of `size` ranks: "whole", "streamed", "sharded" or "reduced".
+
+    engine/transport describes the four ways.
+    """
     server, means = experiment.settings.server, means_of(experiment.method)
     packings = {experiment.messages.upload(t).packing for t in range(max(experiment.settings.rounds, 1))}
     large = {name for packing in packings for name in ChunkPlan(packing).large}
@@ -85,7 +92,11 @@ def upload_way(experiment: Experiment, size: int) -> str:
 
 
 def check_job(experiment: Experiment, job: Job) -> dict[str, int]:
-    """Check that this host has the memory that its ranks need, before they have met. Returns `memory_needs`."""
+    """Check that this host has enough memory for its ranks, before they connect, and return `memory_needs`.
+
+    Raises:
+        UserError: The host or one of its GPUs has too little free memory.
+    """
     gpus = 0 if experiment.settings.compute.device == "cpu" else torch.cuda.device_count()
     nccl = experiment.settings.comm.backend in ("auto", "nccl") and gpus >= job.local_size
     gathers_on_gpu = bool(gpus) if job.size == 1 else nccl
@@ -99,16 +110,26 @@ def check_job(experiment: Experiment, job: Job) -> dict[str, int]:
 
 
 def free(device: torch.device) -> dict[str, int | None]:
-    """Return the bytes that are free on this host and, if the device is a GPU, on it; None where nothing is known."""
+    """Return the free bytes of this host ("host") and of the device if it is a GPU ("gpu"); None for unknown values."""
     return {"host": available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
 
 
 def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
-    """Check that each host and each GPU has what the ranks there need. The outcome is the same for the same facts.
+    """Check that each host and each GPU has enough memory for the ranks that use it.
 
-    ranks: rank -> its `host`, its `gpu` ("" without one), what it `needs` (`memory_needs`), and what is `free` there.
+    The result depends on the arguments only, so that all ranks come to the same one.
+
+    Args:
+        ranks: rank -> its `host`, its `gpu` ("" without a GPU), its `needs` (as `memory_needs` returns them, in bytes)
+            and the `free` bytes there (as `free` returns them).
+        trains: The ranks that train clients.
+        gathers_on_gpu: Whether rank 0 stores uploads on its GPU.
+
+    Raises:
+        UserError: A host or GPU has too little free memory.
     """
-    places: dict[tuple[str, str], list[tuple[str, int, int | None]]] = {}  # (host, its GPU or "") -> who needs what
+    # (host, GPU or "") -> for each use of it: the kind of rank, bytes needed, bytes free
+    places: dict[tuple[str, str], list[tuple[str, int, int | None]]] = {}
     for rank, facts in ranks.items():
         gpu = facts["gpu"]
         parts = [(ROOT, gpu if gathers_on_gpu else "")] * (rank == 0) + [(TRAINER, gpu)] * (rank in trains)

@@ -1,6 +1,6 @@
-"""What all ranks must have in common before round 0, as short digests that name what differs.
+"""Check before round 0 that all ranks have the same code, config, data and model, by comparing short digests.
 
-A rank that runs other code, another config or other data would not fail: it would quietly train something else.
+Without this check a rank with different code or data would not fail, but silently train something else.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.runtime.record.saved_model import Initial
 
 PIECE = 1 << 20  # bytes hashed at a time
-SHORT = 6  # bytes of SHA-256 for one item: 60 of them, with their names, fit one allgather_bytes
+SHORT = 6  # bytes of SHA-256 per item: 60 items with their names fit into one allgather_bytes
 
 
 def digest(*parts: str | bytes | Iterable[bytes]) -> str:
     """Return the first SHORT bytes of the SHA-256 over all parts, in hexadecimal.
 
-    A part may come in pieces, which need not be in memory together.
+    A part can be an iterable of pieces, which are not in memory at the same time.
     """
     sha256 = hashlib.sha256()
     for part in parts:
@@ -42,7 +42,7 @@ def digest(*parts: str | bytes | Iterable[bytes]) -> str:
 
 
 def code_digests() -> dict[str, str]:
-    """Return digests of fedmpi's own source files, and of the version of torch."""
+    """Return a dict of digests of fedmpi's source files and of the version of torch."""
     package = Path(__file__).parents[1]
     own = [
         part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
@@ -51,12 +51,11 @@ def code_digests() -> dict[str, str]:
 
 
 def data_digests(federated: Federated) -> dict[str, str]:
-    """Return digests of the partition, the training data and the test data, by name; {} in silo mode, where each rank
-    has other data.
+    """Return a dict of digests (short checksums) of the partition, the training data and the test data.
 
-    For pictures the stored bytes are hashed, and the names and options of their transforms: the floats that a model
-    sees are made on its device, and devices round differently. `Federated.to` turns test pictures into such floats, so
-    it must not have been called on `federated`.
+    In silo mode the result is {}, as each rank has other data. For images, the digest covers the stored bytes and the
+    names and options of the transforms. It does not cover the resulting floats, which are computed on a device, since
+    devices round differently. `Federated.to` converts test images to floats, so it must not be called before this.
     """
     if federated.parts is None or federated.global_test is None:
         return {}
@@ -69,20 +68,20 @@ def data_digests(federated: Federated) -> dict[str, str]:
 
 
 def model_digests(model: FlatModel, initial: Initial | None) -> dict[str, str]:
-    """Return digests of the model's layout, of given initial weights, and of the parameters that no message holds."""
+    """Return a dict of digests of the model's layout, of initial weights from a file, and of frozen parameters."""
     given = {} if initial is None else {"(initial weights)": digest(initial.content)}
     frozen = frozen_digest(model.frozen) if model.frozen else {}
     return {"(layout)": digest(repr(model.layout)), **given, **frozen}
 
 
 def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the digest of the parameters that no message holds, by name; {} where all are trained."""
+    """Return a dict with one digest of all frozen parameters, which are never sent; {} if there are none."""
     pieces = (piece for name, p in parameters.items() for piece in (name.encode(), *_pieces(p.detach())))
     return {"(frozen parameters)": digest(pieces)} if parameters else {}
 
 
 def _pieces(x: Samples | Pictures) -> Iterator[bytes]:
-    """Yield the content of samples, a megabyte at a time: of each tensor name, shape and type, then its bytes."""
+    """Yield the content of samples in pieces of at most 1 MiB: for each tensor its name, shape and type, then bytes."""
     if isinstance(x, Pictures):
         yield f"{x.look.normal} {x.look.channels} {[options(operation) for operation in x.look.operations]}".encode()
         if isinstance(x.stored, Stream):
@@ -104,10 +103,16 @@ def options(operation: Operation) -> tuple[str, dict[str, Any]]:
 def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:
     """Check that all ranks have the same items.
 
-    Otherwise every rank raises the same UserError, which says which ranks differ from rank 0, and in what.
+    Args:
+        items: name -> value or digest.
+        timeout_s: Largest time in seconds to wait for other ranks.
+
+    Raises:
+        UserError: Ranks differ. Every rank raises the same error, which lists the ranks that differ from rank 0 and the
+            names of the items that differ.
     """
     mine = "\n".join(f"{name}={value}" for name, value in items.items())
-    if len(mine.encode()) > 4000:  # too many items for one message: compare them as one
+    if len(mine.encode()) > 4000:  # too many items for one message: compare one digest of all
         mine = f"(config)={digest(mine)}"
     texts = [payload.decode() for payload in comm.allgather_bytes(mine.encode(), timeout_s)]
     answers = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]

@@ -1,4 +1,4 @@
-"""One run on one rank, from settings to exit code: `execute`, whose steps stand in `_run`, read from top to bottom."""
+"""Execute one run on one rank, from settings to exit code. `execute` is the entry point, `_run` lists the steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.run_dir import TimelineFile
 from fedmpi.runtime.record.tracking import make_loggers
 
-OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
+OUTCOME = "FEDMPI_OUTCOME"  # variable with the path of a file for rank 0's exit code and the number of rounds done
 Summary = dict[str, Any]
 
 
@@ -52,19 +52,20 @@ def execute(
     command: CommandProcess | None = None,
     after: Callable[[Settings, Summary], object] = lambda settings, summary: None,
 ) -> tuple[Summary, int]:
-    """Run one rank: (summary at rank 0, exit code).
+    """Execute a run on this rank and return its summary and the exit code of the process.
 
-    In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
+    In a single process errors are raised. In a job of several ranks an error is printed once and ends the job.
 
     Args:
-        settings: of the run.
-        command: the process of `fedmpi run`, which ends soon.
-        after: what rank 0 does with the summary while the others wait: once they have left, launchers may end it.
+        command: The process of a fedmpi command, if it ends after this call.
+        after: Function that rank 0 calls with the summary while the other ranks wait. (When they have exited, the
+            launcher may end rank 0.)
 
     Returns:
-        The exit code is 0 for finished, 75 for stopped by a signal, 128 + n without checkpoints, 1 for diverged
-        (faults.on_divergence: stop). Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the
-        others have 0. A job ends with 2 for a mistake that the user can correct, 1 for a lost rank or a defect.
+        The summary (rank 0; {} on other ranks), and the exit code: 0 if the run finished; 75 if a signal stopped it,
+        or 128 + the signal's number if the run has no checkpoints; 1 if it diverged (faults.on_divergence: stop). If a
+        job of several ranks is stopped, rank 0 has that code and exits last; the others have 0. A failed job exits with
+        2 for an error that the user can correct, and with 1 for a rank failure or a defect.
     """
     tell_fatal_signals()
     process = command or CommandProcess()
@@ -72,7 +73,7 @@ def execute(
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     recorder = RankRecorder() if job.rank else Recorder()
     error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
-    until_end = ExitStack()  # what stays open until all ranks are at their end
+    until_end = ExitStack()  # contexts that stay open until all ranks have finished
     try:
         settings = settings.begun_in(os.getcwd())
         until_end.enter_context(recorder.collect_warnings())
@@ -82,18 +83,18 @@ def execute(
         comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, until_end)
         if job.rank == 0:
             after(settings, summary)
-        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
+        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all results are on disk
             comm.close()
         if code and job.size > 1:
-            time.sleep(timeouts.launcher)  # the others leave first: a launcher that sees rank 0's exit code ends them
+            time.sleep(timeouts.launcher)  # the others exit first: a launcher ends them when it sees rank 0's exit code
         return summary, code
     except Exception as error:
         if error_reporter is not None:
-            # Still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard.
+            # The signal handlers stay: the launcher also sees a dead rank, and must not end rank 0 before it reports.
             if isinstance(error, RankTimeoutError):
                 error = error.blame(error_reporter.find_root_cause(error.peers))
             error_reporter.fail(*_explained(error), reacts=isinstance(error, ConnectionLostError))
-        with suppress(Exception):  # the cause is said, whatever becomes of the run directory
+        with suppress(Exception):  # the cause is reported even if the run directory cannot be closed
             recorder.close_failed(reason(_explained(error)[0]))
         known = known_fix(error)
         if known is None:
@@ -101,7 +102,7 @@ def execute(
         raise UserError(known) from error
     finally:
         until_end.close()
-        vars(recorder).clear()  # model and data: who watches the launcher keeps the object itself alive
+        vars(recorder).clear()  # free model and data: the thread that watches the launcher keeps the object alive
         stop.exit_if_alone(None)
         stop.restore_handlers(command is not None)
 
@@ -115,16 +116,20 @@ def _run(
     error_reporter: ErrorReporter | None,
     until_end: ExitStack,
 ) -> tuple[Communicator, Summary, int]:
-    """Build, connect, agree, restore, train, and at rank 0 record. Returns summary and exit code, as `execute` does."""
-    # Before the ranks meet, so that mistakes are found before any waits for another. Silos are opened later, when this
-    # rank knows which are its own.
+    """Run all steps: build, connect, compare ranks, restore, train, record (rank 0).
+
+    Returns:
+        The communicator; the summary and the exit code, as `execute` returns them.
+    """
+    # Objects are built before the ranks connect, so that errors are found before any rank waits for another. Silos are
+    # opened later, when this rank knows which of them it owns.
     set_numerics(settings)
     device, experiment, digests = pick_device(settings, job), None, rank_agreement.code_digests()
     if settings.data.silos:
         build.make_method(settings)
     else:
         data = build_data.partitioned(settings)
-        if job.size > 1 or settings.checkpoint.every:  # else nobody compares them
+        if job.size > 1 or settings.checkpoint.every:  # otherwise they are not compared
             digests |= rank_agreement.data_digests(data)
         experiment = build.experiment(settings, data, device)
 
@@ -134,8 +139,8 @@ def _run(
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
     written = resolve(settings)
-    # What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
-    # run, the others from the user's own.
+    # Settings are compared with all defaults filled in: rank 0 may resume from the config.yaml of the run directory,
+    # the others from the user's file, which leaves defaults out.
     items = {key: rank_agreement.digest(text) for key, text in comparable(written.digest_items()).items()}
     rank_agreement.agree(comm, items, settings.comm.start_timeout_s)
     if experiment is None:
@@ -154,7 +159,7 @@ def _run(
         backend = type(comm).__name__.lower()
         environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
         recorder.open(directory, experiment, stop, loggers, report_text.headlines(experiment, job, backend, ranks))
-        if not is_resumed:  # else when it is known that it can be
+        if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed
             recorder.describe(identity, environment, own_code)
         if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
             warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {no_regroup}", stacklevel=2)
@@ -162,7 +167,7 @@ def _run(
     after = _restore(experiment, fed, recorder, is_resumed)
     if isinstance(recorder, Recorder):
         if is_resumed:
-            for change in changes:  # first of all: what is written next is made with it
+            for change in changes:  # before anything else is written, as later rows depend on the change
                 recorder.say(f"accepted: {change}; from round {after + 1} on")
             if changes:
                 recorder.append("accepted.jsonl", {"round": after + 1, "changes": changes})
@@ -178,10 +183,15 @@ def _run(
 
 
 def exchange_facts(experiment: Experiment, job: Job, comm: Communicator, device: torch.device) -> list[dict[str, Any]]:
-    """Tell all ranks where each computes. Returns the facts about them, in order: host, device, ...
+    """Exchange with all ranks where each of them computes, and check that the job has enough memory.
 
-    Only now is it known which ranks share a host or a GPU, and where uploads are gathered: raises UserError, the same
-    on every rank, if they need more memory than there is.
+    Memory is checked here because it is now known which ranks share a host or a GPU, and where uploads are gathered.
+
+    Returns:
+        For each rank, in order, a dict with its host, device, gpu ("" on a CPU), and no_regroup.
+
+    Raises:
+        UserError: A host or GPU has too little free memory; the same error on every rank.
     """
     settings = experiment.settings
     facts = {"host": job.host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
@@ -198,9 +208,10 @@ def exchange_facts(experiment: Experiment, job: Job, comm: Communicator, device:
 
 
 def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is_resumed: bool) -> int:
-    """Set up where this rank keeps the state of the run, and bring it to the newest whole checkpoint.
+    """Set up this rank's files of the run, and restore the newest complete checkpoint if the run is resumed.
 
-    Returns the round after which the run goes on, -1 for a run from the start.
+    Returns:
+        The round of that checkpoint; -1 if training begins at round 0.
     """
     settings, comm, silos = experiment.settings, fed.comm, experiment.settings.data.silos
     timeout_s, checkpoint = settings.comm.start_timeout_s, settings.checkpoint
@@ -212,14 +223,15 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
     fed.scheduler.lost_ranks = LostRanks(start["losses"])
     there = settings.working_dir / settings.output / start["name"]
     path = there.absolute() if directory is None else directory.path
-    if comm.audit is not None:  # here, if this host does not see rank 0's directory
+    if comm.audit is not None:  # written on this host if it does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl")
     if silos:
         write_own_preprocessing(path, settings, experiment.data)
     if settings.timeline and path.is_dir():
         head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head)
-        fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0  # it waits then
+        # A rank other than 0 waits for the next broadcast, and has time to write its lines before that.
+        fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0
     if checkpoint.every == 0:
         return -1
     stateful = bool(experiment.messages.client_state.size)
@@ -244,7 +256,7 @@ def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is
 
 
 def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
-    """Bring the files of the run directory to the round after which the run goes on (rank 0)."""
+    """Truncate the files of the run directory to the state after round `after`, from which the run resumes (rank 0)."""
     directory, best = recorder.directory, fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
     rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0)
@@ -258,24 +270,26 @@ def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, aft
 def _finish(
     recorder: Recorder, fed: Federation, reason: str, rounds_before: int, job: Job
 ) -> tuple[dict[str, Any], int]:
-    """Close the run directory (rank 0). Returns the summary, and the exit code.
+    """Close the run directory (rank 0), and return the summary and the exit code.
 
-    reason: why the federation has ended. rounds_before: rounds that earlier jobs of this run have trained.
+    Args:
+        reason: Why training ended, as `Federation.run` returns it.
+        rounds_before: Number of rounds that earlier jobs of this run have completed.
     """
     result = recorder.close(fed, reason)
-    # The signal may have come to another rank.
+    # Another rank may have received the signal; this rank then has no number, and SIGTERM is assumed.
     stopped = 128 + (recorder.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
     code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
     if os.environ.get(OUTCOME):
         rounds = len(recorder.directory.rows("metrics.jsonl")) - rounds_before
-        with suppress(OSError):  # its reader has the launcher's exit code, too
+        with suppress(OSError):  # the reader of the file can fall back to the launcher's exit code
             durable.write(Path(os.environ[OUTCOME]), f"{code} {rounds}\n".encode())
-            code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
+            code = 0 if job.launcher == "torchrun" else code  # torchrun would turn it into 1 and print a traceback
     return {**result, "directory": str(recorder.directory.shown)}, code
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    """Return the message on an error, and the exit code."""
+    """Return the message that is printed for an error, and the exit code of the job."""
     known = known_fix(error)
     if known is None and not isinstance(error, UserError | Lost):
         return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1

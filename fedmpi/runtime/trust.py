@@ -1,14 +1,14 @@
-"""Code that a config names: whether it may run, which files it is, and their copies in the run directory.
+"""Handle plug-in code that a config names: refuse it in untrusted run directories, compare it between ranks, copy it.
 
-A config is code: wherever it names `file.py:Name` or `package.module:Name`, that file is executed. A run directory has
-a config of its own, and may be somebody else's. Unless it is trusted, one that names code which is not fedmpi's own is
-refused, as is one whose config leads to further files (`base`; fedmpi writes none), and nothing is downloaded for it.
+A config can execute code: a name `file.py:Name` or `package.module:Name` imports that file. A run directory contains a
+config and may come from another person. Unless the caller trusts it, a run directory is refused if its config names
+code outside fedmpi or other files (`base`, which fedmpi never writes there), and no data are downloaded for it.
 
-The files of a run's own code are compared by all ranks and copied into its directory, for people to read, and for who
-loads the run when the files themselves are changed or gone. Modules that they import from beside them
-(common/plugin_imports.py) are compared, but not copied.
+All ranks compare the plug-in files of a run. Rank 0 copies them into the run directory, where people can read them, and
+from where they are loaded if the original files were changed or deleted. Modules that a plug-in imports from its own
+folder (common/plugin_imports.py) are compared, but not copied.
 
-This imports no torch and none of the code.
+This module imports neither torch nor any of the plug-ins.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from fedmpi.runtime.reading.files import json_of, no_run
 if TYPE_CHECKING:
     from fedmpi.runtime.record.run_dir import RunDirectory
 
-NO_LOGGERS = ("track=[]", "callbacks=[]")  # who looks at a run tells nobody of it
-NAMED = {  # where a config names code, and what
+NO_LOGGERS = ("track=[]", "callbacks=[]")  # reading a finished run must not notify trackers and callbacks
+NAMED = {  # config keys that can name code, with the kind of component
     ("data", "source"): "datasets",
     ("data", "partition", "scheme"): "partitions",
     ("model", "name"): "models",
     ("task", "name"): "tasks",
-    ("method", "name"): "methods",  # any text in the section may name one, as methods are options of others
+    ("method", "name"): "methods",  # other texts in the section, too, as a method can be an option of another one
     ("server", "rule"): "rules",
     ("server", "rule", "name"): "rules",
 }
@@ -50,15 +50,21 @@ NAMED = {  # where a config names code, and what
 
 # ---- the settings of a run directory ----
 def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
-    """Load the settings of a run directory, with overrides of the caller's own, which are trusted.
+    """Load the settings of a run directory, to read or use a finished run.
 
-    Where plug-ins are gone or have changed, the settings name their copies in the run directory. Raises UserError: no
-    run directory; or it is not trusted, and names code or files of its own.
+    If plug-in files were deleted or changed since the run, the settings name their copies in the run directory.
+
+    Args:
+        trust: Allow the run directory to execute code that is not part of fedmpi.
+        overrides: Settings KEY=VALUE of the caller, which are trusted.
+
+    Raises:
+        UserError: There is no run directory; or it is not trusted, and its config names code or other files.
     """
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise no_run(run_dir)
-    given = ["init.from=null", *NO_LOGGERS, *overrides]  # the run has a model of its own
+    given = ["init.from=null", *NO_LOGGERS, *overrides]  # the trained model is loaded later from the run directory
     if trust:
         return _with_copies(run_dir, given)
     tree = read(path).data
@@ -75,16 +81,19 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
 
 
 def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
-    """Load the settings with which the user's own run is resumed; plug-ins that are gone are named by their copies."""
+    """Load the settings with which a trusted run is resumed. Plug-ins whose files were deleted are read from copies."""
     return _with_copies(run_dir, overrides, changed=False)
 
 
 def replay_settings(
     run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
 ) -> config.Settings:
-    """Load the settings of a run for a replay: with its faults.jsonl and initial weights.
+    """Load the settings for a replay of a run, which repeats its rank failures and starts from its initial weights.
 
-    place: settings that say where the replay is written; default: beside the run, as NAME-replay.
+    Args:
+        trust: Allow the run directory to execute code that is not part of fedmpi.
+        overrides: Settings KEY=VALUE of the caller, which are trusted.
+        place: Settings for the location of the replay's run directory; default: NAME-replay in the same folder.
     """
     given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
     files = {"faults.replay": "faults.jsonl", "init.from": "initial.safetensors"}
@@ -97,22 +106,22 @@ def replay_settings(
 
 
 def guard(trust: bool) -> AbstractContextManager[None]:
-    """Return a context that refuses to load code from outside fedmpi, unless `trust` is true.
+    """Return a context in which loading code from outside fedmpi is an error, unless `trust` is true.
 
-    It is a second lock, for code that `foreign` does not find.
+    This is a second protection, against code that `foreign` does not find in the config.
     """
     return nullcontext() if trust else registry.own_code_only()
 
 
 def foreign(tree: Any) -> dict[str, str]:
-    """Return where a config names code that is not fedmpi's own -> that name; `tree` is the config as it was read."""
+    """Return a dict from config key to name, for each name of code outside fedmpi. tree: the parsed YAML."""
     kinds = ((keys, text, NAMED.get(keys, "methods" if keys[:1] == ("method",) else "")) for keys, text in _texts(tree))
     own = {kind: introspection.registry(kind) for kind in NAMED.values()}
     return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, own[kind])}
 
 
 def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every text inside a tree, with its keys."""
+    """Yield (keys, text) for every text in a tree of dicts and lists."""
     if isinstance(tree, str):
         yield keys, tree
     elif isinstance(tree, (dict, list)):
@@ -122,7 +131,7 @@ def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 # ---- the files of a run's own code ----
 class PluginFile(NamedTuple):
-    """A file of the user's own code. name: that of its copy, which is NAME-2.py for the second file called NAME.py."""
+    """A file of plug-in code. `name` is the name of its copy: NAME.py, or NAME-2.py for a second file of that name."""
 
     name: str
     path: Path
@@ -130,7 +139,7 @@ class PluginFile(NamedTuple):
 
 
 def find_plugins(names: Iterable[str]) -> list[PluginFile]:
-    """Return the files that define these plug-ins (`file.py:Name` or `package.module:Name`)."""
+    """Return the files in which plug-ins are defined, each once. names: `file.py:Name` or `package.module:Name`."""
     places = [(name, name.rpartition(":")[0]) for name in names]
     files = [at if registry.is_file(name) else getattr(sys.modules.get(at), "__file__", None) for name, at in places]
     plugins, same_name = list[PluginFile](), Counter[str]()
@@ -143,7 +152,10 @@ def find_plugins(names: Iterable[str]) -> list[PluginFile]:
 
 
 def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
-    """Return digests of plug-ins and of what they import, which ranks and resumed runs compare; paths may differ."""
+    """Return a dict of digests (short checksums) of plug-in files and of modules that they import.
+
+    Ranks are compared by these digests, and a resumed run with its start; the paths of the files may differ.
+    """
     known = {each.path for each in plugins}
     contents = {f"(plug-in {each.name})": each.content for each in plugins}
     for each in plugins:
@@ -154,9 +166,9 @@ def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
 
 
 def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
-    """Copy plug-ins into plugins/ of a run directory. Returns what environment.json says of each.
+    """Copy plug-in files into plugins/ of a run directory, and return their entries for environment.json.
 
-    A copy of another content, which the run had before checkpoint.changes=accept, stays there under another name.
+    If a copy with other content exists, from before a change was accepted (checkpoint.changes=accept), it is renamed.
     """
     rows = []
     for name, path, content in plugins:
@@ -170,10 +182,13 @@ def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
 
 
 def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) -> config.Settings:
-    """Load the settings of a run directory; plug-ins `file.py:Name` that are gone are named by their copies.
+    """Load the settings of a run directory, in which copies replace plug-ins `file.py:Name` whose files were deleted.
 
-    changed: whether copies also stand for files that are there, with another content than then. Raises UserError where
-    the copy itself was changed.
+    Args:
+        changed: Whether copies also replace files that exist, but have changed since the run began.
+
+    Raises:
+        UserError: A copy that is needed is missing or was changed.
     """
     path, copies, new_names = run_dir / "config.yaml", _copies(run_dir), dict[str, str]()
     tree = loading.merge(Document(read(path).data), loading.command_line(overrides)).data
@@ -196,7 +211,10 @@ def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) 
 
 
 def _copies(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Return {file: entry on its copy} of environment.json, which may be somebody else's; {} where it is damaged."""
+    """Return a dict from plug-in file to its entry in environment.json; {} if that file is damaged.
+
+    Entries with copies outside plugins/ are left out, as the run directory may come from another person.
+    """
     try:
         rows = (json_of(run_dir / "environment.json") or {}).get("plugins") or []
         copies = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
@@ -207,5 +225,5 @@ def _copies(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

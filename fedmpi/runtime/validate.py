@@ -1,4 +1,4 @@
-"""`fedmpi validate`: everything that can be checked of a config without training."""
+"""Check a config as `fedmpi validate` does: everything that can be checked without training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,20 @@ from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
 
-SHOWN = 20  # sites that have a line each
+SHOWN = 20  # largest number of sites that are listed, one line each
 
 
 def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
-    """Check everything that can be checked without training, data included. Returns rows (label, text) to show.
+    """Check everything about a config that can be checked without training; this reads the data and builds the model.
 
-    job: whose ranks need memory; None: a single process.
+    Args:
+        job: The job whose ranks must have enough memory; None: a single process.
+
+    Returns:
+        Rows (label, text) that describe the experiment, for the console.
+
+    Raises:
+        UserError: The settings are invalid, do not fit the data, or need more memory than is free.
     """
     from fedmpi.comm.base import Solo
 
@@ -68,7 +75,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
 
 
 def _sample(shape: Shape) -> str:
-    """Describe the shape of one sample; of images and volumes with the meaning of each axis."""
+    """Return a text on the shape of one sample; for images and volumes it names each axis."""
     if isinstance(shape, dict):
         return ", ".join(f"{name} {part}" for name, part in shape.items())
     axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
@@ -76,7 +83,7 @@ def _sample(shape: Shape) -> str:
 
 
 def _site_rows(data: Federated, task: Task) -> list[tuple[str, str]]:
-    """Return rows (label, text): how many samples each site has for training and tests, of which classes or events."""
+    """Return a row (label, text) for each site: its numbers of samples in each part of its data, by class or event."""
     rows = []
     for client, name in list(enumerate(data.site_names))[:SHOWN]:
         preparation = data.own_preparation.get(client, data.preparation)
@@ -92,7 +99,7 @@ def _site_rows(data: Federated, task: Task) -> list[tuple[str, str]]:
 
 
 def _targets(shard: Shard, names: Sequence[str], task: Task) -> str:
-    """The number of events of a survival task, or of samples of each class, in brackets; "" for other targets."""
+    """Return the number of events (survival task) or of samples of each class, in parentheses; "" for other targets."""
     y: Tensor = shard.y[shard.index]
     if isinstance(task, Survival):
         return f" ({count(int((y[:, 0] == 1).sum()), 'event')})"

@@ -1,1 +1,1 @@
-"""What a run leaves on disk and on the console."""
+"""The files that a run writes to its run directory, and the lines that it prints on the console."""

@@ -1,22 +1,22 @@
-"""The files of a run directory on its data: which client has which samples, and how rows were prepared.
+"""Write and read the files of a run directory on its data: the samples of each client, and the preprocessing of rows.
 
-partition.json has `sizes` and `label_counts` by client. Of more than MANY clients partition.npz has them instead:
-`offsets`, whose differences are the sizes, and `label_counts`.
+partition.json has the `sizes` and `label_counts` of all clients. If there are more than MANY clients, they are in
+partition.npz instead: `offsets`, whose differences are the sizes, and `label_counts`.
 
-preprocessing.json says how new rows are prepared for the model:
+preprocessing.json describes how new rows are prepared for the model:
 
     {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...], "targets": {...}}
 
-The fields of the kind are those of its class (`fedmpi.data.preparation`).
+The other fields are those of the class for this kind (`fedmpi.data.preparation`).
 
-augment       the config's `data.augment`; operations without randomness also apply to new rows, as to test rows
-client_sites  the site of each client, where clients are sites; `--client` takes these names. Of more than MANY clients
-              they are there only where sites prepare their rows by their own.
-targets       mean and deviation of the training targets by the name of each site, or under "" for all, where the config
-              standardises them: then the outputs of the model are standardised
+augment       data.augment of the config. Operations without randomness also apply to new rows, as they do to test rows
+client_sites  the site of each client if clients are sites; the option `--client` takes these names. For more than MANY
+              clients it is written only if each site prepares rows by its own statistics
+targets       mean and deviation of the training targets, by site name or under "" for all sites, if the config
+              standardises targets; the outputs of the model are then standardised, too
 
-The file lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
-of their columns stays there.
+The file is in the run directory beside the model. With data.silos each site has one in state/SITE, written by the
+site's rank, so that statistics of a site's columns stay with the site.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PREPROCESSING, FORMAT = "preprocessing.json", 1
 
 # ---- partition.json and partition.npz ----
 def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Federated) -> None:
-    """Write both files; no arrays in silo mode, which has no common numbering of samples."""
+    """Write partition.json, and partition.npz except in silo mode, which has no common numbering of samples."""
     sizes, counts = data.train_sizes, data.label_counts if data.counts_shared else None
     facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
     in_json = data.parts is None or len(sizes) <= MANY
@@ -69,9 +69,15 @@ def write_partition(directory: RunDirectory, scheme: str, seed: int, data: Feder
 
 
 def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
-    """Return (sizes, label counts) by client; None for what the run does not have, and arrays if clients are many.
+    """Return the sizes and the label counts of all clients of a run; None for a value that the run does not have.
 
-    facts: the content of partition.json. Raises ValueError: partition.npz is needed for it, and cannot be read.
+    facts: the content of partition.json.
+
+    Returns:
+        Two lists (N,) and (N, c), or arrays if they are read from partition.npz.
+
+    Raises:
+        ValueError: The values are in partition.npz, which cannot be read.
     """
     if "sizes" in facts or not facts:
         return facts.get("sizes"), facts.get("label_counts")
@@ -85,7 +91,7 @@ def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
 # ---- preprocessing.json ----
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a run's rows were prepared."""
+    """The preprocessing of a run's rows, as in preprocessing.json."""
 
     preparation: Preparation
     augment: Sequence[Any] = ()
@@ -94,15 +100,17 @@ class Preprocessing:
 
     @property
     def target_sites(self) -> tuple[str, ...]:
-        """The sites that standardise targets by their own; () where none does, or all do alike."""
+        """The sites that standardise targets by their own statistics; () if none does, or all use pooled statistics."""
         return tuple(name for name in self.targets if name)
 
     def scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
-        """Return the scale of the targets of each row; None where targets are not standardised.
+        """Return the mean and deviation of the targets for each row; None if targets are not standardised.
 
         Args:
-            sites: the site of each row, or one site for all of them; () where that is not known.
-            rows: how many there are.
+            sites: The site of each row, or one site for all rows; () if it is not known.
+
+        Raises:
+            UserError: Sites have their own statistics, and a row's site is not given or unknown.
         """
         if not self.target_sites:
             return [self.targets[""]] * rows if self.targets else None
@@ -118,7 +126,7 @@ class Preprocessing:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations of data.augment."""
+        """The augmentation operations of data.augment."""
         pairs = [(item, None) if isinstance(item, str) else next(iter(item.items())) for item in self.augment]
         return tuple(operation(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))
 
@@ -131,7 +139,7 @@ class Preprocessing:
 
 
 def read_preprocessing(path: Path) -> Preprocessing:
-    """Read a preprocessing.json. Raises UserError if it is missing or damaged."""
+    """Read a preprocessing.json file. Raises UserError if it is missing or damaged, or has another format."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         form, augment, sites = facts.pop("format"), facts.pop("augment"), facts.pop("client_sites", [])
@@ -144,7 +152,7 @@ def read_preprocessing(path: Path) -> Preprocessing:
 
 
 def write_preprocessing(directory: RunDirectory, settings: Settings, data: Federated) -> None:
-    """Write preprocessing.json beside the model (rank 0); with data.silos each site writes its own."""
+    """Write preprocessing.json to the run directory (rank 0), if there is a preparation that all sites share."""
     if data.preparation is not None:
         by_site = data.preparation.site_names or any(data.target_scales)
         sites = data.site_names if by_site or data.clients <= MANY else ()
@@ -153,7 +161,7 @@ def write_preprocessing(directory: RunDirectory, settings: Settings, data: Feder
 
 
 def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
-    """Write what the sites that this rank opens have fitted, each into its folder of state/."""
+    """Write preprocessing.json for each site whose files this rank has opened, to state/SITE (data.silos)."""
     directory = RunDirectory(folder)
     for client, preparation in data.own_preparation.items():
         site = data.site_names[client]
@@ -163,14 +171,15 @@ def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -
 
 
 def site_file(run: Path, site: str) -> Path:
-    """Return the path of a site's own preprocessing.json, which the site's rank writes."""
+    """Return the path of a site's own preprocessing.json, which the rank of the site writes."""
     return run / "state" / site / PREPROCESSING
 
 
 def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) -> Path:
-    """Return the preprocessing.json of a site; of any site if no site is named and all have the same.
+    """Return the path of the preprocessing.json of a site; of any site if `site` is None and all have equal files.
 
-    Raises UserError if there is none, or if no site is named and sites differ.
+    Raises:
+        UserError: The file is not on this host; or no site is named and the sites' files differ.
     """
     if site is not None and site not in silos:
         raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")

@@ -1,7 +1,8 @@
-"""Write files atomically, also in case of a power cut, and files of tensors with a checksum.
+"""Write files atomically, even if power fails, and write files of tensors with a checksum.
 
-Written under a temporary name, fsync, rename, fsync of the folder. A file of tensors holds its manifest as safetensors
-metadata: {"facts": ..., "sha256": of facts, names, shapes, types and values}.
+A file is written under a temporary name, synchronised to disk (fsync) and renamed; then its folder is synchronised. A
+file of tensors has a manifest in its safetensors metadata: {"facts": JSON text, "sha256": checksum of facts, names,
+shapes, types and values}.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch import Tensor
 
 
 class CorruptFileError(Exception):
-    """A file is missing, cut short or changed; the message says which and how."""
+    """Raised if a file is missing, cut short or changed. The message has its path and the problem."""
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file, in place of one of that name if there is one. Raises OSError, leaving no temporary file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # others may write it, too: the last one's stays
+    """Write a file atomically, and replace an existing one. Raises OSError, and then leaves no temporary file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # unique, as other processes may write the file, too
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -39,7 +40,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until what was written to a file, or the entries of a folder, are on disk."""
+    """Wait until the content of a file, or the entries of a folder, are on disk (fsync)."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -48,14 +49,21 @@ def sync(path: Path) -> None:
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
-    """Serialise tensors (on the CPU) and `facts` (JSON) with their checksum. Equal arguments give equal bytes."""
+    """Return tensors (on the CPU) and `facts` (JSON) as a safetensors file with a checksum.
+
+    Equal arguments give equal bytes.
+    """
     text = json.dumps(facts, sort_keys=True)
     manifest = {"facts": text, "sha256": _digest(tensors, text)}
     return safetensors.torch.save(dict(tensors), {"fedmpi": json.dumps(manifest)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Read (tensors, facts) of a file whose content was made by `serialize_tensors`. Raises CorruptFileError."""
+    """Read tensors and facts from a file with content made by `serialize_tensors`, and verify its checksum.
+
+    Raises:
+        CorruptFileError: The file cannot be read, is damaged, or does not match its checksum.
+    """
     try:
         content = path.read_bytes()
         tensors = safetensors.torch.load(content)

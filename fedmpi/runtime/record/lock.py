@@ -1,11 +1,12 @@
-"""One job at a time in a run directory: rank 0 holds a lock from before it reads it until all ranks are at their end.
+"""Lock a run directory, so that only one job at a time uses it.
 
-flock(2) on RUN_DIR/lock, which names who holds it. The lock ends with the process, so none is ever left over. Between
-hosts it holds on local disks, NFS since Linux 2.6.12, GPFS, BeeGFS and Lustre mounted with -o flock. Where there are
-no locks at all a warning says so: there it is up to who starts the jobs.
+Rank 0 locks the directory before it reads it, and holds the lock until all ranks have finished. The lock is flock(2) on
+the file RUN_DIR/lock, which contains host and process of its holder. The system releases it when the process ends, so a
+lock is never left over. It works between hosts on NFS since Linux 2.6.12, on GPFS, on BeeGFS, and on Lustre mounted
+with -o flock. If a file system has no locks a warning says so, and users must not start two jobs in one directory.
 
-`inspect` takes a shared lock for a moment to see whether there is a job; a job that starts in that moment tries again.
-The package filelock has no shared locks, and does not tell who holds one.
+`inspect` takes a shared lock for a moment to find out whether a job is running; a job that starts in that moment tries
+again. The package filelock is not used, as it has no shared locks and does not tell who holds one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ HELD = (errno.EWOULDBLOCK, errno.EACCES)
 
 @contextmanager
 def hold(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock. Raises UserError, having touched nothing, where another process has it."""
+    """Hold the lock of a run directory within this context.
+
+    Raises:
+        UserError: Another process holds the lock, in which case nothing is changed; or the file cannot be written.
+    """
     path = directory / NAME
     since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
@@ -49,7 +54,7 @@ def hold(directory: Path) -> Iterator[None]:
 
 
 def _acquire(file: FileIO, path: Path) -> None:
-    """Lock an open file. It is tried for MOMENT_S, since another process may only look who holds it."""
+    """Lock an open file. Tries for MOMENT_S seconds, as `inspect` in another process may hold it for a moment."""
     until = time.monotonic() + MOMENT_S
     while True:
         try:
@@ -71,9 +76,11 @@ def _acquire(file: FileIO, path: Path) -> None:
 
 
 def inspect(directory: Path) -> tuple[bool | None, dict[str, Any]]:
-    """Return whether a job works in this directory, and host, pid and since of this job, or of the last one.
+    """Return whether a job is using this run directory, and host, pid and start time of this job or of the last one.
 
-    None instead of True or False: it is not known, as there is no lock file, or the file system has no locks.
+    Returns:
+        True, False, or None if that is unknown, as there is no lock file or the file system has no locks; and a dict
+        with `host`, `pid` and `since`, which is {} if it cannot be read.
     """
     path = directory / NAME
     try:

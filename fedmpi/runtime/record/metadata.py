@@ -1,4 +1,4 @@
-"""Describe how a run is made: config.yaml with every default, and environment.json."""
+"""Compute the content of config.yaml (the settings with all defaults) and environment.json (versions and machine)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic"
 def describe_environment(
     launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], threads: int
 ) -> dict[str, Any]:
-    """Return the contents of environment.json: versions, machine, command.
+    """Return the content of environment.json: the command, versions of packages, and the machine.
 
-    ranks: facts about each rank, in order, such as {"host": ..., "device": ...}; threads: per rank.
+    Args:
+        ranks: For each rank, in order, a dict such as {"host": ..., "device": ...}.
     """
     import torch
 
     has_gpu, nccl = torch.cuda.is_available(), torch.distributed.is_nccl_available()
-    mpi = sys.modules.get("mpi4py.MPI")  # only if it is in use: to import it would start MPI
+    mpi = sys.modules.get("mpi4py.MPI")  # not imported here, as an import starts MPI
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(map(shown, sys.argv)),  # without secrets
+        "command": shlex.join(map(shown, sys.argv)),  # secrets are hidden
         "directory": os.getcwd(),
         "launcher": launcher,
         "backend": backend,
@@ -64,8 +65,11 @@ def describe_environment(
 
 
 def git_commit(directory: Path) -> dict[str, Any] | None:
-    """Return the commit of the code in `directory`, and whether tracked files differ from it; None without git, or in a
-    repository that does not know these files: a project's around its .venv."""
+    """Return the git commit of the code in `directory`, and whether tracked files differ from it.
+
+    None if git is missing, or if the repository does not contain these files, such as that of a project with fedmpi in
+    its .venv.
+    """
     answers = []
     for arguments in ("rev-parse HEAD HEAD:./", "status --porcelain --untracked-files=no"):
         command = ["git", "-C", str(directory), *arguments.split()]
@@ -78,7 +82,7 @@ def git_commit(directory: Path) -> dict[str, Any] | None:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package; None if it is not installed."""
+    """Return the version of a Python package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -87,18 +91,18 @@ def installed_version(package: str) -> str | None:
 
 # ---- config.yaml ----
 def resolve(settings: Settings) -> Settings:
-    """Return the settings as they are written down: every option of method, model, task, data source, partition,
-    augmentation and server rule has its value, of those that are not given the default that its code has today.
+    """Return the settings as they are written to config.yaml, with the values of all options.
 
-    A default may be another one in a later version, and in a file of one's own after the next edit. Left out are
-    defaults that YAML cannot hold, or that the option's own type refuses, and what may be a secret. `checkpoint.resume:
-    must` and `checkpoint.changes: accept` are said of a start, not of the run, whose config may be run again.
+    Options of method, model, task, data source, partition, augmentation and aggregation rule that the config does not
+    name get the default of the current code, as a later version or edit may change it. The result lacks defaults that
+    YAML cannot represent or that the type of the option does not allow, and options that may be a secret.
+    `checkpoint.resume: must` and `checkpoint.changes: accept` are reset, since they apply to one start of the run.
     """
     from fedmpi.aggregation import rules  # imports torch
 
     data, server, checkpoint = settings.data, settings.server, settings.checkpoint
     operations = []
-    for item in data.augment:  # {crop: {size: 32}} with all options, or as it was where it has none
+    for item in data.augment:  # becomes {crop: {size: 32}} with all options, or is kept if it has none
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
         target = registry.load(name, augment.registry, "augmentation")
         given = {} if given is None else given if isinstance(given, Mapping) else {target.short: given}
@@ -123,14 +127,14 @@ def resolve(settings: Settings) -> Settings:
 
 
 def _resolve_section(section: Any, kind: registry.PluginKind) -> BaseModel:
-    """Return a section that names something of a kind with all options of that."""
+    """Return a copy of a section that selects a component of this kind, with all options of the component."""
     target = registry.load(section.selected_name, kind.registry, kind.label)
     copy: BaseModel = section.model_copy(update=defaults(target, section.options, kind.supplied, section.reserved_keys))
     return copy
 
 
 def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a method, and of methods that are options of it."""
+    """Return all options of a method, including the options of methods that are its options."""
     target = registry.load(name, methods.registry, methods.KIND.label)
     fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
     inner = {f.name: f.default for f in fields if f.metadata.get("method")}
@@ -150,7 +154,12 @@ def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def defaults(
     target: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return option -> default for the options that are not given."""
+    """Return a dict from option to default, for the options of a component that are not given.
+
+    Args:
+        supplied: Parameters that fedmpi passes itself; they are not options.
+        beside: Keys that belong to the config section, not to the component.
+    """
     typed, out = options.declared_options(target, given, supplied)[0], dict[str, Any]()
     parameters = inspect.signature(target).parameters.values()
     declared = {each.name: each.default for each in parameters if each.default is not each.empty}
@@ -160,13 +169,13 @@ def defaults(
         if name in given or name in supplied or name in beside or looks_secret(name, default):
             continue
         try:
-            value = json.loads(json.dumps(default, default=_path_text))  # as YAML gives it back: tuples as lists
+            value = json.loads(json.dumps(default, default=_path_text))  # as YAML would return it: tuples become lists
             checked = options.check(target, {**given, name: value}, "", supplied)[name]
-            # (3, 3) comes back as a list where no type says otherwise: a user's own code may mind.
+            # Without a type annotation, (3, 3) would be read back as a list, which a user's own code may not accept.
             is_typed = typed.get(name, Any) is not Any
             if checked == default or (is_typed and json.loads(json.dumps(checked, default=_path_text)) == value):
                 out[name] = value
-        except (UserError, ValueError, TypeError):  # what no file can hold; None that stands for "not given"; arrays
+        except (UserError, ValueError, TypeError):  # values that no file can hold, such as arrays; None for "not given"
             continue
     return out
 

@@ -1,4 +1,4 @@
-"""Record a run: on rank 0 in its directory, on the console and with loggers; on every rank checkpoints."""
+"""Record a run: rank 0 writes its directory, prints lines and calls loggers; every rank writes checkpoints."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
 from fedmpi.runtime.record.tracking import LoggerCollection
 
-CLIENTS_TAIL = 1 << 16  # bytes of clients.jsonl, which hold the rows of more clients than are shown
+CLIENTS_TAIL = 1 << 16  # bytes read from the end of clients.jsonl: rows of more clients than are shown
 
 
 class RankRecorder(RunCallbacks):
-    """What every rank records: checkpoints. The engine calls its other methods on any rank, too; they do nothing."""
+    """The recorder of a rank other than 0, which only writes the rank's checkpoints; other callbacks do nothing."""
 
-    checkpoints: Checkpoints | None = None  # where the run has any
+    checkpoints: Checkpoints | None = None  # None: the run has no checkpoints
 
     def __init__(self) -> None:
         super().__init__()
-        self.early_lines: list[str] = []  # of the log, before there is one
+        self.early_lines: list[str] = []  # lines for the log before the log file exists
         self.log: Callable[[str], object] = self.early_lines.append
 
     @contextmanager
     def collect_warnings(self) -> Iterator[None]:
-        """Copy each warning, which is shown as ever, into log.txt, for readers who no longer have the console."""
+        """Copy all warnings within this context to log.txt, in addition to showing them."""
         show = warnings.showwarning
 
         def show_and_log(message: Warning | str, *where: Any, **more: Any) -> None:
             show(message, *where, **more)
-            with suppress(UserError, ValueError):  # a full disk, of which the round's own line will tell
+            with suppress(UserError, ValueError):  # if the disk is full, the write of the round's results reports it
                 self.log(f"warning: {message}")
 
         with warnings.catch_warnings():
@@ -62,21 +62,21 @@ class RankRecorder(RunCallbacks):
             self.checkpoints.save(fed, t, memory, last)
 
     def say(self, text: str) -> None:
-        """Show a line on the console, which rank 0 has."""
+        """Print a line on the console. Does nothing on ranks except 0."""
 
     def close_failed(self, reason: str) -> str:
-        """Close a run that fails. Returns how to go on, if rank 0 can."""
+        """Close a failed run, and return a line on how to resume it; "" if it cannot be resumed, and on other ranks."""
         return ""
 
 
 class Recorder(RankRecorder):
-    """Writes the results of a run at rank 0: to its directory, the console and loggers.
+    """The recorder of rank 0: it sends results of a run to the run directory, the console, trackers and callbacks.
 
-    It is made before the ranks are connected, so that a run that fails at any time can be closed, and opened with the
-    run directory when that is known.
+    It is created before the ranks connect, so that a run can be closed whenever it fails. `open` is called later, when
+    the run directory is known.
     """
 
-    is_described = False  # whether the directory says which run it holds
+    is_described = False  # whether `describe` has written the settings of the run to the directory
 
     def open(
         self,
@@ -86,12 +86,16 @@ class Recorder(RankRecorder):
         loggers: LoggerCollection | None,
         lines: Sequence[str],
     ) -> None:
-        """Write to this directory, and tell these loggers, from now on; show these lines on the console."""
+        """Start to record: set run directory and loggers, print `lines`, and write earlier log lines.
+
+        Args:
+            loggers: Trackers and callbacks; None: the config names none.
+        """
         settings, task = experiment.settings, experiment.task
         self.directory, self.experiment, self.stop, self.loggers = directory, experiment, stop, loggers
         protocols = sorted(settings.evaluate.protocol, key="global".__ne__)
         starts = ["" if each == "global" else f"{each}_" for each in protocols]
-        self.metrics = [f"{start}{name}" for start in starts for name in ("loss", *task.names)]  # what rounds may have
+        self.metrics = [f"{start}{name}" for start in starts for name in ("loss", *task.names)]  # of evaluated rounds
         best = settings.evaluate.best.metric
         self.shown_metrics = [*self.metrics[: 1 + len(task.names)], *([f"validation_{best}"] if best else [])]
         self.model_facts = {
@@ -99,7 +103,7 @@ class Recorder(RankRecorder):
             "classes": str(experiment.data.classes),
             **personal_facts(settings.method.name, experiment.messages),
         }
-        self.rounds_shown, self.wall_s = 0, 0.0  # of this job: its rounds, and the seconds that they took
+        self.rounds_shown, self.wall_s = 0, 0.0  # rounds of this job, and their total duration in seconds
         self.log = partial(directory.append, "log.txt")
         for line in lines:
             self.say(line)
@@ -112,9 +116,14 @@ class Recorder(RankRecorder):
         environment: Mapping[str, Any],
         own_code: Sequence[trust.PluginFile],
     ) -> None:
-        """Write which run the directory holds: settings, environment, the user's own code, who holds which samples.
+        """Write the files that describe the run: settings, environment, plug-in code, partition and preprocessing.
 
-        From now on a run that fails leaves a summary.
+        After this call a failed run also gets a summary.
+
+        Args:
+            identity: Settings and digests of code and data, with which a resumed run is compared (identity.json).
+            environment: The content of environment.json, without plug-ins.
+            own_code: The plug-in files of the run.
         """
         self.is_described = True
         directory, experiment, settings = self.directory, self.experiment, self.experiment.settings
@@ -129,19 +138,23 @@ class Recorder(RankRecorder):
         write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)
 
     def begin(self, fed: Federation, first: int, resumed: bool) -> None:
-        """Prepare for the rounds. first: the first round that loggers get; resumed: whether the run was resumed."""
+        """Prepare for training, and call the hook `begin` of all loggers.
+
+        Args:
+            first: The first round that loggers receive.
+        """
         assert fed.server is not None
         self.server = fed.server
         if self.loggers is not None:
             self.loggers.begin(self.experiment.settings, self.directory, first, resumed)
 
     def say(self, text: str) -> None:
-        """Show a line on the console, and add it to the log."""
+        """Print a line on the console, and append it to log.txt."""
         self.log(text)
-        if sys.stdout is not None:  # None: closed when Python started
+        if sys.stdout is not None:  # None if it was closed when Python started
             say(text, sys.stdout)
 
-    # ---- what the engine calls ----
+    # ---- callbacks of the engine ----
     def round(self, row: dict[str, Any]) -> None:
         self.directory.append("metrics.jsonl", row)
         self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + row["wall_s"]
@@ -165,7 +178,11 @@ class Recorder(RankRecorder):
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
-        """Write the final model and the summary, and show the results. Returns the summary."""
+        """Write the final model and the summary, print the results, and return the summary.
+
+        Args:
+            reason: Why training ended, as `Federation.run` returns it.
+        """
         assert fed.server is not None
         self.directory.write_model(self.experiment.model.state_dict(fed.server.w, fed.server.b), self.model_facts)
         best, ended = fed.server.best, reason
@@ -189,8 +206,14 @@ class Recorder(RankRecorder):
         return result
 
     def close_failed(self, reason: str) -> str:
-        """Leave whole lines, and a summary of the rounds that are done, of a run that fails. Returns how to go on, if
-        the run can."""
+        """Close the files of a failed run, and write a summary of its completed rounds.
+
+        Args:
+            reason: The cause of the failure, for the summary.
+
+        Returns:
+            A line on how to resume the run; "" if it has no checkpoint.
+        """
         if self.is_described and self.directory.close_failed():
             self._write_summary(f"failed: {reason}")
             if any(self.directory.path.glob("checkpoints/[0-9]*")):
@@ -202,6 +225,6 @@ class Recorder(RankRecorder):
         rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
         best = best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
         result = summary(rows, metric_names(rows, self.metrics), exit_reason, lost, best, falling)
-        directory.write_json("summary.json", result)  # the last thing of a run, which is sealed as it is then
+        directory.write_json("summary.json", result)  # the last file before the checksums of all files are computed
         directory.write_json(SEAL, seal(directory.path))
         return result

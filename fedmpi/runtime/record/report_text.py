@@ -1,4 +1,4 @@
-"""The texts that a run prints before, during and after training."""
+"""Format the lines that a run prints before, during and after training."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from fedmpi.engine.messages import Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 
-MOST_CLIENTS = 20  # that have a line each at the end
+MOST_CLIENTS = 20  # up to this number, each client has its own line at the end
 
 
 # ---- before ----
 def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines that a run prints first. ranks: facts about each rank, with its host and device."""
+    """Return the lines that a run prints before training.
+
+    Args:
+        ranks: For each rank, in order, a dict with its `host`, `device` and `gpu`.
+    """
     s, data, messages = experiment.settings, experiment.data, experiment.messages
     sizes, silos = data.train_sizes, s.data.silos or ()
     where = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
@@ -46,7 +50,7 @@ def headlines(experiment: Experiment, job: Job, backend: str, ranks: Sequence[Ma
 
 
 def describe_experiment(experiment: Experiment) -> str:
-    """Name method, data and model; a plug-in by its file's name."""
+    """Return a text with method, data set, model and number of parameters. Plug-ins are named without their folder."""
     s = experiment.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
     untrained = sum(p.numel() for p in experiment.model.frozen.values())
@@ -55,7 +59,11 @@ def describe_experiment(experiment: Experiment) -> str:
 
 
 def describe_training(s: Settings, clients: int, own_length: bool = False) -> str:
-    """Describe who trains in a round, how long (unless the method has options for that), and with which optimiser."""
+    """Return a text on local training: cohort size, epochs or steps, batch size, optimiser and learning rate.
+
+    Args:
+        own_length: The method's own options decide how long clients train, so epochs and steps are left out.
+    """
     train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     work = count(train.steps or 0, "step") if train.epochs is None else count(train.epochs, "epoch")
     amount = "" if own_length else f"{work} "
@@ -69,7 +77,10 @@ def describe_training(s: Settings, clients: int, own_length: bool = False) -> st
 
 
 def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
-    """Say how much a client sends and receives in a round, on average where rounds differ, and in which formats."""
+    """Return a text on the bytes that a client sends and receives per round, and on the wire format.
+
+    If rounds differ, the text has the largest and the mean upload.
+    """
     up = [messages.upload(t).size * itemsize for t in range(max(rounds, 1))]
     receives = size_text((messages.announcement().packing.size + messages.per_client.size) * itemsize)
     mean = f" ({size_text(int(fmean(up)))} on average)" if min(up) < max(up) else ""
@@ -78,8 +89,11 @@ def describe_traffic(messages: Messages, rounds: int, itemsize: int) -> str:
 
 
 def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
-    """Name the devices of all ranks: `cpu (x86_64)`, `4 x NVIDIA H100, rank 0 on cpu`. facts: about each rank."""
-    gpus = {each["gpu"]: each["device"] for each in facts if each.get("gpu")}  # several ranks may share one
+    """Return a text on the devices of all ranks, such as `cpu (x86_64)` or `4 x NVIDIA H100, rank 0 on cpu`.
+
+    facts: for each rank, in order, a dict with its `device` and `gpu`.
+    """
+    gpus = {each["gpu"]: each["device"] for each in facts if each.get("gpu")}  # each GPU once; ranks may share it
     on_cpu = [rank for rank, each in enumerate(facts) if not each.get("gpu")]
     if not gpus:
         return ", ".join(dict.fromkeys(each["device"] for each in facts))
@@ -88,7 +102,12 @@ def describe_devices(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def resume_line(after: int, rounds: int, rows: int) -> str:
-    """Say where a run goes on. after: the last complete round, -1: none; rows: rounds that metrics.jsonl has."""
+    """Return the line that a resumed run prints first.
+
+    Args:
+        after: The last round of which there is a complete checkpoint; -1: none.
+        rows: The number of rounds in metrics.jsonl.
+    """
     if after >= 0:
         return f"going on after round {after} ({after + 1} of {rounds} done)"
     anew = f"no checkpoint is whole, {count(rows, 'round')} to be trained anew" if rows else "no round was complete"
@@ -97,8 +116,13 @@ def resume_line(after: int, rounds: int, rows: int) -> str:
 
 # ---- during ----
 def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean_s: float) -> str:
-    """Return the line on a row of metrics.jsonl: its number, the metrics `names` if the round was evaluated, its
-    seconds, and the time left. mean_s: what a round of this job has taken."""
+    """Return the line that is printed after a round: its number, metrics, duration, and the estimated time left.
+
+    Args:
+        row: The round's row of metrics.jsonl.
+        names: The metrics to show, if the round was evaluated.
+        mean_s: The mean duration of a round in this job, in seconds.
+    """
     done = int(row["round"]) + 1
     metrics = [f"{name} {format_metric(name, row[name])}" for name in names if row.get(name) is not None]
     left_s = max(rounds - done, 0) * mean_s
@@ -107,7 +131,12 @@ def round_line(row: Mapping[str, Any], rounds: int, names: Sequence[str], mean_s
 
 
 def rank_failure_line(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
-    """Return the line on a row of faults.jsonl (engine/faults/lost_ranks.py)."""
+    """Return the line on a rank failure.
+
+    Args:
+        row: The row of faults.jsonl (engine/faults/lost_ranks.py).
+        sites: The names of the sites in silo mode; otherwise clients are named by their numbers.
+    """
     ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
     text = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
     for key, what in (("clients", "sits this round out"), ("gone", "is gone")):
@@ -127,9 +156,10 @@ def result_lines(
     clients: list[dict[str, Any]],
     experiment: Experiment,
 ) -> list[str]:
-    """Return the lines that a run prints last: metrics of a few clients, the headline metric, faults, traffic.
+    """Return the lines that a run prints after training: metrics of clients, the main metric, faults, traffic.
 
-    rows: of metrics.jsonl; result: summary.json; clients: rows of clients.jsonl of the last evaluation.
+    Args:
+        clients: The rows of clients.jsonl of the last evaluation; shown if they are at most MOST_CLIENTS.
     """
     names, lines = ("loss", *experiment.task.names), list[str]()
     if 0 < len(clients) <= MOST_CLIENTS:
@@ -159,7 +189,7 @@ def result_lines(
 
 
 def _headline(rows: list[dict[str, Any]], result: Mapping[str, Any], name: str) -> str:
-    """Return the line on the last value of a metric, and its mean over the last ten rounds that have it."""
+    """Return the line with the last value of a metric, and its mean over the last ten rounds with a value."""
     at, mean = result["last_round"][name] + 1, result["mean_last_10"].get(name)
     last = "the last round" if at == result["rounds"] else f"round {at}"
     line = f"{name} {format_metric(name, result['last'][name], 4)} {f'after {last}' if at else 'of the initial model'}"

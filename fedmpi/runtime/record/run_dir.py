@@ -1,8 +1,9 @@
-"""The run directory: everything needed to read, plot and repeat a run. docs/runs.md lists its files.
+"""Write the run directory: all files that are needed to read, plot and repeat a run. docs/runs.md lists them.
 
-Only rank 0 writes; of timeline, state and audit each rank its own files. A file that is written once is written whole
-or not at all; lines are flushed as they come. JSON has no NaN: numbers that are not finite are written as null. Secrets
-are left out (common/redaction.py). A run that was killed has no summary.json; all else in its directory can be read.
+Rank 0 writes all files, except that each rank writes its own files of timeline, state and audit. A file that is written
+once is written completely or not at all; lines are appended and flushed one by one. As JSON has no NaN, numbers that
+are not finite are written as null. Secrets are hidden (common/redaction.py). The directory of a run that was killed has
+no summary.json, but all its other files can be read.
 """
 
 import hashlib
@@ -27,30 +28,32 @@ from fedmpi.runtime.record import durable
 MODEL, BEST, INITIAL = "model.safetensors", "model-best.safetensors", "initial.safetensors"
 REPORT, SEAL = "report.html", "seal.json"
 SEALED_BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
-SEALED = (  # and plugins/; what other ranks write, or what is written later, is not among them
+SEALED = (  # files with checksums in seal.json, besides plugins/; no files of other ranks or of later commands
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
     *(*SEALED_BY_ROUND, "faults.jsonl"),
     *(INITIAL, "accepted.jsonl", MODEL, BEST, "summary.json"),
 )
-SYNCED = ("faults.jsonl", "accepted.jsonl")  # a resumed run depends on every line of these
-END_S = 5.0  # allowed for a write in progress where a run is ended
+SYNCED = ("faults.jsonl", "accepted.jsonl")  # synchronised to disk, as a resumed run depends on every line
+END_S = 5.0  # seconds to wait for a write in progress when a run fails
 TIMELINE, FLUSH_S, MOST_LINES = "timeline", 5.0, 1000
 
 
 class RunDirectory:
-    """One run's directory. `path` exists and is absolute; messages have it as `shown`, as it was given.
+    """The directory of one run. `path` is absolute, and `shown` is the path as the user gave it, for messages.
 
-    A relative path is one below `working_dir`.
+    A relative path is relative to `working_dir`.
     """
 
     def __init__(self, path: Path, working_dir: Path = Path()) -> None:
         self.path, self.shown = (working_dir / path).absolute(), path
-        self._lock = threading.RLock()  # of the one thread that writes: the main one, or one that ends the run
+        self._lock = threading.RLock()  # only one thread writes: the main thread, or a thread that ends the run
 
     @classmethod
     def create(cls, output: str | Path, name: str, working_dir: Path = Path()) -> "RunDirectory":
-        """Create a new directory output/name, or name-2, name-3, ...: never one that exists, even if two runs start at
-        once."""
+        """Create a new run directory output/name; if that exists, name-2, name-3, and so on.
+
+        Two runs that start at the same time get different directories. Raises UserError if none can be created.
+        """
         for number in itertools.count(1):
             path = Path(output) / (name if number == 1 else f"{name}-{number}")
             try:
@@ -65,16 +68,19 @@ class RunDirectory:
 
     # ---- reading and writing ----
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of a .jsonl file of rounds; none where it is missing. Raises UserError for a damaged one."""
+        """Return the rows of a .jsonl file with one row or more per round; [] if it is missing.
+
+        Raises UserError if it is damaged.
+        """
         return read_jsonl(self.path / name, rounds=True, strict=True).rows
 
     def append(self, name: str, *lines: Mapping[str, Any] | str) -> None:
-        """Append lines to a file in one write: texts as they are, objects as JSON."""
+        """Append lines to a file, all of them or none. Texts are written as they are, mappings as JSON."""
         content = "".join(f"{each if isinstance(each, str) else _json(each)}\n" for each in lines).encode()
         with self._writing(name) as path, open(path, "ab", buffering=0) as file:
             before = file.tell()
             try:
-                while content:  # a disk that fills up takes a part
+                while content:  # a write to a disk that is almost full may be partial
                     content = content[file.write(content) :]
                 if name in SYNCED:
                     os.fsync(file.fileno())
@@ -83,28 +89,28 @@ class RunDirectory:
                 raise
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file under a temporary name, then rename it: a reader sees the whole file or none."""
+        """Write a file atomically: a reader sees the complete file or the previous one."""
         with self._writing(name) as path:
             path.parent.mkdir(parents=True, exist_ok=True)
             durable.write(path, content)
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Write a file that holds one JSON object."""
+        """Write a JSON file with one object."""
         self.write(name, f"{_json(facts, indent=2)}\n".encode())
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write a whole .jsonl file."""
+        """Write or replace a .jsonl file, with one line per row."""
         self.write(name, "".join(f"{_json(row)}\n" for row in rows).encode())
 
     def write_model(
         self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any] | None = None, name: str = MODEL
     ) -> None:
-        """Write a model; `serialize_model` says how."""
+        """Write a model file with tensors and metadata (see `serialize_model`)."""
         self.write(name, serialize_model(tensors, facts or {}))
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[Path]:
-        """Give the path of a file that is written to within this, by one thread at a time."""
+        """Lock the directory for one thread and yield the path of a file to write. Turns OSError into UserError."""
         try:
             with self._lock:
                 yield self.path / name
@@ -114,17 +120,24 @@ class RunDirectory:
                 "readable. Free some space, or choose another output"
             ) from error
 
-    # ---- a run that goes on, or ends ----
+    # ---- resumed and failed runs ----
     def accepted_changes(self) -> list[str]:
-        """Return what was changed under way (checkpoint.changes=accept), in words."""
+        """Return descriptions of changes that were accepted when the run was resumed (checkpoint.changes=accept)."""
         rows = self.rows("accepted.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
     def truncate_after(self, t: int, analysed: bool = True) -> int:
-        """Keep the rows of the rounds before t, for a run that resumes after round t and writes that row again.
+        """Delete the rows of round t and later from all .jsonl files of rounds, and the files of the end of a run.
 
-        analysed: whether the analysis of round t stays: if it was the last round, it may have been an extra one.
-        Returns how many rows metrics.jsonl had.
+        This is for a run that resumes after round t, which writes the row of round t again.
+
+        Args:
+            t: The last round that is complete.
+            analysed: Keep the analysis of round t. If t was the last round, its analysis may not be due in a longer
+                run.
+
+        Returns:
+            The number of rows that metrics.jsonl had before.
         """
         ends = {**dict.fromkeys(SEALED_BY_ROUND, t), "analysis.jsonl": t + analysed}
         rows_before = len(read_jsonl(self.path / "metrics.jsonl", rounds=True).rows)
@@ -138,10 +151,10 @@ class RunDirectory:
         return rows_before
 
     def close_failed(self) -> bool:
-        """Close the directory of a run that has failed: from now on only the calling thread can write to it.
+        """Close the directory of a failed run: incomplete lines are removed, and only this thread can write after that.
 
-        A line that is only half written is cut off. Returns False if the run was finished before, or if a write of
-        another thread does not end within END_S.
+        Returns:
+            False if the run had already finished, or another thread's write does not end within END_S seconds.
         """
         if not self._lock.acquire(timeout=END_S) or (self.path / "summary.json").exists():
             return False
@@ -152,9 +165,12 @@ class RunDirectory:
 
 
 def serialize_model(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> bytes:
-    """Serialise row-major copies under state_dict names, and as metadata `facts`, which serve to rebuild the module.
+    """Return the content of a model file in safetensors format.
 
-    All facts are under one key: the format keeps several in no fixed order, but equal runs must give equal files.
+    Args:
+        tensors: state_dict name -> tensor, stored as a row-major copy.
+        facts: Metadata, from which the module can be rebuilt. They are stored under one key, as the format has no fixed
+            order of keys, but equal runs must give equal files.
     """
     dense = torch.contiguous_format
     copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
@@ -165,15 +181,15 @@ def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(to_jsonable(value), indent=indent, allow_nan=False)
 
 
-# ---- the seal ----
+# ---- checksums ----
 def seal(run: Path) -> dict[str, Any]:
-    """Return the content of seal.json for a run directory as it is now: checksums by which `fedmpi verify` finds out
-    what was changed after the run.
+    """Return the content of seal.json: checksums of the run's files, with which `fedmpi verify` detects later changes.
 
     Returns:
-        files    name -> SHA-256 of each file of SEALED and of plugins/. Checkpoints and states hold one of their own.
-        rounds   file -> round -> SHA-256 of its lines, 16 digits; lines that are no row count to round "?"
-        seal     SHA-256 of the rest. It stands for the whole directory, and can be noted elsewhere. It is no signature.
+        files    name -> SHA-256 of each file of SEALED and of plugins/; checkpoints and states contain their own
+        rounds   file -> round -> first 16 hex digits of the SHA-256 of its lines; lines that are no row have round "?"
+        seal     SHA-256 of `files` and `rounds`: one checksum of the whole run, which can be noted elsewhere. It is not
+                 a signature
     """
     paths = [path for path in (*(run / name for name in SEALED), *sorted(run.glob("plugins/*"))) if path.is_file()]
     files = {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
@@ -188,23 +204,24 @@ def seal(run: Path) -> dict[str, Any]:
 
 
 def seal_digest(facts: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a seal's facts, which stands for all of them."""
+    """Return the SHA-256 of the content of seal.json without its key `seal`."""
     rest = {key: value for key, value in facts.items() if key != "seal"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 # ---- timelines ----
 class TimelineFile:
-    """The timeline of one rank (engine/timeline.py) as a file: timeline/rank-0003.jsonl.
+    """The timeline of one rank (durations of the parts of its rounds), as a file such as timeline/rank-0003.jsonl.
 
-    A job begins with `head`: {"job": seconds since 1970, the same on all ranks, "rank": 3, "of": 8, "host": "node5"}. A
-    run that is gone on with has several. Lines are written every FLUSH_S seconds at most, so a kill costs the last
-    ones. A rank that cannot write keeps no timeline.
+    Each job of a run begins with a line `head`: {"job": seconds since 1970, equal on all ranks, "rank": 3, "of": 8,
+    "host": "node5"}. engine/timeline.py describes the other lines. They are written when the last write is more than
+    FLUSH_S seconds ago, so a process that is killed loses the newest ones. If the file cannot be written, a warning is
+    given and this rank keeps no timeline.
     """
 
     def __init__(self, run: Path, head: Mapping[str, Any]) -> None:
         self.path = run / TIMELINE / f"rank-{head['rank']:04}.jsonl"
-        cut_line = [""] if self.path.exists() else []  # here ends a line that a kill has cut
+        cut_line = [""] if self.path.exists() else []  # a line break, as a kill may have cut the last line
         self.waiting, self.is_writable = [*cut_line, json.dumps(head)], True
         self.flush()
 
@@ -214,7 +231,7 @@ class TimelineFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait."""
+        """Write all lines that were added and not written yet."""
         lines, self.waiting, self.written = self.waiting, [], time.monotonic()
         if not self.is_writable or not lines:
             return
@@ -229,9 +246,9 @@ class TimelineFile:
 
 
 def read_timelines(run: Path) -> list[dict[str, Any]]:
-    """Read the jobs of a run, the oldest first: {"job": ..., "ranks": {rank: {"host": ..., "rounds": [lines]}}}.
+    """Read the timelines of all ranks, and return one dict for each job of the run, the oldest first.
 
-    Lines that cannot be read are left out.
+    Each is {"job": start time, "ranks": {rank: {"host": ..., "rounds": [lines]}}}. Damaged lines are left out.
     """
     jobs: dict[float, dict[str, Any]] = {}
     for path in sorted((run / TIMELINE).glob("rank-*.jsonl")):

@@ -1,4 +1,4 @@
-"""Files of weights: their metadata, which say what a model takes and who uses it, and weights to start from."""
+"""Read model files: tensors, metadata on the model's input and classes, and initial weights for a run (init.from)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ from fedmpi.engine.messages import Messages
 from fedmpi.method.base import overrides
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 
-LETTERS = 200  # of names in a line
+LETTERS = 200  # largest number of characters for a list of names
 
 
 # ---- metadata ----
 def personal_facts(name: str, messages: Messages) -> dict[str, str]:
-    """Return the metadata for a global model if clients use other models than that; else {}. name: the method's."""
+    """Return metadata for the file of the global model, if the method gives clients other models than this; else {}.
+
+    name: the name of the method.
+    """
     groups = ", ".join(sorted(own_parts(messages)))
     hooks = ", ".join(hook for hook in (*OWN, "tune") if overrides(messages.method, hook))
     return {"method": name, "kept": groups, "hooks": hooks} if groups or hooks else {}
 
 
 def personal_notice(facts: Mapping[str, Any]) -> str:
-    """Return the notice that clients use other models than the one with these facts; "" if they do not."""
+    """Return a notice that clients use other models than the global one; "" if they do not.
+
+    facts: the metadata of the file of the global model, as `personal_facts` returns them.
+    """
     name, groups, hooks = (str(facts.get(key, "")) for key in ("method", "kept", "hooks"))
     if not groups and not hooks:
         return ""
@@ -52,13 +58,13 @@ def personal_notice(facts: Mapping[str, Any]) -> str:
 
 
 def best_model(run_dir: Path) -> dict[str, Any] | None:
-    """Return figure, round and value of a run's best model; None where there is none."""
+    """Return file, metric (`figure`), its value, and round of the best model of a run; None if there is none."""
     facts = facts_of(run_dir / BEST)
     return {"file": BEST, **{key: facts.get(key) for key in ("figure", "round", "value")}} if facts else None
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Return the metadata of a file of weights; {} if the file is missing or damaged."""
+    """Return the metadata of a model file; {} if the file is missing or damaged."""
     try:
         facts = _metadata(path)
     except (SafetensorError, OSError, ValueError, KeyError):
@@ -67,8 +73,14 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
-    """Return the tensors of a file of weights, shape and type of one sample that the model takes, and the number of
-    classes. Raises UserError for a file that is damaged, or that fedmpi has not written."""
+    """Read a model file that fedmpi has written.
+
+    Returns:
+        The tensors by state_dict name; the shape and type of one input sample; the number of classes.
+
+    Raises:
+        UserError: The file is missing or damaged, or fedmpi has not written it.
+    """
     try:
         facts = _metadata(path)
         return load_file(path), input_of(facts), int(facts["classes"])
@@ -77,7 +89,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
 
 
 def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
-    """Return shape and type of one sample that the model takes."""
+    """Return the shape and type of one input sample of a model. facts: the metadata of its file."""
     return from_text(facts["input"])
 
 
@@ -89,17 +101,22 @@ def _metadata(path: Path) -> Any:
 # ---- weights to start from (init.from) ----
 @dataclass(frozen=True)
 class Initial:
-    """Initial weights: the content of their file, and lines on what of it fits the model."""
+    """Initial weights that were loaded from a file (init.from)."""
 
-    content: bytes
-    lines: list[str]
+    content: bytes  # the content of the file
+    lines: list[str]  # for the console: which tensors of the file fit the model
 
 
 def load_initial_weights(module: nn.Module, source: Path, strict: bool) -> Initial:
-    """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's.
+    """Copy initial weights from a file into a module: the tensors whose name and shape match one of the module.
+
+    Args:
+        source: A safetensors file, or a run directory, whose final model is used.
+        strict: Raise an error unless all tensors match (init.strict).
 
     Raises:
-        UserError: no such file, or none of safetensors; nothing matches; with `strict`, anything does not.
+        UserError: The file is missing or is no safetensors file; no tensor matches; with `strict`, one does not match;
+            or a tensor has values that are not finite.
     """
     path = source / MODEL if source.is_dir() else source
     try:

@@ -1,4 +1,4 @@
-"""The figures of a run that are worth reporting: summary.json."""
+"""Compute the content of summary.json: the main results of a run."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ def summary(
     best_model: Mapping[str, Any] | None = None,
     falling: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the content of summary.json.
+    """Return the content of summary.json, computed from the rows of a run.
 
     Args:
-        rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics; None: no number.
-        names: the metrics to sum up, such as ("accuracy", "loss").
-        losses: the rows of faults.jsonl.
-        falling: a task's metrics of which less is better.
-        exit_reason: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
-        best_model: what is known of model-best.safetensors, if there is one.
+        rows: The rows of metrics.jsonl, one per round. Rounds without evaluation have no metrics; a value that is None
+            was not finite.
+        names: The metrics to include, such as ("accuracy", "loss").
+        exit_reason: Why the run ended: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
+        losses: The rows of faults.jsonl (rank failures).
+        best_model: Facts about model-best.safetensors, if there is one.
+        falling: The metrics of the task for which lower is better.
 
     Returns:
-        rounds       rounds done
-        last         the last value of each metric, with its round in last_round
-        mean_last_10 the mean over the (up to) ten last evaluated rounds, as far as they are numbers
-        best         the best value, with its round in best_round; being chosen on the test set, it is biased
-        selected     the values of the round that validation rows chose (best_model), where there is one
-        best_model   of evaluate.best: file, figure, its value, and the round; None where no model was chosen
-        falling      of which metrics of the task's own less is better, where there are any
-        diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
-        refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
-        client_errors     how many of these came of an error while the client trained
-        lost_ranks   rank -> the round in which it was lost (the last time, of a run that went on with all)
+        rounds       number of completed rounds
+        last         last value of each metric; its round is in last_round
+        mean_last_10 mean over the last ten evaluated rounds (or fewer), without values that are not finite
+        best         best value of each metric; its round is in best_round. Selected on test samples, so it is biased
+        selected     metrics of the round that was selected on validation samples, if best_model is given
+        best_model   result of evaluate.best: file, figure (the metric), its value, round; None if none was selected
+        falling      metrics of the task for which lower is better, other than well-known ones; absent if there are none
+        diverged     round from which a loss was far above its best value (engine/faults/divergence.py), or None
+        refused_uploads   number of uploads left out (faults.on_bad_update, faults.on_client_error: drop)
+        client_errors     number of those that were left out after an error while the client trained
+        lost_ranks   rank -> round of its failure (the last one, if the rank came back and failed again)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
     facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
@@ -72,11 +73,13 @@ def summary(
 
 
 def metric_names(rows: Sequence[Mapping[str, Any]], judged: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics in these rows, all numbers that are neither counts nor times, in the order in
-    which runs are compared by them.
+    """Return the names of the metrics in rows of metrics.jsonl, in the order in which runs are compared by them.
 
-    judged: what rounds are judged by, of which the first rounds may have nothing; it stands before what the method says
-    of its own steps.
+    Metrics are all numbers except counts and times.
+
+    Args:
+        judged: The metrics of the evaluation, which come first even if early rows lack them; numbers that the method
+            logs follow.
 
     >>> metric_names([{"round": 0, "server_step": 0.1}, {"accuracy": 9.0, "loss": 2.3}], ["loss", "accuracy"])
     ['loss', 'accuracy', 'server_step']

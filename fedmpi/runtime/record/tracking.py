@@ -1,18 +1,19 @@
-"""Trackers, which show runs in programs of others, and callbacks, which are classes of the user's own.
+"""Pass the results of a run to trackers (such as TensorBoard) and to callbacks, which are classes of the user.
 
 track: [tensorboard, {wandb: {project: mine}}]        `fedmpi list trackers`
 callbacks: [mine.py:Watch, {mine.py:Watch: {every: 5}}]
 
-Rank 0 calls them with copies, and an error in them does not end the run: one that raises, or exits, is not called
-again, and a warning says so. A class of `callbacks` may have any of these; options of the config are arguments of its
-__init__:
+Rank 0 calls them with copies of its data. An error in one of them does not end the run: a warning is given, and the
+object is not called again. A class of `callbacks` has one or more of the following methods; the options in the config
+are the arguments of its __init__:
 
-    begin(run)      run: name, directory, id, settings, first (the first round that it will get), going_on
-    round(row)      the line of metrics.jsonl, as a dict
-    end(summary)    summary.json, as a dict; not called for a run that fails
+    begin(run)      run: a dict with name, directory, id, settings, first (the first round that will be passed) and
+                    going_on (whether the run is resumed)
+    round(row)      row: the row of metrics.jsonl, as a dict
+    end(summary)    summary: the content of summary.json, as a dict; not called if the run fails
 
-A run that is resumed passes on again the rounds that it trains again. Trackers count steps by the number of completed
-rounds; heard.json has the id by which they know a run.
+A resumed run passes rounds that it trains again for a second time. The step of a tracker is the number of completed
+rounds. The file heard.json has the id of the run in trackers.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ HOOKS = ("begin", "round", "end")
 
 
 class LoggerCollection:
-    """The trackers and callbacks of a run. loggers: place in the config -> the object."""
+    """The trackers and callbacks of a run. loggers: key and name in the config -> the object."""
 
     def __init__(self, loggers: dict[str, Any]) -> None:
         self.loggers = loggers
@@ -61,7 +62,7 @@ class LoggerCollection:
         self._call("begin", {**about, "settings": redacted(settings.model_dump(mode="json"))})
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Pass on a row of metrics.jsonl."""
+        """Call the hook `round` of all loggers with a row of metrics.jsonl."""
         self._call("round", row)
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -81,10 +82,11 @@ class LoggerCollection:
 
 
 def make_loggers(settings: Settings) -> LoggerCollection:
-    """Make the trackers and callbacks that the config names.
+    """Make the trackers and callbacks of the config (keys `track` and `callbacks`).
 
-    Raises UserError: an unknown name or option, a package that is not installed, a class that has none of the hooks, an
-    error in its __init__.
+    Raises:
+        UserError: A name or option is unknown, a package is not installed, a class has none of the hooks, or its
+            __init__ raises an error.
     """
     loggers: dict[str, Any] = {}
     for key, items in (("track", settings.track), ("callbacks", settings.callbacks)):
@@ -116,7 +118,7 @@ def _make_logger(settings: Settings, key: str, where: str, name: str, options: A
 
 @contextmanager
 def _preserve_process_state() -> Iterator[None]:
-    """Set back afterwards what code of others may have changed in this process."""
+    """Restore working directory, random generators, torch defaults and signal handlers after a logger was called."""
     where, grad, dtype, drawn = os.getcwd(), torch.is_grad_enabled(), torch.get_default_dtype(), seeds.state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
@@ -132,13 +134,13 @@ def _preserve_process_state() -> Iterator[None]:
 
 # ---- trackers ----
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics.jsonl by name; those inside objects have dotted names."""
+    """Return a dict of all numbers in a row of metrics.jsonl; numbers in nested objects have dotted names."""
     values = flat(dict(row), "")
     return {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "round"}
 
 
 class TensorBoard:
-    """TensorBoard's event files, in RUN_DIR/tensorboard: `tensorboard --logdir runs` shows all runs below it."""
+    """Write TensorBoard event files to RUN_DIR/tensorboard; `tensorboard --logdir runs` shows all runs in `runs`."""
 
     def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -146,7 +148,7 @@ class TensorBoard:
         self.kind = SummaryWriter
 
     def begin(self, run: dict[str, Any]) -> None:
-        # What an earlier job wrote of rounds that are trained again is shown no more.
+        # Hides the values that an earlier job wrote for rounds that are now trained again.
         self.writer = self.kind(f"{run['directory']}/tensorboard", purge_step=run["first"] + 1)
 
     def round(self, row: dict[str, Any]) -> None:
@@ -159,9 +161,9 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases, offline, in RUN_DIR/wandb: `wandb sync` uploads it later.
+    """Log to Weights & Biases, by default offline in RUN_DIR/wandb, from where `wandb sync` uploads the run later.
 
-    project: under which name. mode: online, to upload at once.
+    project: the name of the project. mode: online to upload during the run, or offline.
     """
 
     def __init__(self, project: str = "fedmpi", mode: str = "offline") -> None:
