@@ -112,7 +112,7 @@ def _is_same(a: Any, b: Any, tolerance: float | None) -> bool:
 
 
 def made_with(a: RunRecord, b: RunRecord) -> Facts:
-    """Return differences in settings, code, data (identity.json) and environment (versions, machine): name -> [a, b]."""
+    """Return the differences in settings, code, data and environment (versions, machine), as name -> [a, b]."""
     changes = _changes(a.identity, b.identity)
     digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
     data = {key: pair for key, pair in digests.items() if key.endswith(DATA)}
