@@ -96,7 +96,7 @@ def measure(
 def largest_eigenpairs(
     product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the k algebraically largest eigenvalues of a symmetric A (d, d) and their eigenvectors, by Lanczos (ARPACK).
+    """Return the k algebraically largest eigenvalues of a symmetric A (d, d), with eigenvectors, by Lanczos (ARPACK).
 
     Args:
         product: computes A v from v (d,).
