@@ -133,7 +133,7 @@ def svg(chart: Chart, name: str, title: str) -> str:
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
     drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn)
     drawn = re.sub(r"(?<= d=\")[^\"]*", lambda d: re.sub(r"(\.\d)\d+", r"\1", d[0]).replace("\n", ""), drawn)
-    drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # nothing extends beyond
+    drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # without effect
     drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui,sans-serif", drawn)
     for colour, variable in VARIABLES.items():
         drawn = drawn.replace(f": {colour}", f": var(--{variable},{colour})")

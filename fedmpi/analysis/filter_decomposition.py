@@ -22,10 +22,11 @@ e = `evaluate.every`; rounds in which the server keeps its coefficients are mark
 virtual, Eq. 10, Sec. 4.1 and 6.7: clients train locally for one more round from the final model of a run, with the
 number of the next round in which coefficients are sent. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over
 all i, j: the m clients on the diagonal, and m (m - 1) virtual clients off the diagonal (the paper counts unordered
-pairs, 6 for 4 clients). Client i contributes the layout group COEF, the coefficients with their biases and 1x1 convolutions;
-client j contributes its atoms. The paper does not mention the other parameters; here all models have those of the
-aggregate. The models therefore differ in their convolutions only, and models on the diagonal are not exactly those of
-the clients. A run directory contains the global model only, so other state of server and clients has initial values.
+pairs, 6 for 4 clients). Client i contributes the layout group COEF, the coefficients with their biases and 1x1
+convolutions; client j contributes its atoms. The paper does not mention the other parameters; here all models have
+those of the aggregate. The models therefore differ in their convolutions only, and models on the diagonal are not
+exactly those of the clients. A run directory contains the global model only, so other state of server and clients has
+initial values.
 """
 
 from __future__ import annotations
