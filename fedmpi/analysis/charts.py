@@ -68,7 +68,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of horizontal bars in rows. spans: label of a colour -> (row, start, end) of each bar in it."""
+    """A chart of horizontal bars in rows. spans: label in the legend -> (row, start, end) of each bar."""
 
     rows: Sequence[str]
     spans: Mapping[str, Sequence[tuple[int, float, float]]]
@@ -118,12 +118,7 @@ def stacked_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_la
 
 
 def svg(chart: Chart, name: str, title: str) -> str:
-    """Return the chart as an <svg> element of a page.
-
-    Args:
-        name: a name that is unique in the page, since ids are derived from it.
-        title: text for screen readers.
-    """
+    """Return the chart as an <svg> element. name: unique in the page, as ids are derived from it."""
     text = io.StringIO()
     with rc_context({"svg.hashsalt": name}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # matplotlib's font may lack letters that browsers display
@@ -133,7 +128,8 @@ def svg(chart: Chart, name: str, title: str) -> str:
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
     drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn)
     drawn = re.sub(r"(?<= d=\")[^\"]*", lambda d: re.sub(r"(\.\d)\d+", r"\1", d[0]).replace("\n", ""), drawn)
-    drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # without effect
+    # Remove clip paths, since nothing extends beyond the axes.
+    drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui,sans-serif", drawn)
     for colour, variable in VARIABLES.items():
         drawn = drawn.replace(f": {colour}", f": var(--{variable},{colour})")
@@ -178,11 +174,8 @@ def _axes(
 ) -> Axes:
     """Create a figure with a legend at the top, and axes below it. All lengths are in inches.
 
-    Args:
-        high: height of the axes.
-        left, bottom, above: space left of, below and above the axes.
-        legend: pairs of a matplotlib handle and a label.
-        wide: width of the axes; 0: the remaining width.
+    high, wide: height and width of the axes, which take the remaining width if `wide` is 0; left, bottom, above: space
+    around the axes; legend: pairs of a matplotlib handle and a label.
     """
     longest = min(max((len(name) for _, name in legend), default=1), 60)
     columns = min(max(int((WIDE - 0.1) / (0.55 + LETTER * longest)), 1), max(len(legend), 1))

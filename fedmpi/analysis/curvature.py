@@ -44,12 +44,7 @@ class CurvatureOptions:
 
 
 def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]) -> None:
-    """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`).
-
-    Args:
-        settings: the settings of the run.
-        to: directory for curvature.json and landscape.png.
-    """
+    """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`)."""
     to, module = report.folder(to), rebuild_model(run, settings)
     if notice := personal_notice(facts_of(run / MODEL)):
         say(notice)
@@ -77,7 +72,8 @@ def measure(
 
     Returns:
         samples: number of samples in the loss; eigenvalues, in descending order; ratio of the first to the last of
-        them, None if the last is 0; axis: (grid,) coordinates; loss: (grid, grid), rows along the second eigenvector.
+        them, None if the last is 0; axis: (grid,) coordinates; loss: (grid, grid), loss[i][j] at
+        w + axis[j] v1 + axis[i] v2.
     """
     loss, w = Loss(made, options.samples), made.model.w.detach().clone()
     of = f"{len(made.data.train)} clients, {w.numel()} weights"
@@ -135,11 +131,7 @@ def largest_eigenpairs(
 class Loss:
     """Mean loss, as a function of the weights w (d,), over a fixed random subset of all clients' training samples.
 
-    Args:
-        samples: number of samples in the subset.
-
-    Raises:
-        UserError: the clients' samples are not in one data set, as with silos.
+    Raises UserError if the clients' samples are not in one data set, as with silos.
     """
 
     BATCH = 512

@@ -1,7 +1,7 @@
 """Reproduce two measurements of the paper on filter decomposition: `fedmpi analyse variance` and `virtual`.
 
 Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning with Filter Decomposition.
-2025. https://arxiv.org/abs/2503.08652. They compare two averages of client kernels W_k = alpha_k D_k:
+2025. https://arxiv.org/abs/2503.08652. There are two averages of client kernels W_k = alpha_k D_k:
     kernel_mean     sum_k p_k alpha_k D_k                      FedAvg on the kernels                             (1)
     product_mean    (sum_i p_i alpha_i)(sum_j p_j D_j)         filter decomposition                              (2)
                     = sum_i sum_j p_i p_j alpha_i D_j          includes the m (m - 1) products i != j
@@ -70,16 +70,7 @@ NAMES = {
 
 # ---- two averages of kernels ----
 def kernel_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """Return the weighted mean of the clients' kernels, sum_k p_k alpha_k D_k: equation (1).
-
-    Args:
-        p: (m,) weights of the clients.
-        alpha: (..., m, n, a) coefficients.
-        D: (..., m, a, q) atoms.
-
-    Returns:
-        (..., n, q).
-    """
+    """Return the weighted mean of kernels, equation (1).   (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)"""
     return torch.einsum("k,...kna,...kaq->...nq", p, alpha, D)
 
 
@@ -110,16 +101,10 @@ def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
 
 
 def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return coefficients and atoms of each AtomConv2d layer, in several models.
+    """Return coefficients alpha and atoms D of each AtomConv2d layer of m models, by the layer's path, in float64.
 
-    Args:
-        w: (m, d) parameters of m models.
-
-    Returns:
-        The layer's path -> alpha (m, o i, a), D (m, a, u v) in float64, with o x i kernels of u x v pixels and a atoms.
-
-    Raises:
-        UserError: the model has no such layer.
+    (m, d) -> (m, o i, a), (m, a, u v), for o x i kernels of u x v pixels and a atoms. Raises UserError if the model has
+    no such layer.
     """
     segments, layers = {segment.name: segment for segment in made.model.layout.segments}, {}
     for path, layer in made.model.module.named_modules():
@@ -137,10 +122,7 @@ def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
 
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callable[[str], None]) -> None:
-    """Measure the variance of the two averages of kernels and write variance.json, .png (`fedmpi analyse variance`).
-
-    replicates: how often each measured round is trained.
-    """
+    """Measure the variance of the two averages of kernels and write variance.json, .png (`fedmpi analyse variance`)."""
     to, made = report.folder(to), experiment(settings)
 
     def each(row: Row) -> None:
@@ -163,12 +145,9 @@ def measure_variance(
 ) -> dict[str, Any]:
     """Train the run of the settings, with the same bits as without measurements, and measure the variance on the way.
 
-    Args:
-        replicates: how often each measured round is trained.
-        each: called with each new row (see `one_round`).
+    replicates: how often each measured round is trained; each: called with each new row (see `one_round`).
 
-    Returns:
-        config, replicates; sha256 of the final model; rounds, a list of rows.
+    Returns config, replicates, sha256 of the final model, and rounds, the list of rows.
     """
     factors(made, made.model.w[None])  # raises an error for a model without atoms
     s, rows, final = made.settings, list[Row](), ""

@@ -38,11 +38,7 @@ KINDS = ("forward", "backward", "frozen")
 
 
 class Counter(TorchDispatchMode):
-    """Context manager that counts the operations of all computations within it.
-
-    Attributes:
-        count: (3,) int64, the operations of each of KINDS so far.
-    """
+    """Context manager that counts operations. count: (3,) int64, the operations of each of KINDS so far."""
 
     def __init__(self) -> None:
         super().__init__()

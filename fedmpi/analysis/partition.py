@@ -30,10 +30,9 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
     Args:
         write: a CSV file for the client of each training sample, which the scheme `file` can read; None: no file.
         draw: a .png, .svg or .pdf file for a drawing of samples by client and class; None: no drawing.
-        say: prints a line to the user.
 
     Raises:
-        UserError: the data are at silos, a file name has another ending, or a file cannot be written.
+        UserError: the config has data.silos, a file name has another ending, or a file cannot be written.
     """
     if settings.data.silos:
         raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")

@@ -13,14 +13,9 @@ from fedmpi.common.jsonl import to_jsonable
 
 
 def folder(to: Path, option: str = "--to") -> Path:
-    """Create the output directory before an analysis starts, and return its path.
+    """Create the output directory of a command before its work begins, and return its path.
 
-    Args:
-        to: the directory.
-        option: the command's option that names it, for error messages.
-
-    Raises:
-        UserError: the directory cannot be created or written to.
+    Raises UserError, which names `option`, if the directory cannot be created or written to.
     """
     try:
         to.mkdir(parents=True, exist_ok=True)

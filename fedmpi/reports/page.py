@@ -25,12 +25,7 @@ Value = float | int | str | None  # content of a cell; None and nan: empty
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with the numbers that it shows.
-
-    Attributes:
-        name: name of its files and anchor, unique in the page.
-        head, data: column names and rows of its CSV file.
-    """
+    """A chart with its numbers. name: base name of its files, unique in the page; head, data: its CSV file."""
 
     name: str
     title: str
@@ -72,13 +67,7 @@ class Section:
 
 
 def render(template: str, title: str, lead: Sequence[str], **values: Any) -> str:
-    """Render a page as HTML.
-
-    Args:
-        template: page, card or site, from the folder templates.
-        lead: lines below the title.
-        values: further variables of the template.
-    """
+    """Render a page as HTML by a template of the folder templates: page, card or site. lead: lines below the title."""
     loader = PackageLoader("fedmpi.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell)
     environment.filters |= {"csv": as_csv, "base64": base64.b64encode, "columns": column_classes}

@@ -83,10 +83,6 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
         paths: directories of runs or sweeps.
         to: the HTML file; None: report.html in the directory, or in the working directory if there are several.
         figures: a directory for each figure as .svg, .png and .csv; None: no such files.
-        say: prints a line to the user.
-
-    Raises:
-        UserError: there is no run, or a file cannot be written.
     """
     runs = read(paths)
     to = to or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))

@@ -31,10 +31,7 @@ ROWS = 200  # rows of the table of faults, at most
 
 
 def summary(runs: Runs) -> list[Part | None]:
-    """Show the last metrics of each group of runs, as mean and standard deviation over the runs.
-
-    For a single run, show all its metrics, and facts about the run.
-    """
+    """Show the last metrics of each group of runs (mean and standard deviation), or all metrics of a single run."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     warnings = [Text(text, warning=True) for text in _warnings(runs)]
     if runs.alone is not None:
@@ -207,10 +204,7 @@ def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | No
 
 
 def classes(runs: Runs) -> list[Part | None]:
-    """Draw the accuracy of each class of the global test set.
-
-    For one group of runs it is drawn by round; for several groups after the last round.
-    """
+    """Draw the accuracy of each class of the global test set: by round, or for several groups after the last round."""
     columns = dict[str, list[float | None]]()  # label of a round or a group -> accuracy by class
     many = len(runs.groups) > 1
     for group in runs.groups:

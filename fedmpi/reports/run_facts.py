@@ -118,10 +118,7 @@ def time(runs: Runs) -> list[Part | None]:
 
 
 def settings(runs: Runs) -> list[Part | None]:
-    """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings.
-
-    The last table is folded.
-    """
+    """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
         config = redacted(group.runs[0].config)
@@ -154,14 +151,9 @@ def environment(runs: Runs) -> list[Part | None]:
 
 
 def _compared(what: str, by_name: Mapping[str, Mapping[str, str]]) -> tuple[list[list[Value]], Table | None]:
-    """Separate facts that are equal for all names from the others.
+    """Return the facts that are equal for all names, as rows; and a table of the others with a row for each name.
 
-    Args:
-        what: heading of the column of names.
-        by_name: name -> key -> value.
-
-    Returns:
-        Rows (key, value) of the equal facts; a table of the others with a row for each name, or None.
+    what: heading of the column of names.
     """
     keys = dict.fromkeys(key for facts in by_name.values() for key in facts)
     other = [key for key in keys if len({facts.get(key) for facts in by_name.values()}) > 1]

@@ -40,8 +40,7 @@ class Run:
 
     Attributes:
         config: dotted key -> value.
-        rows: the rows of metrics.jsonl.
-        clients, faults, updates, analysis: the rows of the files NAME.jsonl.
+        rows: the rows of metrics.jsonl; clients, faults, updates, analysis: the rows of the files NAME.jsonl.
         summary, environment, identity, partition: the contents of the files NAME.json.
         state: why the run ended.
         complete: whether the run finished or was stopped early by evaluate.best.patience.
@@ -87,10 +86,7 @@ class Run:
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """The name of each client's site, from config or clients.jsonl.
-
-        If a site has several clients, the name is followed by the client's number.
-        """
+        """The site name of each client, followed by the client's number if the site has several clients."""
         silos = self.config.get("data.silos")
         names = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
         for row in self.clients:
@@ -199,7 +195,6 @@ class Runs:
     """The runs of a report.
 
     Attributes:
-        all: the runs.
         alone: the run if there is only one, else None.
         differing: keys of settings that are not equal in all runs, except seed, name and output.
         groups: runs with equal settings, except for these three keys.
@@ -271,7 +266,7 @@ def names_by_sweep(runs: Sequence[Run]) -> list[str] | None:
 
 
 def axis_name(axis: str, label: str) -> str:
-    """Return the text for one axis of a sweep in the name of a run: the label, with the axis if it is not evident.
+    """Return the part of a run's name for one axis of a sweep: the label, after the axis if that is not evident.
 
     >>> axis_name("method", "fedavg"), axis_name("train.lr", "0.1"), axis_name("width", "8")
     ('fedavg', 'lr 0.1', 'width 8')

@@ -61,7 +61,6 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     Args:
         alone: directory of a run in which each site trained alone; None: no comparison.
         about: YAML file with statements for the model card, such as its intended use; None: no statements.
-        say: prints a line to the user.
 
     Raises:
         UserError: the directory does not contain exactly one run, its clients are not sites, the baseline or the

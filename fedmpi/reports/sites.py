@@ -34,13 +34,7 @@ FEWEST = 20  # number of test samples that a verdict requires
 
 
 class Evaluated(NamedTuple):
-    """Metrics of a site in one evaluation protocol.
-
-    Attributes:
-        samples: number of test samples.
-        curves: metric -> round -> value.
-        end: the last evaluated round.
-    """
+    """Metrics of a site in one evaluation protocol. curves: metric -> round -> value; end: the last evaluated round."""
 
     samples: int
     curves: Mapping[str, Curve]
@@ -124,12 +118,7 @@ def _evaluated(run: Run, client: int, protocol: str) -> Evaluated | None:
 
 # ---- audit of the data that a site sent ----
 class Audit(NamedTuple):
-    """The audit file (comm/audit.py) of the rank that opened a site's files.
-
-    Attributes:
-        lines: one for each message that the rank sent.
-        size: the bytes of all messages, as text with a unit.
-    """
+    """The audit file (comm/audit.py) of the rank that opened a site's files. size: bytes of all messages, as text."""
 
     path: Path
     lines: list[Row]
@@ -162,11 +151,7 @@ def audit_path(site: Site) -> Path | None:
 
 # ---- training alone ----
 class Baseline(NamedTuple):
-    """A run in which each site trained alone, for comparison with the joint run.
-
-    Attributes:
-        differs: keys of settings that should be equal in both runs and are not.
-    """
+    """A run in which each site trained alone. differs: settings that should be as in the joint run, and are not."""
 
     run: Run
     sites: Sequence[Site]
@@ -196,10 +181,7 @@ def read_baseline(run: Run, path: Path) -> Baseline:
 
 
 def baseline_command(run: Run) -> str:
-    """Return a command that trains a baseline for a run, as text for the user.
-
-    Settings that have no effect with the method `local` are reset to their defaults.
-    """
+    """Return a command that trains a baseline. Settings without effect in it are reset to their defaults."""
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []

@@ -41,9 +41,7 @@ def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | Non
     """Write a model of a run directory to a file and return the file's path.
 
     Args:
-        which: the model.
         to: the format, one of FORMATS.
-        say: prints a line to the user.
         out: the file; None: a file in the run directory, in the folder export.
 
     Raises:

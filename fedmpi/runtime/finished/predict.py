@@ -57,16 +57,12 @@ def predict(
     """Predict the rows of a file with a model of a run, write the predictions to a file and return its path.
 
     Args:
-        which: the model.
-        file: the new rows.
-        say: prints a line to the user.
         out: the file to write; None: a file in the run directory, in the folder predictions.
         site: the site of the rows, if rows are prepared with statistics of their site.
         ids: columns of the rows to copy.
 
     Raises:
-        UserError: the rows do not have the form of the training rows, the model is missing, or the file cannot be
-            written.
+        UserError: the rows differ in form from the training rows, the model is missing, or a file cannot be written.
     """
     settings = which.settings("compute.compile=false")
     with trust.guard(which.trusted):

@@ -80,11 +80,9 @@ def segments(
     """Choose rounds to replay, and return the shortest spans of rounds, each from a checkpoint on, that contain them.
 
     Args:
-        rounds: the rounds of the run.
         number: how many rounds to choose at random; None: all. Suspects are added, and the last round if there is a
             checkpoint at most NEAR rounds before it.
         suspects: rounds whose records have changed.
-        checkpoints: the rounds after which checkpoints were written.
 
     Returns:
         A list of (round of the checkpoint to start from, or -1 for the start of the run; last round to train).
@@ -108,15 +106,9 @@ def replay_rounds(
 
     A round is evaluated while the next one is trained, so one more round is trained if the run has one.
 
-    Args:
-        start: round of the checkpoint; -1: the start of the run.
-        total: number of rounds of the run.
+    start: -1: from the start of the run; total: number of rounds of the run.
 
-    Yields:
-        The temporary run directory, and whether its last round was not evaluated.
-
-    Raises:
-        KeyboardInterrupt: the process received a signal.
+    Yields the run directory, and whether its last round was not evaluated. Raises KeyboardInterrupt after a signal.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
         own = [f"output={json.dumps(place)}", "name=again", "timeline=false", "report=false"]

@@ -1,8 +1,8 @@
 """Check that a run's metrics and models result from its config, data and code (`fedmpi verify`).
 
-First come checks without training: files are compared with their checksums in seal.json, and with each other. Then some
-rounds are trained again and compared. If code, torch or machine are not those of the run, the last bits of numbers may
-differ for that reason; such a difference is reported as "cannot tell" and not as altered.
+Files are first compared with their checksums in seal.json, and with each other. Then some rounds are trained again, and
+their results are compared with those of the run. If code, torch or machine are not those of the run, the last bits of
+numbers may differ for that reason; such a difference is reported as "cannot tell" and not as altered.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Findings:
     """Collects and prints the findings of a verification.
 
     Attributes:
-        say: prints a line.
         altered: number of findings that show an alteration.
         unsure: number of findings that leave open whether something was altered.
         suspects: rounds whose lines have changed since seal.json was written.
@@ -116,11 +115,8 @@ def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
     Args:
         working_dir: the directory to which paths are relative, since a plug-in may change that of the process.
 
-    Returns:
-        0 if the run is verified, 1 if it was altered, 2 if that is unknown.
-
-    Raises:
-        UserError: it is no run directory, or it is not trusted and its config names code that is not part of fedmpi.
+    Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if that is unknown. Raises UserError if it
+    is not a run directory, or if it is not trusted and its config names code that is not part of fedmpi.
     """
     say(f"{run}")
     findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()

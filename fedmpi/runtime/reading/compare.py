@@ -36,7 +36,7 @@ RowKey = tuple[Any, ...]
 class RunRecord:
     """The records of a run: identity, environment and rows, read from its directory.
 
-    Raises UserError if the directory is not a run's and, with `strict`, if lines of its files cannot be read.
+    Raises UserError if it is not a run directory and, with `strict`, if lines of its files cannot be read.
     """
 
     def __init__(self, run: Path, strict: bool = True) -> None:

@@ -25,9 +25,7 @@ def no_run(place: Path, lacks: str = "config.yaml") -> UserError:
     """Return the error for a directory that is not a run directory.
 
     If a rank other than 0 runs on a host without a shared file system, the directory there holds only a part of a run.
-
-    Args:
-        lacks: names of the files that the directory should contain.
+    lacks: names of the files that the directory should contain.
     """
     parts = [f"{name}/" for name in OF_EACH_RANK if (place / name).is_dir()]
     if is_run(place) or not parts:

@@ -2,8 +2,8 @@
 
 running           its job holds the directory's lock; if the file system has no locks, a file was written recently
 finished          all rounds are complete, or evaluate.best.patience ended the run
-stopped           by a signal or a time limit; `fedmpi resume` continues it
-failed            with an error, which summary.json contains
+stopped           a signal or a time limit ended it; `fedmpi resume` continues it
+failed            it ended with an error, which summary.json contains
 died              no job works in the directory, and no reason was recorded: the run was killed, or power failed
 never started     it ended before it wrote anything, or has not started yet
 """
