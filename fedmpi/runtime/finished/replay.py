@@ -106,7 +106,7 @@ def replay_rounds(
 
     A round is evaluated while the next one is trained, so one more round is trained if the run has one.
 
-    start: -1: from the start of the run; total: number of rounds of the run.
+    start: round of the checkpoint, -1 for the start of the run; total: number of rounds of the run.
 
     Yields the run directory, and whether its last round was not evaluated. Raises KeyboardInterrupt after a signal.
     """
