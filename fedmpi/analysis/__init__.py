@@ -1,1 +1,1 @@
-"""Measurements of what lies behind a run's figures: `fedmpi analyse NAME`."""
+"""Measurements that explain the results of a run, such as its loss curvature or its cost: `fedmpi analyse NAME`."""

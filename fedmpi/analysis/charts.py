@@ -1,9 +1,9 @@
-"""Charts of reports and analyses: lines, bars and coloured grids, drawn by matplotlib as elements of a page or files.
+"""Draw charts of reports and analyses with matplotlib (lines, bars, coloured grids), as SVG in a page or as files.
 
-Figures are made without pyplot, which would choose a window system and keep global state. A chart is drawn in the
-colours of paper. In a page each colour becomes a CSS variable with that colour as its default
-(`fill: var(--c0,#0072b2)`), so that one drawing serves light and dark screens. Colours are Okabe and Ito's, which
-colour-blind readers tell apart; lines differ in dashes and marks, too.
+pyplot is not used because it selects a window system and keeps global state. Charts are drawn in colours for white
+paper. In a page each colour is replaced by a CSS variable with that colour as its default (`fill: var(--c0,#0072b2)`),
+so that the same drawing suits light and dark screens. The colours are those of Okabe and Ito, which colour-blind
+readers can distinguish; lines also differ in dashes and markers.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fedmpi.common.text import printable, shorten
 
 BLUE, RED, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
-BLACK = "#111111"  # matplotlib leaves #000000 out of an SVG, and nothing could replace it
+BLACK = "#111111"  # not #000000, which matplotlib omits from SVG, so that no variable could replace it
 COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 INK, SOFT, RULE, WHITE = "#1b1b1b", "#6b6b6b", "#e3e3e3", "#fefefe"
 VARIABLES = {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
 VARIABLES |= {INK: "ink", SOFT: "soft", RULE: "rule", WHITE: "on"}
-FILLS = [to_rgba(colour, alpha) for alpha in (1.0, 0.5) for colour in COLOURS]  # of bars
+FILLS = [to_rgba(colour, alpha) for alpha in (1.0, 0.5) for colour in COLOURS]  # colours of bars
 STYLE = Path(__file__).with_suffix(".mplstyle")
-WIDE, LETTER, LINE = 5.6, 0.087, 0.24  # inches: of a chart, of a letter, of a line of text
-POINTS, MARKS = 600, 20  # of a line, at most
-CELLS = 600  # of a grid that is drawn cell by cell; a larger one is an image
+WIDE, LETTER, LINE = 5.6, 0.087, 0.24  # inches: width of a chart, width of a letter, height of a line of text
+POINTS, MARKS = 600, 20  # points and markers of a line, at most
+CELLS = 600  # cells of a grid that is drawn as vectors, at most; a larger grid is drawn as an image
 SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line. y: None or nan makes a gap; low, high: the band around it."""
+    """One line of a chart; None or nan in y makes a gap. low, high: lower and upper limits of a band around it."""
 
     label: str
     x: Sequence[float]
@@ -63,12 +63,12 @@ class Lines:
     integer_x: bool = True
     from_zero: bool = False  # the y axis begins at 0
     log_x: bool = False
-    ticks: Sequence[str] = ()  # labels of the x of the first line, in place of numbers
+    ticks: Sequence[str] = ()  # labels on the x axis in place of numbers, one for each x of the first line
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars in rows. spans: name -> (row, from, to) of each bar of one colour."""
+    """A chart of horizontal bars in rows. spans: label in the legend -> (row, start, end) of each bar."""
 
     rows: Sequence[str]
     spans: Mapping[str, Sequence[tuple[int, float, float]]]
@@ -77,9 +77,14 @@ class Bars:
 
 @dataclass(frozen=True)
 class Grid:
-    """A coloured cell for each number. values: a row for each of `rows`; None and nan: grey.
+    """A chart with one coloured cell for each number, such as a matrix or a heat map.
 
-    signed: colours are of both signs, such as for cosines; otherwise numbers begin at 0.
+    Attributes:
+        rows, columns: labels.
+        values: one sequence for each row; None and nan are grey.
+        unit: unit of the numbers, or what they count.
+        signed: the colour scale extends from negative to positive numbers, such as for cosines, and not from 0.
+        written: numbers are printed in the cells if there is space.
     """
 
     rows: Sequence[str]
@@ -87,16 +92,16 @@ class Grid:
     values: Sequence[Sequence[float | None]]
     row_label: str
     column_label: str
-    unit: str  # of the numbers, or what they are
+    unit: str
     signed: bool = False
-    written: bool = False  # the numbers stand in the cells, if there is room
+    written: bool = False
 
 
 Chart = Lines | Bars | Grid
 
 
 def stacked_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> Bars:
-    """Return a chart with a bar for each row, of parts end to end; negative ones extend to the left.
+    """Return a chart with one stacked bar for each row; negative parts extend to the left.
 
     >>> stacked_bars(["a"], {"p": [1.0], "q": [2.0]}, "x").spans
     {'p': [(0, 0.0, 1.0)], 'q': [(0, 1.0, 3.0)]}
@@ -113,30 +118,31 @@ def stacked_bars(rows: Sequence[str], parts: Mapping[str, Sequence[float]], x_la
 
 
 def svg(chart: Chart, name: str, title: str) -> str:
-    """Return the chart as an element of a page. name: unlike that of any other chart there, since ids contain it."""
+    """Return the chart as an <svg> element. name: unique in the page, as ids are derived from it."""
     text = io.StringIO()
     with rc_context({"svg.hashsalt": name}, STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that matplotlib's font lacks, and the reader's screen has
+        warnings.simplefilter("ignore")  # matplotlib's font may lack letters that browsers display
         figure = DRAW[type(chart)](chart).figure
         figure.savefig(text, format="svg", metadata={"Date": None})
-    # What stands before is the head of a file, and a style that would be that of the whole page.
+    # Remove the file header, and a style that would apply to the whole page.
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
     drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn)
     drawn = re.sub(r"(?<= d=\")[^\"]*", lambda d: re.sub(r"(\.\d)\d+", r"\1", d[0]).replace("\n", ""), drawn)
-    drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # nothing to cut off
+    # Remove clip paths, since nothing extends beyond the axes.
+    drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui,sans-serif", drawn)
     for colour, variable in VARIABLES.items():
         drawn = drawn.replace(f": {colour}", f": var(--{variable},{colour})")
     drawn = re.sub(r">\s+<", "><", drawn).strip()
     height, label = f"{72 * figure.get_figheight():g}", escape(printable(title))
     size = f'viewBox="0 0 {72 * WIDE:g} {height}" role="img" aria-label="{label}"'
-    if not isinstance(chart, Lines):  # cells side by side have no seams
+    if not isinstance(chart, Lines):  # without gaps between adjacent cells
         size += ' shape-rendering="crispEdges"'
     return f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size}>{drawn}'
 
 
 def write(chart: Chart, path: Path, title: str) -> Path:
-    """Write the chart as a file: .svg, .png or .pdf."""
+    """Write the chart to a .svg, .png or .pdf file and return its path."""
     with rc_context({"savefig.facecolor": "white", "svg.hashsalt": path.stem}, STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure = DRAW[type(chart)](chart).figure
@@ -145,14 +151,14 @@ def write(chart: Chart, path: Path, title: str) -> Path:
 
 
 def save(figure: Figure, path: Path, **options: Any) -> Path:
-    """Save a figure of matplotlib; equal figures give equal files."""
+    """Save a matplotlib figure without dates and versions, so that equal figures give equal files; return the path."""
     nameless = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     figure.savefig(path, dpi=150, metadata=nameless[path.suffix], **options)
     return path
 
 
 def short(value: float, _: object = None) -> str:
-    """Format a number beside an axis.
+    """Format the label of an axis tick.
 
     >>> [short(v) for v in (0.0, 0.25, 20.0, 1500.0, 2e6, 1e-5, -3.0)]
     ['0', '0.25', '20', '1.5k', '2M', '1e-05', '-3']
@@ -166,9 +172,10 @@ def short(value: float, _: object = None) -> str:
 def _axes(
     high: float, left: float, bottom: float, legend: Sequence[tuple[Any, str]] = (), above: float = 0.0, wide: float = 0
 ) -> Axes:
-    """Make the axes of a chart below its legend and `above`, space for a line of text. All in inches.
+    """Create a figure with a legend at the top, and axes below it. All lengths are in inches.
 
-    wide: 0 takes the whole width.
+    high, wide: height and width of the axes, which take the remaining width if `wide` is 0; left, bottom, above: space
+    around the axes; legend: pairs of a matplotlib handle and a label.
     """
     longest = min(max((len(name) for _, name in legend), default=1), 60)
     columns = min(max(int((WIDE - 0.1) / (0.55 + LETTER * longest)), 1), max(len(legend), 1))
@@ -204,14 +211,14 @@ def _lines(chart: Lines) -> Axes:
             np.array(side, object).astype(float)[::every] for side in (each.x, each.y, each.low, each.high)
         )
         gap = np.isnan([math.nan, *y, math.nan])
-        alone = ~gap[1:-1] & gap[:-2] & gap[2:]  # a point between two gaps shows by its mark only
+        alone = ~gap[1:-1] & gap[:-2] & gap[2:]  # a point between two gaps is visible by its marker only
         marked = np.flatnonzero(alone | (np.arange(len(x)) % (-(-len(x) // MARKS) or 1) == 0))
         axes.plot(x, y, markevery=list(marked), **look)
         if len(low):
             axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
     axes.margins(x=0.02)
     least, most = axes.get_ylim()
-    if not most - least > 1e-9 * max(abs(least), abs(most)):  # rounding makes no curve
+    if not most - least > 1e-9 * max(abs(least), abs(most)):  # rounding errors of a constant
         axes.set_ylim(least - 0.5, most + 0.5)
     if chart.from_zero and least > -0.1 * most:
         axes.set_ylim(bottom=0)
@@ -229,7 +236,7 @@ def _lines(chart: Lines) -> Axes:
 
 
 def _rows(labels: Sequence[str], bottom: float, legend: Sequence[tuple[Any, str]] = (), cells: int = 0) -> Axes:
-    """Make axes with a row for each label, from 0 at the top; many rows are thin. cells: columns of a grid."""
+    """Create axes with one row per label, row 0 at the top; rows are thinner if many. cells: columns of a grid."""
     thick = max(min(0.28, 6.5 / max(len(labels), 1)), 0.03)
     names = [_text(label, 24) for label in labels]
     left = LETTER * max(map(len, names), default=1) + 0.2
@@ -279,7 +286,7 @@ def _grid(chart: Grid) -> Axes:
 
 
 def _cells(axes: Axes, values: np.ndarray, most: float) -> None:
-    """Draw a cell for each number: blue where it is positive, red where negative, paler the smaller it is."""
+    """Draw one cell per number: blue for positive, red for negative ones, paler for small ones, grey for nan."""
     colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
     colours[..., 3] = np.abs(values) / (most or 1.0)
     colours[np.isnan(values)] = to_rgba(SOFT, 0.45)
@@ -293,7 +300,7 @@ def _cells(axes: Axes, values: np.ndarray, most: float) -> None:
 
 
 def _colour_key(axes: Axes, chart: Grid, most: float, gaps: bool) -> None:
-    """Draw what the colours of a grid mean, at the top right."""
+    """Draw the colour scale of a grid at the top right."""
     figure: Any = axes.figure
     high, shades = figure.get_figheight(), np.linspace(-1 if chart.signed else 0, 1, 9 if chart.signed else 5)
     figure.text(0.05 / WIDE, 1 - 0.15 / high, _text(chart.row_label, 24), va="center")
@@ -307,4 +314,4 @@ def _colour_key(axes: Axes, chart: Grid, most: float, gaps: bool) -> None:
     key.text(len(shades) - 0.2, 0, text, va="center")
 
 
-DRAW: dict[type, Any] = {Lines: _lines, Bars: _bars, Grid: _grid}  # each draws a chart in a figure of its own
+DRAW: dict[type, Any] = {Lines: _lines, Bars: _bars, Grid: _grid}  # functions that draw a chart in a new figure

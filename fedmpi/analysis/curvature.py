@@ -1,9 +1,9 @@
-"""How sharp the minimum is that a run has found (FedSOL, Fig. 8).
+"""Measure the sharpness of the minimum that a run has found, by its Hessian (FedSOL, Fig. 8).
 
-The Hessian H of the mean loss of the run's final model over a fixed part of the training samples, in evaluation mode
-and without augmentation: its largest eigenvalues, and the loss at w + x v1 + y v2 along the unit eigenvectors of the
-first two. H is never formed: H v is the exact derivative of <gradient, v>. lambda_1 / lambda_5 tells whether one
-direction stands out.
+H is the Hessian of the mean loss of the final model over a fixed subset of the training samples, in evaluation mode
+and without augmentation. The results are its largest eigenvalues, and the loss at w + x v1 + y v2, where v1 and v2 are
+the unit eigenvectors of the two largest. H is not formed: H v is computed as the exact derivative of <gradient, v>. A
+large lambda_1 / lambda_5 means that the loss is much more curved in one direction than in others.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from fedmpi.runtime.record.run_dir import MODEL
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.tasks import contract
 
-TOLERANCE = 1e-3  # of an eigenvalue, relative
-MOST_RESTARTS = 20  # of Lanczos with 2 k + 1 vectors
+TOLERANCE = 1e-3  # relative error of an eigenvalue
+MOST_RESTARTS = 20  # restarts of the Lanczos method (with 2 k + 1 vectors), at most
 
 
 @dataclass(frozen=True)
 class CurvatureOptions:
-    samples: int = 2048  # training samples that the loss is over
-    top: int = 5  # eigenvalues
-    grid: int = 21  # points a side of the landscape
-    span: float = 1.0  # it reaches from -span to span along both vectors
+    samples: int = 2048  # training samples over which the loss is averaged
+    top: int = 5  # number of eigenvalues
+    grid: int = 21  # points along each axis of the loss landscape
+    span: float = 1.0  # the landscape extends from -span to span along both eigenvectors
 
 
 def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]) -> None:
-    """`fedmpi analyse curvature`; settings: those of the run."""
+    """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`)."""
     to, module = report.folder(to), rebuild_model(run, settings)
     if notice := personal_notice(facts_of(run / MODEL)):
         say(notice)
@@ -59,7 +59,7 @@ def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, 
 
 
 def landscape(facts: dict[str, Any]) -> charts.Grid:
-    """Return the chart of the loss along the first two eigenvectors; the model lies in the middle."""
+    """Return the chart of the loss along the first two eigenvectors, with the model in its centre."""
     axis, least = [f"{round(float(x), 3):g}" for x in facts["axis"]], min(map(min, facts["loss"]))
     above = [[loss - least for loss in row] for row in facts["loss"]]
     return charts.Grid(axis, axis, above, "along the second", "along the first eigenvector", "loss")
@@ -68,6 +68,13 @@ def landscape(facts: dict[str, Any]) -> charts.Grid:
 def measure(
     made: Experiment, options: CurvatureOptions, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
+    """Compute eigenvalues of the Hessian at the model of `made`, and the loss around it.
+
+    Returns:
+        samples: number of samples in the loss; eigenvalues, in descending order; ratio of the first to the last of
+        them, None if the last is 0; axis: (grid,) coordinates; loss: (grid, grid), loss[i][j] at
+        w + axis[j] v1 + axis[i] v2.
+    """
     loss, w = Loss(made, options.samples), made.model.w.detach().clone()
     of = f"{len(made.data.train)} clients, {w.numel()} weights"
     say(f"loss over {len(loss.shard)} training samples of {of}")
@@ -85,16 +92,17 @@ def measure(
 def largest_eigenpairs(
     product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the k algebraically largest eigenvalues of a symmetric A (d, d) with their vectors, by Lanczos (ARPACK).
+    """Return the k algebraically largest eigenvalues of a symmetric A (d, d), with eigenvectors, by Lanczos (ARPACK).
 
     Args:
-        product: v (d,) -> A v.
-        like: a tensor (d,) of the type and device to work with.
-        generator: draws the vector to start from.
+        product: computes A v from v (d,).
+        like: a tensor (d,) with the data type and device of v.
+        k: number of eigenvalues.
+        generator: draws the initial vector.
 
     Returns:
-        (k,) float64, falling; a repeated eigenvalue may be counted once.
-        (k, d), of unit length; the sign is arbitrary.
+        The eigenvalues (k,) float64 in descending order, where a repeated eigenvalue may occur only once.
+        The eigenvectors (k, d) of unit length, with arbitrary signs.
 
     >>> A = torch.diag(torch.tensor([3.0, -5.0, 1.0, 2.0]))
     >>> g = torch.Generator().manual_seed(0)
@@ -107,7 +115,7 @@ def largest_eigenpairs(
         return product(torch.from_numpy(v.ravel()).to(like)).double().cpu().numpy()
 
     d, start = like.numel(), torch.randn(like.numel(), generator=generator, dtype=torch.float64).numpy()
-    if k >= d:  # ARPACK finds fewer than all
+    if k >= d:  # ARPACK cannot compute all eigenvalues
         values, vectors = np.linalg.eigh(np.stack([multiply(row) for row in np.eye(d)]))
     else:
         operator = LinearOperator((d, d), matvec=multiply, dtype=np.float64)
@@ -121,7 +129,10 @@ def largest_eigenpairs(
 
 
 class Loss:
-    """w (d,) -> mean loss over the first samples of a fixed order of all clients' training rows."""
+    """Mean loss, as a function of the weights w (d,), over a fixed random subset of all clients' training samples.
+
+    Raises UserError if the clients' samples are not in one data set, as with silos.
+    """
 
     BATCH = 512
 
@@ -141,7 +152,7 @@ class Loss:
             return sum(self._part(x, y).item() for x, y in self._batches())
 
     def hessian(self, w: Tensor, v: Tensor) -> Tensor:
-        """H v (d,), by two passes back."""
+        """Return the product of the Hessian at w (d,) with v (d,), by two backward passes."""
         model = self.made.model
         model.load(w)
         segments = [(s, p) for s, p in model.members if p.requires_grad]
@@ -164,6 +175,6 @@ class Loss:
         return batches(self.shard, self.BATCH, None)
 
     def _part(self, x: Any, y: Tensor) -> Tensor:
-        """This batch's part of the mean."""
+        """Return the contribution of a batch to the mean loss."""
         f = call(self.made.model.module, x)
         return contract.mean_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)

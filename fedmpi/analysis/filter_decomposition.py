@@ -1,31 +1,32 @@
-"""Measurements behind the paper on filter decomposition: `fedmpi analyse variance` and `virtual`.
+"""Reproduce two measurements of the paper on filter decomposition: `fedmpi analyse variance` and `virtual`.
 
 Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning with Filter Decomposition.
-2025. https://arxiv.org/abs/2503.08652. Two averages of client kernels W_k = alpha_k D_k:
-    kernel_mean     sum_k p_k alpha_k D_k                      FedAvg on the kernels themselves                  (1)
+2025. https://arxiv.org/abs/2503.08652. There are two averages of client kernels W_k = alpha_k D_k:
+    kernel_mean     sum_k p_k alpha_k D_k                      FedAvg on the kernels                             (1)
     product_mean    (sum_i p_i alpha_i)(sum_j p_j D_j)         filter decomposition                              (2)
-                    = sum_i sum_j p_i p_j alpha_i D_j          so the m (m - 1) products i != j take part
+                    = sum_i sum_j p_i p_j alpha_i D_j          includes the m (m - 1) products i != j
                     = (1) - sum_{i<j} p_i p_j (alpha_i - alpha_j)(D_i - D_j)
-Scalars alpha_k = a + e_k, D_k = d + h_k with independent noise and p_k = 1/m have
+For scalars alpha_k = a + e_k, D_k = d + h_k with independent noise and p_k = 1/m,
     Var (1) = (d^2 Var e + a^2 Var h + Var e Var h) / m
     Var (2) = (d^2 Var e + a^2 Var h) / m + Var e Var h / m^2
-so that decomposition makes only the cross term smaller. (Prop. 4.1 of the paper assumes that the products of one round
-are independent and arrives at a larger gain.)
+so decomposition reduces only the cross term. (Prop. 4.1 of the paper assumes that the products of one round are
+independent and derives a larger gain.)
 
-variance, Fig. 3(b): from the same w^t a round is made R times, each time with another cohort and other batches. The
-local models of replicate r give two aggregates W_r by (1) and (2), over the kernels of all layers with atoms. The
-result is 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate (the paper does not say how it measured), and the
-variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, as a mean over replicates; in squared units of the
-weights, without the server's optimiser. The rounds measured are 0, e, 2e, ... for e = `evaluate.every`; those in which
-the server keeps its coefficients are marked.
+variance, Fig. 3(b): a round is trained R times from the same w^t, each time with another cohort and other batches. The
+local models of replicate r are aggregated by (1) and by (2), each over the kernels of all layers with atoms, to W_r.
+The results are 1/(R-1) sum_r ||W_r - mean W||^2, an unbiased estimate (the paper does not describe its estimator), and
+the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, averaged over replicates. Both are in squared
+units of the weights and do not include the server's optimiser. The rounds measured are 0, e, 2e, ... for
+e = `evaluate.every`; rounds in which the server keeps its coefficients are marked.
 
-virtual, Eq. 10, Sec. 4.1 and 6.7: from the final model of a run, one more round of local training is made, the next in
-which coefficients travel. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over all i, j: on the diagonal the m
-clients, off it m (m - 1) virtual clients (the paper counts unordered pairs, 6 of 4 clients). Client i gives its group
-COEF, the coefficients with the biases and 1x1 convolutions that go with them; client j gives its atoms. The rest, of
-which the paper says nothing, is the aggregate's in all models: they differ in their convolutions alone, and the
-diagonal is not quite what the clients had. A run directory holds the global model only: other state of server and
-clients has the values of the start of a run.
+virtual, Eq. 10, Sec. 4.1 and 6.7: clients train locally for one more round from the final model of a run, with the
+number of the next round in which coefficients are sent. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over
+all i, j: the m clients on the diagonal, and m (m - 1) virtual clients off the diagonal (the paper counts unordered
+pairs, 6 for 4 clients). Client i contributes the layout group COEF, the coefficients with their biases and 1x1
+convolutions; client j contributes its atoms. The paper does not mention the other parameters; here all models have
+those of the aggregate. The models therefore differ in their convolutions only, and models on the diagonal are not
+exactly those of the clients. A run directory contains the global model only, so other state of server and clients has
+initial values.
 """
 
 from __future__ import annotations
@@ -69,17 +70,19 @@ NAMES = {
 
 # ---- two averages of kernels ----
 def kernel_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """(1).   (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)"""
+    """Return the weighted mean of kernels, equation (1).   (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)"""
     return torch.einsum("k,...kna,...kaq->...nq", p, alpha, D)
 
 
 def product_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """(2).   (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)"""
+    """Return the product of the weighted means of coefficients and atoms: equation (2); shapes as in `kernel_mean`."""
     return torch.einsum("k,...kna->...na", p, alpha) @ torch.einsum("k,...kaq->...aq", p, D)
 
 
 def replicate_variance(W: Tensor) -> float:
-    """1/(R-1) sum_r ||W_r - mean W||^2, unbiased for E||W - EW||^2.   (R, n), R > 1, float64
+    """Return the sample variance of vectors, an unbiased estimate of E||W - EW||^2.   (R, n) float64, R > 1 -> float
+
+    It is 1/(R-1) sum_r ||W_r - mean W||^2.
 
     >>> replicate_variance(torch.tensor([[0.0, 1.0], [2.0, 1.0]], dtype=torch.float64))
     2.0
@@ -88,16 +91,20 @@ def replicate_variance(W: Tensor) -> float:
 
 
 def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
-    """sum_k p_k ||W_k - W_bar||^2 with W_k = alpha_k D_k and W_bar = (1).   (m,), (m, n, a), (m, a, q)"""
+    """Return the variance of the clients' kernels around their weighted mean.   (m,), (m, n, a), (m, a, q) -> float
+
+    It is sum_k p_k ||W_k - W_bar||^2, with W_k = alpha_k D_k and W_bar as in `kernel_mean`.
+    """
     mean = kernel_mean(p, alpha, D)
     squares = torch.stack([(one @ atoms - mean).square().sum() for one, atoms in zip(alpha, D, strict=True)])
     return (p @ squares).item()
 
 
 def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return path -> alpha, D of models w in float64 for each AtomConv2d.   (m, d) -> (m, o i, m_a), (m, m_a, u v)
+    """Return coefficients alpha and atoms D of each AtomConv2d layer of m models, by the layer's path, in float64.
 
-    Raises UserError if the model has no such layer.
+    (m, d) -> (m, o i, a), (m, a, u v), for o x i kernels of u x v pixels and a atoms. Raises UserError if the model has
+    no such layer.
     """
     segments, layers = {segment.name: segment for segment in made.model.layout.segments}, {}
     for path, layer in made.model.module.named_modules():
@@ -115,7 +122,7 @@ def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
 
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callable[[str], None]) -> None:
-    """`fedmpi analyse variance`."""
+    """Measure the variance of the two averages of kernels and write variance.json, .png (`fedmpi analyse variance`)."""
     to, made = report.folder(to), experiment(settings)
 
     def each(row: Row) -> None:
@@ -136,8 +143,13 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callabl
 def measure_variance(
     made: Experiment, replicates: int, each: Callable[[Row], None] = lambda row: None
 ) -> dict[str, Any]:
-    """Train as the settings say, with results equal to the bit, and measure; `each` is called with each new row."""
-    factors(made, made.model.w[None])  # is an error of a model without atoms
+    """Train the run of the settings, with the same bits as without measurements, and measure the variance on the way.
+
+    replicates: how often each measured round is trained; each: called with each new row (see `one_round`).
+
+    Returns config, replicates, sha256 of the final model, and rounds, the list of rows.
+    """
+    factors(made, made.model.w[None])  # raises an error for a model without atoms
     s, rows, final = made.settings, list[Row](), ""
     if s.rounds == 0:
         raise UserError("rounds: 0 leaves no round to measure; at least 1 is needed")
@@ -150,7 +162,7 @@ def measure_variance(
     def on_round(line: dict[str, Any]) -> None:
         nonlocal final
         final = line["sha256"]
-        at(line["round"] + 1)  # called when the global model is the one that the next round starts from
+        at(line["round"] + 1)  # at this time the global model is the one from which the next round starts
 
     fed = build.federation(made, Solo(made.model.w.device), lambda: False, RunCallbacks(on_round))
     at(0)
@@ -159,7 +171,12 @@ def measure_variance(
 
 
 def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row:
-    """Round t, made `replicates` times from the global model of `fed`."""
+    """Train round t `replicates` times from the global model of `fed`, and return the variances.
+
+    Returns:
+        round; kernel_mean, product_mean: variances of the two averages over replicates; ratio of the second to the
+        first; clients: variance of the clients' own kernels.
+    """
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
         seed = seeds.derive(fed.config.seed, "replicate", number)
@@ -172,13 +189,13 @@ def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row
         by_product.append(torch.cat([product_mean(p, alpha, D).flatten() for alpha, D in layers]))
         clients += sum(client_variance(p, alpha, D) for alpha, D in layers) / replicates
     kernels, product = (replicate_variance(torch.stack(W)) for W in (by_kernels, by_product))
-    ratio = product / kernels if kernels else float("nan")  # all replicates are alike with full batches of all clients
+    ratio = product / kernels if kernels else float("nan")  # kernels: 0 if all clients train on full batches
     return {"round": t, "kernel_mean": kernels, "product_mean": product, "ratio": ratio, "clients": clients}
 
 
 # ---- virtual clients ----
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
-    """`fedmpi analyse virtual`; settings: those of the run."""
+    """Evaluate the virtual clients of a run, print a table and write virtual.json (`fedmpi analyse virtual`)."""
     to, module = report.folder(to), rebuild_model(run, settings)
     options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
@@ -191,8 +208,13 @@ def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str]
 
 
 def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Make one more round from the model of `made` and evaluate the resulting models on the global test set."""
-    factors(made, made.model.w[None])  # is an error of a model without atoms
+    """Train clients for one more round from the model of `made`, and evaluate all products alpha_i x D_j.
+
+    Returns:
+        round, clients (the cohort), weights p of the aggregate, headline (the task's first metric); models: one row for
+        each pair of clients, with alpha, atoms and the metrics on the global test set; aggregate: its metrics.
+    """
+    factors(made, made.model.w[None])  # raises an error for a model without atoms
     test, s, trainer = made.data.global_test, made.settings, build.make_trainer(made, lambda: False)
     if test is None:
         raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
@@ -217,7 +239,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
 
 
 def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
-    """The model w with the coefficients of one model and the atoms of another.   (d,), (d,), (d,) -> (d,)"""
+    """Return w with the coefficients of the model `alpha` and the atoms of the model `D`.   (d,), (d,), (d,) -> (d,)"""
     out = w.clone()
     for group, source in ((COEF, alpha), (ATOM, D)):
         part = made.model.layout.select({group})
@@ -226,7 +248,7 @@ def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
 
 
 def virtual_lines(facts: dict[str, Any]) -> list[str]:
-    """Lines of text: the matrix of the headline metric, and the means and the aggregate to compare it with."""
+    """Format the results as lines: the main metric of each alpha_i x D_j, means over clients, and the aggregate."""
     name, clients = facts["headline"], facts["clients"]
 
     def shown(name: str, value: float) -> str:

@@ -1,14 +1,14 @@
-"""What a local step costs beside FedAvg's, in floating-point operations (FedSOL, Table 5): counted while it is made.
+"""Count the floating-point operations of a method's local steps, compared with FedAvg's (FedSOL, Table 5).
 
-The client with the most training samples makes its first round, with the config's method and with FedAvg, in the same
-batches. A step is the mean over its steps but the first, in which nothing has moved yet and some methods do less; all
-is told per sample. Operations are those of matrix products and convolutions, two a multiplication with its addition
-(torch.utils.flop_counter); what goes entry by entry, the optimiser's step too, is left out.
-    forward     passes with a graph behind them
-    backward    autograd's passes back
-    frozen      passes without gradient: teachers, anchors, features
-A round is all that the client does, outside of steps too. In the paper's terms, 2x + delta, delta is frozen passes over
-FedAvg's step, and 2 the rest.
+The client with the most training samples trains for one round, with the config's method and with FedAvg, on the same
+batches. The cost of a step is the mean over all steps except the first, in which the weights are still the initial ones
+and some methods do less. Numbers are per sample. Only matrix products and convolutions count, with two operations for a
+multiplication and an addition (torch.utils.flop_counter); elementwise operations and the optimiser's step do not.
+    forward     forward passes that record a graph for autograd
+    backward    backward passes of autograd
+    frozen      forward passes without gradients: teachers, anchors, features
+The cost of a round includes everything that the client computes, also outside of steps. In the paper's notation
+2x + delta, delta is the cost of frozen passes relative to FedAvg's step, and 2x the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KINDS = ("forward", "backward", "frozen")
 
 
 class Counter(TorchDispatchMode):
-    """Counts while it is entered. count: (3,) int64, operations of each of KINDS so far."""
+    """Context manager that counts operations. count: (3,) int64, the operations of each of KINDS so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Counter(TorchDispatchMode):
 
 
 def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
-    """`fedmpi analyse flops`."""
+    """Print the operations of the config's method and of FedAvg, and write flops.json (`fedmpi analyse flops`)."""
     to, (data, device) = report.folder(to), data_of(settings)
     client = int(data.train_sizes.argmax())
     plain = settings.model_copy(update={"method": MethodSettings(name="fedavg")})
@@ -73,18 +73,26 @@ def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
 
 
 def measure(settings: Settings, data: Federated, device: torch.device, client: int) -> dict[str, Any]:
-    """One client's first round. Raises UserError where it makes fewer than two steps."""
+    """Count the operations of one client's training in round 0.
+
+    Returns:
+        method, options; steps (their number); forward, backward, frozen and their sum step: operations per sample in a
+        step; round: operations per training sample in the round.
+
+    Raises:
+        UserError: the client makes fewer than two steps.
+    """
     made = build.experiment(settings, data, device)
     fed = build.federation(made, Solo(device), lambda: False)
     counter, steps, start = Counter(), list[tuple[int, Tensor]](), torch.zeros(len(KINDS), dtype=torch.int64)
 
     def watch(_: ClientContext) -> Watch:
         start.copy_(counter.count)
-        return lambda x, y: steps.append((len(y), counter.count.clone()))  # samples, and the count after their gradient
+        return lambda x, y: steps.append((len(y), counter.count.clone()))  # the count when the gradient is there
 
     trainer = build.make_trainer(made, lambda: False)
-    trainer.mlp_backward = None  # its passes back are not autograd's; the operations are the same
-    local_models(fed, trainer, [client], 0)  # frozen models are made, which runs them once
+    trainer.mlp_backward = None  # its backward passes do not use autograd; with autograd the operations are the same
+    local_models(fed, trainer, [client], 0)  # creates the frozen models, which runs them once, not to be counted
     with counter:
         local_models(fed, trainer, [client], 0, watch)
     name = settings.method.name

@@ -1,4 +1,4 @@
-"""The local models of one round, made without any effect on the run itself."""
+"""Train the local models of one round without changing the state of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedmpi.runtime.device import pick_device, set_numerics
 
 
 def data_of(settings: Settings) -> tuple[Federated, torch.device]:
-    """The data of all clients, in this process, and where to train on them."""
+    """Load the data of all clients into this process; return them and the device to train on."""
     set_numerics(settings)
     device = pick_device(settings, detect({}))
     data = build_data.siloed(settings, Solo(device)) if settings.data.silos else build_data.partitioned(settings)
@@ -30,24 +30,24 @@ def data_of(settings: Settings) -> tuple[Federated, torch.device]:
 
 
 def experiment(settings: Settings) -> Experiment:
-    """The experiment, with all its clients in this process."""
+    """Build the experiment with all clients in this process."""
     return build.experiment(settings, *data_of(settings))
 
 
 def worker_with_seed(made: Experiment, seed: int) -> ClientTrainer:
-    """The experiment's trainer with another seed, and so with other batches, dropout masks and so on."""
+    """Return a trainer for the experiment with another seed, which changes batches, dropout masks and so on."""
     settings = made.settings.model_copy(update={"seed": seed})
     return build.make_trainer(replace(made, settings=settings), lambda: False)
 
 
 @dataclass(frozen=True)
 class LocalModels:
-    """What a cohort of m clients has after local training and before anything is sent."""
+    """The models of a cohort of m clients after local training, before the upload."""
 
     clients: Sequence[int]
-    p: Tensor  # (m,) float64, the weights of the aggregate
-    w: Tensor  # (m, d)
-    b: Tensor  # (m, buffers)
+    p: Tensor  # (m,) float64, the clients' weights in the aggregate
+    w: Tensor  # (m, d) parameters
+    b: Tensor  # (m, b) float buffers
 
 
 def local_models(
@@ -57,10 +57,16 @@ def local_models(
     t: int,
     watch: Callable[[ClientContext], Watch] | None = None,
 ) -> LocalModels:
-    """Round t's local training of `members` from the global model of `fed`, which stays as it is.
+    """Train clients locally, as in round t, from the global model of `fed`, which does not change.
 
-    Clients work on copies of their state. The coefficients are the trained ones, even in rounds in which the method
-    does not send them. watch: makes of a client that is about to train what is told of its steps.
+    Clients use copies of their state. The returned parameters include layout groups that the method does not send in
+    round t, such as coefficients of filters.
+
+    Args:
+        members: numbers of the clients.
+        t: the round, which selects the learning rate and the random numbers.
+        watch: called with each client before it trains; returns a function that is called with the batch (x, y) of each
+            step when its gradient has been computed.
     """
     messages, server, model, states = trainer.messages, fed.server, trainer.model, fed.states
     assert server is not None  # one process

@@ -1,9 +1,9 @@
-"""Who holds what under a config, before anything is trained: sizes, classes, how far clients are from the whole.
+"""Show how a config divides the training samples among clients, without training: sizes, classes, label skew.
 
-The distance of a client is the total variation between its distribution of labels and that of all samples,
-1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds.
+The label skew of client k is the total variation distance between its label distribution and that of all samples,
+1/2 sum_c |n_kc / n_k - n_c / n|. It is 0 for equal distributions and approaches 1 if no other client has its classes.
 
-The picture is FedUV's (supplement, Figs. 1-6): samples by client and class.
+The drawing shows samples by client and class, as in FedUV (supplement, Figs. 1-6).
 """
 
 from __future__ import annotations
@@ -20,12 +20,20 @@ from fedmpi.config import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.runtime import build_data
 
-CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
-DRAWN = 150  # clients at most of a picture, which has a row for each
+CLIENTS, CLASSES = 40, 12  # largest numbers for which the console shows a table of samples by client and class
+DRAWN = 150  # clients in a drawing, at most, which has a row for each
 
 
 def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
-    """`fedmpi partition`: the division on the console, in a file that scheme `file` reads, and as a picture."""
+    """Print the partition of a config, and write and draw it on request (`fedmpi partition`).
+
+    Args:
+        write: a CSV file for the client of each training sample, which the scheme `file` can read; None: no file.
+        draw: a .png, .svg or .pdf file for a drawing of samples by client and class; None: no drawing.
+
+    Raises:
+        UserError: the config has data.silos, a file name has another ending, or a file cannot be written.
+    """
     if settings.data.silos:
         raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")
     for option, path, endings in (("--write", write, (".csv",)), ("--draw", draw, (".png", ".svg", ".pdf"))):
@@ -47,7 +55,7 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
 
 
 def _draw(data: Federated, path: Path) -> Path:
-    """Draw the samples by client and class."""
+    """Draw the training samples by client and class, and return the path of the file."""
     from fedmpi.analysis import charts
 
     if not data.label_counts.any():
@@ -61,7 +69,7 @@ def _draw(data: Federated, path: Path) -> Path:
 
 
 def lines(data: Federated) -> list[str]:
-    """What is said of a division."""
+    """Describe a partition in lines of text: sizes, classes per client, label skew, and a table if it is small."""
     sizes, counts = data.train_sizes, data.label_counts
     text = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _spread("samples a client", sizes)]
     if data.test_sizes.any():
@@ -84,7 +92,7 @@ def _spread(name: str, values: np.ndarray) -> str:
 
 
 def distances(counts: np.ndarray) -> np.ndarray:
-    """(N, C) label counts -> (N,) total variation between each client and all samples.
+    """Return the total variation distance between the labels of each client and those of all samples.   (N, C) -> (N,)
 
     >>> distances(np.array([[4, 0], [2, 2]])).tolist()
     [0.25, 0.25]
@@ -94,7 +102,7 @@ def distances(counts: np.ndarray) -> np.ndarray:
 
 
 def _write(path: Path, data: Federated) -> None:
-    """Write the client of each training sample, -1 for nobody; what is held out is of a client's part."""
+    """Write the client of each training sample; -1: none. Validation samples belong to the client that holds them."""
     owner = np.full(len(data.train[0].y), -1)
     for rows in (data.parts, getattr(data.validation, "rows", None)):
         if rows is not None:

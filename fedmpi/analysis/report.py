@@ -1,4 +1,4 @@
-"""The files that an analysis writes."""
+"""Output directory and JSON files of an analysis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from fedmpi.common.jsonl import to_jsonable
 
 
 def folder(to: Path, option: str = "--to") -> Path:
-    """Create the directory to write to, before the work begins. Raises UserError if that is not possible."""
+    """Create the output directory of a command before its work begins, and return its path.
+
+    Raises UserError, which names `option`, if the directory cannot be created or written to.
+    """
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -24,6 +27,6 @@ def folder(to: Path, option: str = "--to") -> Path:
 
 
 def write(path: Path, facts: Mapping[str, Any]) -> Path:
-    """The facts as JSON; numbers that are not finite are null."""
+    """Write facts to a JSON file and return its path. Numbers that are not finite become null."""
     path.write_text(json.dumps(to_jsonable(facts), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Reports: a page for a run, for several or for a sweep; pages for the sites of a consortium, and a model card."""
+"""HTML reports: a page on one run, several runs or a sweep; a page for each site of a consortium, and a model card."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedmpi.config import Settings
 
 
 def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
-    """Write report.html at the end of a run, unless `report: false`, and return its path.
+    """Write report.html at the end of a run, unless the config has `report: false`, and return its path.
 
     An error becomes a warning, since the run is complete without the page.
 
     Args:
-        result: of runtime/run.py; {} on ranks other than 0, which do not import matplotlib.
+        result: the result of `execute` in runtime/run.py; {} on ranks other than 0, which do not import matplotlib.
     """
     if not settings.report or "directory" not in result:
         return None

@@ -1,4 +1,4 @@
-"""Sections of a report on what was measured inside the rounds: updates.jsonl and analysis.jsonl (engine/probes)."""
+"""Sections of a report on measurements within rounds, recorded in updates.jsonl and analysis.jsonl."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from fedmpi.analysis.charts import Grid, stacked_bars
 from fedmpi.reports.page import Figure, Part, Text, Value
 from fedmpi.reports.runs import Curve, Row, Run, Runs, by_group, by_name, curve, number, numbers, thinned
 
-SIDE = 60  # of a map, at most
+SIDE = 60  # rows and columns of a heat map, at most
 GLOBAL, LOCAL = "global model", "local models, mean"
 
 
 class OverRounds(NamedTuple):
-    """One figure over the rounds: of one run a line for each of `keys`, of several a figure for each, a line a group.
+    """Definition of a figure of values over rounds.
+
+    For one run it has a line for each of `keys`. For several runs there is a figure for each of `keys`, with a line for
+    each group of runs.
 
     Attributes:
-        keys: label -> where the number stands in a row, `probe.number` or `list.place`.
+        keys: label of a line -> path of its number in a row, such as `drift.divergence`, or `shares.0` in a list.
     """
 
     name: str
@@ -85,10 +88,10 @@ LOCAL_STEPS = (
 
 
 def updates(runs: Runs) -> list[Part | None]:
-    """Draw norms of updates, and their cosines with each other and with the server's direction."""
+    """Draw norms of the clients' updates, and their cosines with each other and with the server's direction."""
     rows: dict[Path, list[Row]] = {run.path: [] for run in runs.all}
     for path, row in [(run.path, row) for run in runs.all for row in run.updates]:
-        # Two more numbers: the norm of the server's direction over the mean norm, and the eigenvalues' shares.
+        # Add two values: the norm of the server's direction over the mean norm, and the eigenvalues over their sum.
         values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
         norms, length = numbers(row.get("norms")), number(row.get("direction"))
         shares = [v / sum(values) for v in values] if sum(values) > 0 else []
@@ -122,7 +125,7 @@ def analysis(runs: Runs) -> list[Part | None]:
 
 
 def features(runs: Runs) -> list[Part | None]:
-    """Draw numbers of features, heads and outputs of models."""
+    """Draw statistics of the features, classifier heads and outputs of global and local models."""
     return _over_rounds(runs, "features", FEATURES, _analysis(runs))
 
 
@@ -156,7 +159,10 @@ def _over_rounds(
 
 
 def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
-    """Return {client's name: curve} from the lists at `keys`, which are parallel to each row's `clients`."""
+    """Return a curve over rounds for each client, by the client's name.
+
+    keys: path in a row of the list of values, which has the order of the row's list `clients`.
+    """
     curves: dict[int, Curve] = {}
     for row in rows:
         values: Any = row
@@ -171,7 +177,7 @@ def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
 def _client_map(
     name: str, title: str, of: Mapping[str, Curve], unit: str, note: str, signed: bool = True
 ) -> Figure | None:
-    """Draw a map of clients by rounds."""
+    """Draw a heat map of values by client and round."""
     if not of:
         return None
     rows, columns = thinned(list(of), SIDE), thinned(sorted({t for each in of.values() for t in each}), SIDE)

@@ -1,6 +1,6 @@
-"""The parts of a page, and how a template makes one self-contained HTML file of them.
+"""The parts of a report page, and the rendering of a page by a template as one self-contained HTML file.
 
-All text is plain text: the templates escape it, wherever it comes from.
+All texts are plain text, which the templates escape.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from markupsafe import Markup
 from fedmpi.analysis import charts
 from fedmpi.common.text import printable
 
-MOST_ROWS = 20_000  # of the CSV behind a figure that the page holds
-Value = float | int | str | None  # of a cell; None and nan: empty
+MOST_ROWS = 20_000  # rows of a figure's CSV data in a page, at most; with more rows the page does not contain them
+Value = float | int | str | None  # content of a cell; None and nan: empty
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its numbers. name: of its files, unique in the page; head, data: the CSV."""
+    """A chart with its numbers. name: base name of its files, unique in the page; head, data: its CSV file."""
 
     name: str
     title: str
@@ -37,7 +37,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells. folded: the heading of a table that is folded; "" shows it open."""
+    """A table. folded: the heading to click on in order to open the table; "": the table is open."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[Value]]
@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A remark."""
+    """A paragraph of text, such as a remark or a warning."""
 
     text: str
     warning: bool = False
@@ -59,7 +59,7 @@ Part = Figure | Table | Text
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report. name: its anchor, unique in the page."""
+    """A section of a report. name: its anchor, which is unique in the page."""
 
     name: str
     title: str
@@ -67,7 +67,7 @@ class Section:
 
 
 def render(template: str, title: str, lead: Sequence[str], **values: Any) -> str:
-    """Return a page by a template of the folder templates: page, card or site. lead: lines below the title."""
+    """Render a page as HTML by a template of the folder templates: page, card or site. lead: lines below the title."""
     loader = PackageLoader("fedmpi.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell)
     environment.filters |= {"csv": as_csv, "base64": base64.b64encode, "columns": column_classes}
@@ -75,12 +75,13 @@ def render(template: str, title: str, lead: Sequence[str], **values: Any) -> str
     environment.globals["most_rows"] = MOST_ROWS
     script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
     values |= {"title": title, "lead": lead, "script": Markup(script), "style": Markup(style)}
-    values["digest"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
+    # The page's security policy allows only the script with this digest.
+    values["digest"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template(f"{template}.html.j2").render(values)
 
 
 def cell(value: Any) -> str:
-    """Format a value; the templates pass all their output through this.
+    """Format a value for a page; the templates apply this function to all values.
 
     >>> cell(1234567), cell(0.123456), cell(float("nan")), cell(None), cell(96.1002785)
     ('1,234,567', '0.1235', '-', '-', '96.1')
@@ -95,7 +96,7 @@ def cell(value: Any) -> str:
 
 
 def as_csv(figure: Figure) -> str:
-    """Return the numbers of a figure as CSV."""
+    """Return the data of a figure as CSV text."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(figure.head)
@@ -104,7 +105,7 @@ def as_csv(figure: Figure) -> str:
 
 
 def column_classes(table: Table) -> list[str]:
-    """Return the CSS class of each column: "n" for numbers, which are aligned right, else ""."""
+    """Return the CSS class of each column: "n" for columns of numbers, which are aligned right, else ""."""
     classes = []
     for column in zip(*table.rows, strict=True):
         values = [value for value in column if value is not None]

@@ -1,4 +1,4 @@
-"""`fedmpi report`: one page with everything that is recorded of runs."""
+"""Write a page with all records of one or several runs (`fedmpi report`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedmpi.reports.runs import Runs, base_name, read
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.run_dir import REPORT
 
-BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # from unexpected contents of files
+BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised for unexpected file contents
 SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] = (
-    # name, title, attribute of Run without which there is none, what makes its parts
+    # name, title, attribute of Run that must not be empty for this section, function that returns its parts
     ("summary", "Summary", "path", results.summary),
     ("learning", "Learning", "rows", results.learning),
     ("method", "The methods' own figures", "own_metrics", results.own_metrics),
@@ -39,9 +39,10 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] 
 
 
 def sections(runs: Runs) -> list[Section]:
-    """Return the sections for which there are records. A section with damaged files says so.
+    """Return the sections for which runs have records. If files are damaged, the section contains a warning instead.
 
-    Figures get unique plain names, as these name files and anchors, whatever a task calls its metrics.
+    Names of figures are made unique and reduced to ASCII letters, digits, "_" and "-", since they are used as file
+    names and anchors.
     """
     result, names = [], set[str]()
     for name, title, needs, make in SECTIONS:
@@ -63,7 +64,7 @@ def sections(runs: Runs) -> list[Section]:
 
 
 def html(runs: Runs) -> str:
-    """Return the page."""
+    """Return the report on runs as an HTML page."""
     places = list(dict.fromkeys(run.path.resolve().parent.name for run in runs.all))
     where = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
     title = runs.alone.name if runs.alone else f"{count(len(runs.all), 'run')} in {where}"
@@ -76,11 +77,12 @@ def html(runs: Runs) -> str:
 
 
 def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
-    """Write the page, and with `figures` the files of all figures.
+    """Write the report on runs and, if requested, its figures as separate files (`fedmpi report`).
 
     Args:
-        to: the file; None: report.html in the directory, of several here.
-        figures: a directory for each figure as .svg, .png and .csv.
+        paths: directories of runs or sweeps.
+        to: the HTML file; None: report.html in the directory, or in the working directory if there are several.
+        figures: a directory for each figure as .svg, .png and .csv; None: no such files.
     """
     runs = read(paths)
     to = to or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))

@@ -17,21 +17,21 @@ from fedmpi.runtime.reading import compare
 from fedmpi.runtime.record.data_files import MANY
 
 BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
-COLUMNS = 4  # metrics of a comparison's table
+COLUMNS = 4  # metrics in the table that compares runs, at most
 OF_CLIENTS = ("_std", "_worst_decile")  # metrics that the section on clients shows
-NAMED = 40  # clients with a bar each; more are a curve
+NAMED = 40  # clients for which there are bars, at most; more are drawn as a curve
 SPREAD = ("worst", "10th percentile", "median", "90th percentile")
 FAIRNESS = ("mean", "std", "worst 10 %", "best 10 %", "Jain's index")
 FAIRNESS_NOTE = (
     "Over clients: population standard deviation, means of the worst and the best tenth, at least one client (q-FFL), "
     "and Jain's index, (sum x)² / (N sum x²): 1 where all clients have the same, 1/N where one has everything."
 )
-ROUNDS, CLASSES, CLIENTS = 120, 60, 150  # of maps, at most
-ROWS = 200  # of a table of faults
+ROUNDS, CLASSES, CLIENTS = 120, 60, 150  # rows and columns of heat maps, at most
+ROWS = 200  # rows of the table of faults, at most
 
 
 def summary(runs: Runs) -> list[Part | None]:
-    """Show the last metrics of each group, mean and standard deviation over its runs; or all metrics of one run."""
+    """Show the last metrics of each group of runs (mean and standard deviation), or all metrics of a single run."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     warnings = [Text(text, warning=True) for text in _warnings(runs)]
     if runs.alone is not None:
@@ -100,7 +100,7 @@ def _facts(run: Run, names: Sequence[str]) -> list[Part]:
 
 
 def learning(runs: Runs) -> list[Part | None]:
-    """Draw every metric of training and evaluation: the curve of a run, or the mean of each group with a band."""
+    """Draw each metric of training and evaluation over rounds: the curve of one run, or the mean of each group."""
     names = [name for name in runs.metrics if not name.endswith(OF_CLIENTS)]
     parts = [_by_group(runs, "learning", name, metric_title(name)) for name in names if "@" not in name]
     of_sites = [name.split("@", 1) for name in names if "@" in name and runs.alone]
@@ -115,7 +115,7 @@ def learning(runs: Runs) -> list[Part | None]:
 
 
 def own_metrics(runs: Runs) -> list[Part | None]:
-    """Draw the metrics that methods report about their steps."""
+    """Draw the metrics that methods record with `server.figures`."""
     names = dict.fromkeys(name for run in runs.all for name in run.own_metrics)
     return [_by_group(runs, "method", name, name) for name in names]
 
@@ -126,7 +126,7 @@ def _by_group(runs: Runs, section: str, name: str, label: str) -> Figure | None:
 
 
 def clients(runs: Runs) -> list[Part | None]:
-    """Show the spread over clients of each metric of clients.jsonl, over the rounds and after the last one."""
+    """Show each metric's distribution over clients, by round and after the last round (from clients.jsonl)."""
     kinds = dict[tuple[str, str], None]()
     for run in runs.all:
         for line in run.clients:
@@ -136,9 +136,13 @@ def clients(runs: Runs) -> list[Part | None]:
 
 
 def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
-    """Show one metric of clients: percentiles of one group, the worst client of several; each client of one run."""
+    """Show one metric of the clients in one evaluation protocol.
+
+    For one group of runs: percentiles over clients by round; for several groups: the worst client; for a single run,
+    also the value of each client. A table shows spread and fairness after the last round.
+    """
     title, slug, label = f"{protocol} {name}".replace("_", " "), f"clients-{protocol}-{name}", metric_title(name)
-    values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # round -> client's name
+    values: dict[Path, dict[int, dict[str, float]]] = {run.path: {} for run in runs.all}  # by run, round and client
     for run, line in [(each, line) for each in runs.all for line in each.clients]:
         if str(line.get("protocol")) == protocol and (value := number(line.get(name))) is not None:
             client = run.client_names.get(line.get("client", -1), str(line.get("client")))
@@ -171,14 +175,18 @@ def _clients_by(runs: Runs, protocol: str, name: str) -> list[Part | None]:
 
 
 def _by_client(values: dict[str, float], part: str, label: str, order: str) -> Bars | Lines:
-    """Return a bar for each client, or a line over the clients in their order, where there are many."""
+    """Return a chart with a bar for each client, or a line over clients if they are many or values are negative."""
     if len(values) <= NAMED and min(values.values(), default=0.0) >= 0:
         return stacked_bars(list(values), {part: list(values.values())}, label)
     return Lines([Series(part, range(1, len(values) + 1), list(values.values()))], order, label)
 
 
 def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | None]:
-    """Return the statistics of SPREAD and FAIRNESS. falling: less is better.
+    """Return the statistics over clients that SPREAD and FAIRNESS name.
+
+    Args:
+        values: one value for each client.
+        falling: whether lower values are better.
 
     >>> list(over_clients([90.0, 70.0, 80.0], falling=False).values())[:4]
     [70.0, 72.0, 80.0, 88.0]
@@ -189,15 +197,15 @@ def over_clients(values: Sequence[float], falling: bool) -> dict[str, float | No
     worst, best = (high, low) if falling else (low, high)
     index = None
     if x.min() >= 0 and x.max() > 0:
-        scaled = x / x.max()  # squares of large losses stay numbers
+        scaled = x / x.max()  # prevents overflow of squares of large losses
         index = float(scaled.sum() ** 2 / (len(x) * (scaled**2).sum()))
     numbers = (x[-1] if falling else x[0], *np.quantile(x, (0.1, 0.5, 0.9)), x.mean(), x.std(), worst, best)
     return dict(zip((*SPREAD, *FAIRNESS), [*map(float, numbers), index], strict=True))
 
 
 def classes(runs: Runs) -> list[Part | None]:
-    """Draw the accuracy of each class of the global test set: by round, or after the last one of several groups."""
-    columns = dict[str, list[float | None]]()  # of a round or of a group -> accuracy by class
+    """Draw the accuracy of each class of the global test set: by round, or for several groups after the last round."""
+    columns = dict[str, list[float | None]]()  # label of a round or a group -> accuracy by class
     many = len(runs.groups) > 1
     for group in runs.groups:
         rows = [row for run in group.runs for row in run.rows if isinstance(row.get("class_accuracy"), list)]
@@ -219,13 +227,13 @@ def classes(runs: Runs) -> list[Part | None]:
 
 
 def partition(runs: Runs) -> list[Part | None]:
-    """Draw the samples by client and class, and by client; of several runs those of the first."""
+    """Draw the training samples by client and class, and by client, for the first run that has such records."""
     run = next((run for run in runs.all if run.by_client[0] is not None and len(run.by_client[0])), None)
     if run is None:
         return []
     sizes, counts = run.by_client
     drawn = thinned(range(len(sizes)), CLIENTS)
-    listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # what a reader of the page can save as a table
+    listed = range(len(sizes)) if len(sizes) <= MANY else drawn  # clients in the CSV data of the figures
     names, parts = [run.client_names.get(k, str(k)) for k in range(len(sizes))], list[Part | None]()
     if any(each.partition != run.partition for each in runs.all):
         parts.append(Text(f"Runs have other partitions, by seed or setting; that of {runs.labels[run.path]} is shown."))
@@ -251,7 +259,7 @@ def partition(runs: Runs) -> list[Part | None]:
 
 
 def faults(runs: Runs) -> list[Part | None]:
-    """Show rank failures, uploads that were refused, divergence, unfinished runs and damaged files."""
+    """Show rank failures, refused uploads, divergence, unfinished runs and damaged files."""
     parts, rows = list[Part | None](), list[list[Value]]()
     for run in runs.all:
         name = runs.labels[run.path]

@@ -23,25 +23,26 @@ from fedmpi.reports.timeline import figures, last_job
 
 WAYS = ("up", "down", "both")
 SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
-LEAST = {  # what each config gives, here by names that none does, so that all other settings have their defaults
+LEAST = {  # the required keys of a config, with placeholders, so that all other settings have their defaults
     "data": {"source": "-", "partition": {"scheme": "-", "clients": 1}},
     "model": {"name": "-"},
     "method": {"name": "-"},
 }
-ROUNDS = 3  # of the timeline that are drawn
+ROUNDS = 3  # rounds in the drawing of the timeline
 
 
 def traffic(runs: Runs) -> list[Part | None]:
-    """Draw the main evaluation metric against the parameters transmitted."""
+    """Draw the main evaluation metric against the number of transmitted parameters."""
     name = next((each for each in runs.metrics if not each.startswith("train_")), "")
     return [_by_parameters({group.name: group.runs for group in runs.groups}, name)]
 
 
 def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | None:
-    """Draw a metric against the parameters that clients have sent and received by then, a line for each mean of runs.
+    """Draw a metric against the number of parameters that all clients have sent and received up to a round.
 
-    The counts are `up_parameters` and `down_parameters` in metrics.jsonl: for each round, the sum over its cohort. The
-    value after round t is drawn over the sums of rounds 0 .. t.
+    There is one line for each label, the mean over its runs. The counts are `up_parameters` and `down_parameters` in
+    metrics.jsonl: for each round, the sum over its cohort. The value after round t is drawn over the sums of rounds
+    0 .. t.
     """
     series, data = list[Series](), list[list[Value]]()
     for label, runs in lines.items():
@@ -58,10 +59,14 @@ def _by_parameters(lines: Mapping[str, Sequence[Run]], metric: str) -> Figure | 
 
 
 def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:
-    """`fedmpi analyse communication`: the same chart for runs, and their averages per round beside the first run's.
+    """Compare the parameters that runs transmit, in total and per round (`fedmpi analyse communication`).
 
-    That a round without coefficients costs beta of a full one, as the paper on filter decomposition puts it, holds only
-    for small theta_h. Raises UserError: no run directory, no such metric, or one of fewer than two rounds.
+    Prints averages per round with ratios to the first run, and writes communication.json and communication.png, a chart
+    of a metric against transmitted parameters. The statement of the paper on filter decomposition that a round without
+    coefficients costs beta of a full round holds only for small theta_h.
+
+    Raises:
+        UserError: a path is not a run directory, a run does not have the metric, or has it in fewer than two rounds.
     """
     to, rows = report.folder(to), list[list[object]]()
     runs = {str(path): read([path]).alone for path in paths}
@@ -90,7 +95,10 @@ def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[s
 
 
 def time(runs: Runs) -> list[Part | None]:
-    """Draw the parts of a round for one group, or the whole round for several; for one run also each rank's spans."""
+    """Draw the seconds of a round over rounds: of its parts for one group of runs, in total for several groups.
+
+    For a single run, also draw the timeline of each rank.
+    """
     measures = any(run.config.get("analysis") for run in runs.all)
     note = "Rounds in which `analysis` measures train their clients twice, which counts." if measures else ""
     if len(runs.groups) > 1:
@@ -110,7 +118,7 @@ def time(runs: Runs) -> list[Part | None]:
 
 
 def settings(runs: Runs) -> list[Part | None]:
-    """Show the settings that differ, those that are shared and no defaults, and all that are shared, folded."""
+    """Show the settings that differ between runs, shared settings that are not defaults, and all shared settings."""
     by_group = dict[str, dict[str, str]]()
     for group in runs.groups:
         config = redacted(group.runs[0].config)
@@ -128,7 +136,7 @@ def settings(runs: Runs) -> list[Part | None]:
 
 
 def environment(runs: Runs) -> list[Part | None]:
-    """Show environment.json: what is the same in all runs, and what differs."""
+    """Show the contents of environment.json: values that are equal in all runs, and values that differ."""
     by_run = dict[str, dict[str, str]]()
     for run in (run for run in runs.all if run.environment):
         facts = {key: value for key, value in run.environment.items() if key != "ranks"}
@@ -143,7 +151,10 @@ def environment(runs: Runs) -> list[Part | None]:
 
 
 def _compared(what: str, by_name: Mapping[str, Mapping[str, str]]) -> tuple[list[list[Value]], Table | None]:
-    """Return the facts that are the same for all names, and a table of the others, a row for each name."""
+    """Return the facts that are equal for all names, as rows; and a table of the others with a row for each name.
+
+    what: heading of the column of names.
+    """
     keys = dict.fromkeys(key for facts in by_name.values() for key in facts)
     other = [key for key in keys if len({facts.get(key) for facts in by_name.values()}) > 1]
     first = next(iter(by_name.values()))

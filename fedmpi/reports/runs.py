@@ -1,5 +1,7 @@
-"""Run directories as reports read them, even if they are incomplete, growing or damaged; and groups of runs that
-differ only by seed, over which means are taken."""
+"""Read run directories for reports, and average over groups of runs that differ only in their seeds.
+
+Directories may be incomplete, damaged, or belong to runs that have not ended.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +30,24 @@ from fedmpi.runtime.record import data_files
 Row = dict[str, Any]
 Curve = dict[int, float]  # round -> value
 NEEDED = ("config.yaml", "metrics.jsonl", "environment.json", "partition.json")
-MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
+MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory with one of these files is a run directory
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
 T = TypeVar("T")
 
 
 class Run:
-    """One run directory. A file that cannot be read is empty, with a line in `notes`.
+    """The records in one run directory. If a file cannot be read, its records are empty and `notes` has a remark.
 
     Attributes:
         config: dotted key -> value.
-        rows, clients, faults, updates, analysis: of the files NAME.jsonl.
-        summary, environment, identity, partition: of the files NAME.json.
-        complete: whether it ended as it was meant to.
+        rows: the rows of metrics.jsonl; clients, faults, updates, analysis: the rows of the files NAME.jsonl.
+        summary, environment, identity, partition: the contents of the files NAME.json.
+        state: why the run ended.
+        complete: whether the run finished or was stopped early by evaluate.best.patience.
         last_hash: SHA-256 of the model after the last round.
-        last: name -> value in the last row that has it; None if that is not a number.
-        metrics: names of those of training and evaluation, the ones of which more is better first.
-        own_metrics: names of those that the method has reported.
+        last: metric -> its value in the last row that has it; None if that is not a finite number.
+        metrics: names of the metrics of training and evaluation; those for which higher is better come first.
+        own_metrics: names of the metrics that the method has recorded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,14 +70,14 @@ class Run:
         for row in self.rows:
             names = list(row)
             numbers |= dict.fromkeys(name for name in names if number(row[name]) is not None)
-            if "server_s" in names and "sent_bytes" in names:  # between them is what the method has reported
+            if "server_s" in names and "sent_bytes" in names:  # the method's metrics are between these two keys
                 own.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
         self.own_metrics = [name for name in numbers if name in own]
         self.metrics = sorted((name for name in numbers if name not in own and name not in NOT_METRICS), key=self.falls)
 
     @cached_property
     def by_client(self) -> tuple[Any, Any]:
-        """(training samples by client, by client and class); None for what is not known."""
+        """The training samples (N,) by client, and (N, C) by client and class; None if not recorded."""
         try:
             return data_files.by_client(self.path, self.partition)
         except ValueError as error:
@@ -83,7 +86,7 @@ class Run:
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """{client: name of its site}, from config or clients.jsonl; with its number where a site has several."""
+        """The site name of each client, followed by the client's number if the site has several clients."""
         silos = self.config.get("data.silos")
         names = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
         for row in self.clients:
@@ -93,12 +96,15 @@ class Run:
         return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
 
     def falls(self, name: str) -> bool:
-        """Return whether less of a metric is better."""
+        """Return whether lower values of a metric are better."""
         own = self.summary.get("falling")
         return lower_is_better(name, map(str, own) if isinstance(own, list) else ())
 
     def lines(self, name: str, *, rounds: bool = True) -> list[Row]:
-        """Return the rows of a .jsonl file; damaged lines are counted in `notes`. rounds: rows need a `round`."""
+        """Return the rows of a .jsonl file, without damaged lines, whose number is added to `notes`.
+
+        rounds: whether rows without the key `round` count as damaged.
+        """
         try:
             content = read_jsonl(self.path / name, rounds=rounds)
         except UserError as error:
@@ -113,7 +119,7 @@ class Run:
         try:
             if path.exists() and yaml_source.OPEN not in yaml_source.read_text(path):
                 return flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
-            if path.exists():  # references could reveal our variables; fedmpi writes none
+            if path.exists():  # references could reveal environment variables; fedmpi writes none
                 self.notes.append("config.yaml refers to environment variables, and is not read")
         except (UserError, yaml.YAMLError, AttributeError):
             self.notes.append("config.yaml is not valid YAML, and is not read")
@@ -128,19 +134,22 @@ class Run:
 
 # ---- values of rows ----
 def number(value: Any) -> float | None:
-    """Return a value as a float if it is a finite number, else None."""
+    """Return a value as a float if it is a finite number; else return None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def numbers(values: Any) -> list[float]:
-    """Return the finite numbers in a list; [] for anything else."""
+    """Return the finite numbers in a list; [] if `values` is not a list."""
     return [v for each in values if (v := number(each)) is not None] if isinstance(values, list) else []
 
 
 def curve(rows: Iterable[Row], *keys: str) -> Curve:
-    """Return round -> the number at `keys` of each row, one within the other; of a list of numbers their mean.
+    """Return a number of each row, by round; rows without it are left out.
+
+    Args:
+        keys: path of the number in a row, one key for each level; if it leads to a list, the mean of its numbers.
 
     >>> curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
     {3: 1.5}
@@ -161,12 +170,12 @@ def curve(rows: Iterable[Row], *keys: str) -> Curve:
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` of the items, evenly chosen from the first on."""
+    """Return at most `most` of the items, at equal distances, beginning with the first."""
     return list(items)[:: max(-(-len(items) // most), 1)]
 
 
 def base_name(value: Any) -> str:
-    """Return the name in a setting, for a plug-in without the folders of its file.
+    """Return the name that a setting contains; for a plug-in, without the folders of its file.
 
     >>> base_name("/home/me/mine.py:Mine"), base_name("fedavg")
     ('mine.py:Mine', 'fedavg')
@@ -176,7 +185,7 @@ def base_name(value: Any) -> str:
 
 # ---- groups of runs ----
 class Group(NamedTuple):
-    """Runs that differ only by seed. name: its labels in the sweep, else the name of the first run."""
+    """Runs that differ only in the seed. name: their labels in the sweep, or else the name of the first run."""
 
     name: str
     runs: list[Run]
@@ -186,12 +195,11 @@ class Runs:
     """The runs of a report.
 
     Attributes:
-        all: the runs.
         alone: the run if there is only one, else None.
-        differing: keys of settings that are not the same in all runs.
-        groups: the runs by settings without the seed, in their order.
-        labels: a distinct name for each run, by its path.
-        metrics: those of any run, the ones of which more is better first.
+        differing: keys of settings that are not equal in all runs, except seed, name and output.
+        groups: runs with equal settings, except for these three keys.
+        labels: path of a run -> a unique name for it.
+        metrics: names of the metrics of all runs; those for which higher is better come first.
     """
 
     def __init__(self, every: Sequence[Run]) -> None:
@@ -217,16 +225,16 @@ class Runs:
 
 
 def read(paths: Sequence[Path]) -> Runs:
-    """Read the runs in directories: of a run itself, or of all that lie in a sweep's.
+    """Read the runs in directories, each of which is a run directory or the directory of a sweep.
 
-    Raises UserError: no such directory, or no run in it.
+    Raises UserError if a directory does not exist or contains no run.
     """
     runs: dict[Path, Run] = {}
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no directory; name one that `fedmpi run` or `fedmpi sweep` has written")
         inside = [path] if is_run(path) else [each for each in path.iterdir() if is_run(each)]
-        names = (json_of(path / SWEEP_LIST) or {}).get("runs")  # in the order of the sweep; other runs come last
+        names = (json_of(path / SWEEP_LIST) or {}).get("runs")  # runs in the order of the sweep; others come last
         order = {name: i for i, name in enumerate(map(str, names))} if isinstance(names, list) else {}
         inside.sort(key=lambda each: (order.get(each.name, len(order)), each))
         if not inside:
@@ -245,7 +253,7 @@ def setting(run: Run, key: str) -> str:
 
 
 def names_by_sweep(runs: Sequence[Run]) -> list[str] | None:
-    """Return names of runs by the labels of their sweep; None where these do not distinguish them."""
+    """Return names for runs, made of their labels in the sweep; None if labels do not distinguish the runs."""
     labels = list[dict[str, str]]()
     for place in (run.path.resolve() for run in runs):
         known = (json_of(place.parent / SWEEP_LIST) or {}).get("labels")
@@ -258,7 +266,8 @@ def names_by_sweep(runs: Sequence[Run]) -> list[str] | None:
 
 
 def axis_name(axis: str, label: str) -> str:
-    """
+    """Return the part of a run's name for one axis of a sweep: the label, after the axis if that is not evident.
+
     >>> axis_name("method", "fedavg"), axis_name("train.lr", "0.1"), axis_name("width", "8")
     ('fedavg', 'lr 0.1', 'width 8')
     """
@@ -268,7 +277,7 @@ def axis_name(axis: str, label: str) -> str:
 
 # ---- curves of groups ----
 def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
-    """round -> mean, sample standard deviation (None of one run), runs that have the round."""
+    """Return round -> (mean, sample standard deviation or None if there is one run, number of runs with the round)."""
     by_round: dict[int, list[float]] = {}
     for each in curves:
         for t, value in each.items():
@@ -286,10 +295,12 @@ def by_group(
     """Draw one line for each group of runs: the curve of a single run, or the mean of several with a band around it.
 
     Args:
-        curves: the values by round of each run, by the path of its directory. Without any value the result is None.
+        name: name of the figure's files.
+        curves: path of a run directory -> values by round. If there are no values, the result is None.
+        column: name of the values in the CSV file; "": `name`.
     """
     series, data = list[Series](), list[list[Value]]()
-    least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-math.inf, math.inf)  # a band ends where no value is
+    least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-math.inf, math.inf)  # limits of a band
     for group in runs.groups:
         by_round = means(curves[run.path] for run in group.runs)
         if by_round:
@@ -305,7 +316,13 @@ def by_name(
     name: str, title: str, y_label: str, curves: Mapping[str, Curve], head: Sequence[str] = (), note: str = "",
     from_zero: bool = False,
 ) -> Figure | None:  # fmt: skip
-    """Draw a line for each curve, over the rounds that any has; None without any. head: of the table's columns."""
+    """Draw a line for each curve over rounds. Returns None if all curves are empty.
+
+    Args:
+        name: name of the figure's files.
+        curves: label -> values by round.
+        head: names of the curves in the CSV file; (): their labels.
+    """
     rounds = sorted({t for each in curves.values() for t in each})
     series = [Series(label, rounds, [each.get(t) for t in rounds]) for label, each in curves.items() if each]
     data: list[list[Value]] = [[t, *(each.get(t) for each in curves.values())] for t in rounds]

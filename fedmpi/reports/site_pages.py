@@ -1,9 +1,9 @@
-"""`fedmpi report RUN_DIR --sites`: a page for each site, and the model card.
+"""Write a page for each site of a consortium, and a model card (`fedmpi report RUN_DIR --sites`).
 
-The page of a site shows its contribution, its benefit, and which messages left it, without metrics of other sites. The
-card shows data, method, metrics by site and limits to people who judge the model without having trained it, after
-Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993
-The texts of both stand in templates/.
+The page of a site shows its contribution, its benefit and the messages that it sent, without metrics of other sites.
+The model card shows data, method, metrics by site and limitations, for people who assess the model without having
+trained it, after Mitchell et al. Model Cards for Model Reporting. FAT* 2019. https://arxiv.org/abs/1810.03993
+The texts of both are in templates/.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.run_dir import MODEL
 
 FOLDER, CARD = "sites", "model-card"
-WRITTEN = 12  # classes that have a bar each
-MEANING = {  # of names in an audit file
+WRITTEN = 12  # classes that are shown separately, at most
+MEANING = {  # descriptions of the contents that audit files name
     "_loss": "its mean training loss",
     "_b": "batch statistics of the model",
     "dw": "the change of the model's weights",
@@ -52,13 +52,19 @@ MEANING = {  # of names in an audit file
     "client state": "what the method keeps for the site",
     "local model": "all of its local model (analysis)",
 }
-INTERNAL = ("_seconds", "_flag", "client")  # which say nothing of its data
+INTERNAL = ("_seconds", "_flag", "client")  # contents without information about data
 
 
 def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callable[[str], None]) -> None:
-    """Write DIRECTORY/sites/*.html.
+    """Write DIRECTORY/sites/*.html: a page for each site and the model card.
 
-    Raises UserError: no run, several runs, no sites; a baseline or statements that are none; no place to write to.
+    Args:
+        alone: directory of a run in which each site trained alone; None: no comparison.
+        about: YAML file with statements for the model card, such as its intended use; None: no statements.
+
+    Raises:
+        UserError: the directory does not contain exactly one run, its clients are not sites, the baseline or the
+            statements are not valid, or the pages cannot be written.
     """
     runs = read([directory])
     run = runs.alone
@@ -68,7 +74,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     everybody = sites(run)
     baseline = read_baseline(run, alone) if alone is not None else None
     pages = {f"{CARD}.html": card(everybody, baseline, read_statements(about) if about is not None else {})}
-    for site in everybody:  # names of files that any system can have, no two alike
+    for site in everybody:  # unique file names that are valid on all systems
         plain = re.sub(r"[^a-z0-9_-]+", "-", site.name.lower()).strip("-")[:60] or f"site-{site.client}"
         plain = f"{plain}-{site.client}" if f"{plain}.html" in pages else plain
         pages[f"{plain}.html"] = page(site, everybody, baseline)
@@ -87,7 +93,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
 
 
 def read_statements(path: Path) -> dict[str, str]:
-    """Read {heading: text} from a YAML file. Raises UserError: no such file, or something else than texts."""
+    """Read the statements, heading -> text, from a YAML file. Raises UserError if a value is not text or a number."""
     if not path.is_file():
         raise UserError(f"--about: there is no file {path}; write one with lines `Intended use: text`")
     statements = yaml_source.read(path, "write lines `Intended use: text`").data
@@ -105,7 +111,7 @@ def _render(template: str, title: str, more: Sequence[str], run: Run, baseline: 
 
 # ---- the page of a site ----
 def page(site: Site, everybody: Sequence[Site], baseline: Baseline | None) -> str:
-    """Return the page of one site."""
+    """Return the HTML page of one site."""
     audit = read_audit(site)
     sent = {line.get("round") for line in audit.lines if "_flag" in (line.get("what") or ())} if audit else set()
     return _render(
@@ -135,14 +141,14 @@ def _class_bars(site: Site) -> Figure | None:
 
 
 def update_lengths(site: Site) -> Figure | None:
-    """Draw how long its updates were, beside the others' mean."""
+    """Draw the norms of a site's updates, and the mean norm of the other sites' updates."""
     own, others = dict[int, float](), dict[int, float]()
     for row in site.run.updates:
         pairs = zip(row.get("clients") or (), row.get("norms") or (), strict=False)
         norms = {k: v for k, value in pairs if (v := number(value)) is not None}
         if site.client in norms:
             own[row["round"]] = norms.pop(site.client)
-            if len(norms) > 1:  # the mean of one other site's would be its own
+            if len(norms) > 1:  # with only one other site, the mean would disclose its norm
                 others[row["round"]] = fmean(norms.values())
     note = "How far training on its samples moved the model away from the common one (norm)."
     lines, head = {site.name: own, "mean of the others": others}, ("its own", "mean of the others")
@@ -156,7 +162,7 @@ def _gain(site: Site, baseline: Baseline, name: str) -> Figure | None:
 
 
 def messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[list[Value]]:
-    """Return what left the site by content and receiver: messages and bytes."""
+    """Return a row for each kind of message that a site sent: content, number of messages, bytes, receiver."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for line in lines:
         names = [str(name) for name in line.get("what") or () if name not in INTERNAL]
@@ -170,7 +176,7 @@ def messages(site: Site, lines: Sequence[Mapping[str, Any]]) -> list[list[Value]
 
 # ---- the model card ----
 def card(everybody: Sequence[Site], baseline: Baseline | None, statements: Mapping[str, str]) -> str:
-    """Return the model card. statements: heading -> text, of people."""
+    """Return the model card as an HTML page. statements: heading -> text, written by people."""
     run = everybody[0].run
     config, model = run.config, run.path / MODEL
     evaluated = [site for site in everybody if site.own is not None]
@@ -206,7 +212,10 @@ def card(everybody: Sequence[Site], baseline: Baseline | None, statements: Mappi
 
 
 def _weights(model: Path) -> int | None:
-    """Return the number of weights by the header of the file: its length in 8 bytes, then JSON (safetensors)."""
+    """Return the number of weights in a safetensors file, from its header; None if it cannot be read.
+
+    The file starts with the length of the header in 8 bytes, followed by the header as JSON.
+    """
     try:
         with model.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -216,7 +225,7 @@ def _weights(model: Path) -> int | None:
 
 
 def samples_by_site(everybody: Sequence[Site]) -> Table:
-    """Return the samples by site, and by class where these are known and few."""
+    """Return a table of the samples by site, and by class if counts are known and classes are few."""
     classes = range(len(everybody[0].counts or ()))
     shown = classes if len(classes) <= WRITTEN else range(0)
     rows: list[list[Value]] = [
@@ -235,7 +244,10 @@ def _sample_bars(everybody: Sequence[Site], samples: Table) -> Figure:
 
 
 def _records(everybody: Sequence[Site]) -> list[list[Value]]:
-    """Return messages and bytes of each site whose audit file is here; contents are on the sites' own pages."""
+    """Return a row for each site: numbers of messages and bytes in its audit file, and the file's SHA-256.
+
+    The contents of messages are shown on the page of the site only.
+    """
     audits = {site.name: read_audit(site) for site in everybody}
     return [
         [name, len(each.lines), each.size, each.sha256[:16]] if each else [name, None, None, "not here"]
@@ -244,7 +256,7 @@ def _records(everybody: Sequence[Site]) -> list[list[Value]]:
 
 
 def _metric_bars(evaluated: Sequence[Site], baseline: Baseline | None, name: str) -> Figure:
-    """Draw a bar for each site, and one below it for the site alone."""
+    """Draw a metric of each site as a bar; with a baseline, a second bar shows the site that trained alone."""
     labels, together, alone, rows = list[str](), list[float](), list[float](), list[list[Value]]()
     for site in evaluated:
         before = baseline.sites[site.client].last(name) if baseline else None

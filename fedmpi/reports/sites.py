@@ -1,4 +1,4 @@
-"""The sites of a run, what the audit file of each says, and the baseline run in which each site trained alone."""
+"""Read the results of each site of a run, its audit file, and a baseline run in which each site trained alone."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from fedmpi.common.text import metric_title
 from fedmpi.reports.page import Value
 from fedmpi.reports.runs import Curve, Row, Run, curve, is_run
 
-PROTOCOLS = {  # by which a site's model is judged, the first that was evaluated
+PROTOCOLS = {  # evaluation protocols for the results of a site; the first one that was evaluated is used
     "personal": "the model that the site would use, on its own test samples",
     "global": "the common model, on the site's own test samples",
 }
-METHOD = "local"  # in which each site trains alone
-SAME = (  # settings that a fair baseline shares
+METHOD = "local"  # the method with which each site trains alone
+SAME = (  # prefixes of settings that must be equal in a fair baseline
     *("data.", "model.", "task.", "train.", "init.", "seed", "rounds"),
     *("cohort.fraction", "cohort.size", "cohort.draw"),
 )
-PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")  # which change no metric
-CLEAR = 2.0  # standard errors beyond which a difference is called one
-FEWEST = 20  # test samples that a verdict needs
+# Settings among them that do not influence metrics.
+PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")
+CLEAR = 2.0  # smallest difference, in standard errors, that decides a verdict
+FEWEST = 20  # number of test samples that a verdict requires
 
 
 class Evaluated(NamedTuple):
-    """A site's metrics by one protocol. curves: metric -> round -> value; end: the last round that was evaluated."""
+    """Metrics of a site in one evaluation protocol. curves: metric -> round -> value; end: the last evaluated round."""
 
     samples: int
     curves: Mapping[str, Curve]
@@ -41,16 +42,17 @@ class Evaluated(NamedTuple):
 
 
 class Site:
-    """One site's part in a run.
+    """Participation and results of one site in a run.
 
     Attributes:
-        train: number of training samples; samples: of test samples.
-        counts: training samples of each class; None if they are not classes, or not shared.
-        took_part, refused: rounds; refused: its upload did not count.
-        share: of the weight of all updates, mean over the rounds.
-        own: its metrics with the model that it would use; without such an evaluation with the common model, or None.
-        what: which of both, in words.
-        metrics: names of its metrics, the loss last.
+        train, samples: numbers of training and of test samples.
+        counts: training samples of each class; None if targets are not classes or counts are not shared.
+        took_part: rounds in which the site was in the cohort.
+        refused: rounds in which its upload was refused.
+        share: mean over rounds of its weight p_k in the aggregate.
+        own: its metrics in the protocol `personal`; if that was not evaluated, in `global`; else None.
+        what: description of the model that was evaluated.
+        metrics: names of its metrics; those for which higher is better come first, the loss is last.
     """
 
     def __init__(self, run: Run, client: int, train: int, counts: list[int] | None, share: float | None) -> None:
@@ -66,12 +68,12 @@ class Site:
         self.metrics = sorted(names, key=lambda name: (name == "loss", run.falls(name)))
 
     def last(self, name: str) -> float | None:
-        """Return a metric in the last evaluated round; None if it was not a number."""
+        """Return the value of a metric in the last evaluated round; None if it is missing or not a finite number."""
         return self.own.curves.get(name, {}).get(self.own.end) if self.own else None
 
 
 def sites(run: Run) -> list[Site]:
-    """Return all sites, in the order of the clients. Raises UserError: the clients of the run are no sites."""
+    """Return all sites of a run in the order of its clients. Raises UserError if the clients are not sites."""
     sizes, counts = run.by_client
     if not run.client_names or not isinstance(sizes, (list, np.ndarray)):
         raise UserError(
@@ -79,7 +81,7 @@ def sites(run: Run) -> list[Site]:
             "of data.silos, or the owners of rows (data.partition.scheme: site), evaluated by evaluate.protocol: "
             "[global, personal]"
         )
-    # Targets that are no classes have counts of zeros.
+    # If targets are not classes, all counts are 0.
     known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
     shares = _shares(run, np.asarray(sizes, dtype=float))
     return [
@@ -114,9 +116,9 @@ def _evaluated(run: Run, client: int, protocol: str) -> Evaluated | None:
     return Evaluated(int(lines[0].get("samples") or 0), curves, max(line["round"] for line in lines))
 
 
-# ---- what left a site ----
+# ---- audit of the data that a site sent ----
 class Audit(NamedTuple):
-    """The audit file (comm/audit.py) of the rank that opened a site's files. size: the bytes that left, in words."""
+    """The audit file (comm/audit.py) of the rank that opened a site's files. size: bytes of all messages, as text."""
 
     path: Path
     lines: list[Row]
@@ -125,7 +127,7 @@ class Audit(NamedTuple):
 
 
 def read_audit(site: Site) -> Audit | None:
-    """Read the audit file of a site; None if it is not in the run directory."""
+    """Read the audit file of a site. Returns None if it is not in this copy of the run directory."""
     path = audit_path(site)
     if path is None or not (site.run.path / path).is_file():
         return None
@@ -135,9 +137,10 @@ def read_audit(site: Site) -> Audit | None:
 
 
 def audit_path(site: Site) -> Path | None:
-    """Return the path of the audit file of a site in its host's run directory; None where there is none.
+    """Return the path of a site's audit file, relative to the run directory on its host; None if there is none.
 
-    Sites are assigned to the training ranks in turn; what rank 0 sends to itself leaves no host.
+    Sites are assigned to the training ranks in turn. Rank 0 has no audit file, since its own clients' data stay on its
+    host.
     """
     config, size = site.run.config, len(site.run.environment.get("ranks") or ())
     first = 0 if size == 1 or config.get("server.trains") else 1
@@ -148,7 +151,7 @@ def audit_path(site: Site) -> Path | None:
 
 # ---- training alone ----
 class Baseline(NamedTuple):
-    """A run in which every site trained alone: its sites, and the settings that are not those of the joint run."""
+    """A run in which each site trained alone. differs: settings that should be as in the joint run, and are not."""
 
     run: Run
     sites: Sequence[Site]
@@ -156,7 +159,7 @@ class Baseline(NamedTuple):
 
 
 def read_baseline(run: Run, path: Path) -> Baseline:
-    """Read the run in `path` as the baseline of `run`. Raises UserError if it cannot be that."""
+    """Read the run in `path` as the baseline of `run`. Raises UserError if it is not a suitable baseline."""
     if not is_run(path):
         raise UserError(f"--alone: {path} is no run directory; name one that `fedmpi run` has written")
     other = Run(path)
@@ -178,7 +181,7 @@ def read_baseline(run: Run, path: Path) -> Baseline:
 
 
 def baseline_command(run: Run) -> str:
-    """Return a command that trains a baseline; settings without effect in it are reset to their defaults."""
+    """Return a command that trains a baseline. Settings without effect in it are reset to their defaults."""
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []
@@ -187,7 +190,7 @@ def baseline_command(run: Run) -> str:
 
 
 def compare(site: Site, baseline: Baseline | None) -> list[list[Any]]:
-    """Return a row for each metric of a site: its title, the values together and alone, and the verdict."""
+    """Return a row for each metric of a site: title, value in the joint run, value in the baseline, and verdict."""
     alone = baseline.sites[site.client] if baseline else None
     rows = list[list[Value]]()
     for name in site.metrics:
@@ -197,10 +200,11 @@ def compare(site: Site, baseline: Baseline | None) -> list[list[Any]]:
 
 
 def verdict(site: Site, alone: Site, name: str) -> str:
-    """Whether a metric is "better together" or "better alone", or that this cannot be told.
+    """Return the verdict on a metric of a site: "better together", "better alone", or why neither is certain.
 
-    The standard error of a difference of two shares a, b of n samples is sqrt(a (1 - a) / n + b (1 - b) / n), too much
-    where both models err on the same samples; of other metrics than accuracy none is known.
+    Accuracies that differ by less than CLEAR standard errors are too close to tell. The standard error of the
+    difference of two shares a, b of n samples is sqrt(a (1 - a) / n + b (1 - b) / n), an overestimate if both models
+    fail on the same samples. For metrics other than accuracy the standard error is unknown, and any difference counts.
     """
     joint, before = site.last(name), alone.last(name)
     if joint is None or before is None:

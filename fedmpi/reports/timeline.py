@@ -1,8 +1,9 @@
-"""Which rank did what when: shares of time by rank, and drawings, for the report and for `fedmpi analyse timeline`.
+"""Show how each rank spent its time, as shares and drawings, for reports and for `fedmpi analyse timeline`.
 
-What a lap's name means stands in engine/timeline.py. A rank's share of a lap is its seconds in all rounds of a job over
-the seconds of those rounds on that rank; waiting is the sum of WAITS. The busiest rank is the one that waits least.
-Only the last job of a run that was gone on with is looked at. Clocks are those of the hosts.
+A lap is a kind of activity, such as training or waiting for uploads; engine/timeline.py explains the names. A rank's
+share of a lap is its seconds in all rounds of a job, divided by the seconds of these rounds on that rank. Waiting is
+the sum of the laps in WAITS, and the busiest rank is the rank with the smallest share of waiting. Of a resumed run only
+the last job is analysed. Times are those of each host's own clock.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.runs import thinned
 from fedmpi.runtime.record.run_dir import TIMELINE, read_timelines
 
-LAPS, RANKS = 6, 24  # laps with a colour of their own; ranks that are drawn
+LAPS, RANKS = 6, 24  # laps with their own colour, and ranks in a drawing, at most
 Job = dict[str, Any]
 
 
 def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> None:
-    """`fedmpi analyse timeline`: a table, timeline.json (shares), timeline.svg and .png (the last `rounds` rounds)."""
+    """Print a table of time shares, and write timeline.json, .svg and .png (`fedmpi analyse timeline`).
+
+    rounds: number of rounds in the drawing, which are the last ones.
+    """
     to, job = report.folder(to), last_job(run)
     by_rank = shares(job)
     for text in table(by_rank):
@@ -39,7 +43,7 @@ def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> Non
 
 
 def last_job(run: Path) -> Job:
-    """Return the records of the last job of a run. Raises UserError where there are none, or damaged ones."""
+    """Return the records of the last job of a run. Raises UserError if there are none, or if they are damaged."""
     try:
         jobs: list[Job] = [job for job in read_timelines(run) if any(r["rounds"] for r in job["ranks"].values())]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -51,7 +55,12 @@ def last_job(run: Path) -> Job:
 
 
 def shares(job: Job) -> list[dict[str, Any]]:
-    """Return for each rank the seconds of its rounds, and the shares of each span, of waiting, and of the rest."""
+    """Return one row for each rank with the shares of its time.
+
+    Returns:
+        rank, host; rounds (their number), seconds (in all rounds); shares from 0 to 1: busy, waiting, and laps, a
+        mapping of each lap to its share.
+    """
     by_rank = []
     for rank, each in sorted(job["ranks"].items()):
         ms, total = Counter[str](), sum(line["s"] for line in each["rounds"])
@@ -79,7 +88,7 @@ def table(by_rank: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figures(job: Job, rounds: int) -> tuple[Figure, Figure]:
-    """Draw the seconds of each rank by lap in all rounds, and the last `rounds` rounds as a timeline."""
+    """Return two figures: seconds by rank and lap in all rounds, and the timeline of the last `rounds` rounds."""
     by_rank = shares(job)
     seconds = {each["rank"]: {lap: part * each["seconds"] for lap, part in each["laps"].items()} for each in by_rank}
     total = Counter[str]()

@@ -1,4 +1,4 @@
-// Each figure as a file, in the colours of paper: without the page's variables these are what is drawn.
+// Return a figure as an SVG file in the colours for white paper, which are the defaults of the CSS variables.
 function file(svg) {
   const copy = svg.cloneNode(true), box = svg.viewBox.baseVal;
   copy.setAttribute('xmlns', 'http://www.w3.org/2000/svg');

@@ -1,1 +1,1 @@
-"""What is done with runs that have ended: they are verified, and their models exported."""
+"""Work with runs that have ended: load their models, predict with them, export them, replay and verify the run."""

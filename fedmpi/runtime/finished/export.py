@@ -1,6 +1,6 @@
-"""`fedmpi export`: a run's model as a file that needs no fedmpi: weights alone (safetensors), or ONNX.
+"""Export a run's model to a file that can be used without fedmpi (`fedmpi export`): its weights (safetensors), or ONNX.
 
-An ONNX file is read back and compared with the model on samples of the test set; where outputs differ there is no file.
+An ONNX file is read back and compared with the model on samples of the test set. If outputs differ, no file is written.
 """
 
 from __future__ import annotations
@@ -32,16 +32,21 @@ from fedmpi.runtime.record.run_dir import serialize_model
 from fedmpi.runtime.record.saved_model import personal_notice
 
 FORMATS = ("safetensors", "onnx")
-NEEDS = ("onnx", "onnxscript", "onnxruntime")  # beside torch, for onnx
-SAMPLES, FEW = 64, 3  # of the test set: together, and as another size of batch
-TOLERANCE = 1e-4  # of the largest output
+NEEDS = ("onnx", "onnxscript", "onnxruntime")  # packages needed for ONNX, in addition to torch
+SAMPLES, FEW = 64, 3  # numbers of test samples in the two larger batches on which outputs are compared
+TOLERANCE = 1e-4  # allowed difference, relative to the largest output (to 1 if outputs are smaller)
 
 
 def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | None = None) -> Path:
-    """Write a model of a run directory to a file; return the file.
+    """Write a model of a run directory to a file and return the file's path.
 
-    Raises UserError: an unknown format, packages or data that are missing, a model that is no client's, or that cannot
-    be exported, outputs that differ.
+    Args:
+        to: the format, one of FORMATS.
+        out: the file; None: a file in the run directory, in the folder export.
+
+    Raises:
+        UserError: the format is unknown, packages or data are missing, the client does not exist, the model cannot be
+            exported, or the exported model has other outputs.
     """
     run, client = which.run, None if which.client is None else str(which.client)
     path = out or run / "export" / f"{Path(which.file).stem}{'' if client is None else f'-client-{client}'}.{to}"
@@ -73,7 +78,7 @@ def export(which: RunModel, to: str, say: Callable[[str], None], out: Path | Non
 
 # ---- ONNX ----
 class _Exported(nn.Module):
-    """A model with one positional argument for each tensor, and outputs in the unit of the targets."""
+    """Wrapper for the exporter: takes each input tensor as an argument, returns outputs in the unit of the targets."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], scale: TargetScale | None) -> None:
         super().__init__()
@@ -86,7 +91,7 @@ class _Exported(nn.Module):
 
 
 def _onnx(module: nn.Module, settings: Settings, client: str | None, say: Callable[[str], None]) -> bytes:
-    """Return the content of an ONNX file whose outputs on test samples are those of the model."""
+    """Return the content of an ONNX file, after checking on test samples that its outputs equal the model's."""
     silos = settings.data.silos
     data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
     shards = chain([data.global_test], data.test.values())
@@ -94,7 +99,7 @@ def _onnx(module: nn.Module, settings: Settings, client: str | None, say: Callab
     if shard is None:
         raise UserError("export: the run has no test samples to compare outputs on")
     samples: Samples = next(iter(batches(shard, SAMPLES, None)))[0]
-    named = named_tensors(samples, "")  # of one tensor under ""
+    named = named_tensors(samples, "")  # a single tensor has the name ""
     site = "" if client is None or not data.site_names else site_of(data.site_names, client)
     scale = data.target_scales.get("", data.target_scales.get(site))
     if data.target_scales and scale is None:
@@ -115,7 +120,10 @@ def _onnx(module: nn.Module, settings: Settings, client: str | None, say: Callab
 
 
 def _save_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) -> tuple[float, float]:
-    """Write the file and compare it with the model on batches of several sizes: largest difference and output."""
+    """Export a module to an ONNX file and compare both on batches of several sizes.
+
+    Returns the largest absolute difference of outputs, and the largest absolute output of the module.
+    """
     import onnxruntime
 
     few = tuple(t[:FEW].clone() for t in inputs.values())
@@ -124,7 +132,7 @@ def _save_and_compare(module: nn.Module, file: Path, inputs: dict[str, Tensor]) 
     difference = largest = 0.0
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of the exporter
+            warnings.simplefilter("ignore")  # the exporter's warnings do not concern users
             torch.onnx.export(module, few, str(file), dynamo=True, **options)
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         used = {each.name for each in session.get_inputs()}

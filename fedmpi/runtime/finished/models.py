@@ -1,7 +1,8 @@
-"""The models of a run directory as modules: the global one, and those with which clients were evaluated.
+"""Load the models of a run directory as modules: the global model, and the models with which clients were evaluated.
 
-The model of a client is made of the global model, the server's state in the last checkpoint and what the client has
-kept (state/), by the hooks of the method that protocol `personal` calls. Data are read only where these may need them.
+A client's model is computed from the global model, the server's state in the last checkpoint and the client's state
+(in the folder state/), by the hooks of the method that the evaluation protocol `personal` calls. Data are read only if
+these hooks may need them.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, INITIAL, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, personal_notice, read_model
 
-# What one process needs that trains nobody.
+# Overrides of the run's settings for one process that trains no clients.
 RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
 
 
 class _NoTask:
-    """Stands in for the task where no loss and no metric is asked for."""
+    """Placeholder for the task in an experiment that computes no loss and no metric."""
 
     names, loss = (), None
 
 
 class ClientPredictor(nn.Module):
-    """A client's model whose outputs are more than those of a network: kNN-Per's, which look into the client's data.
+    """A client's model whose outputs need more than a network, such as the client's training data in kNN-Per.
 
-    `network` is the network beneath. The outputs have no gradient.
+    `network` is the network on which the outputs are based. The outputs have no gradient.
     """
 
     def __init__(self, network: nn.Module, predict: Callable[[Tensor], Tensor]) -> None:
@@ -70,11 +71,11 @@ def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Mo
     """Return the global model of a run directory, in evaluation mode.
 
     Args:
-        settings: those of the run, by `trust.run_settings`; call this within `trust.guard`.
-        name: the file of the final model, or of the best one.
+        settings: the settings of the run, from `trust.run_settings`; call this function within `trust.guard`.
+        name: the file name of the final model or of the best model.
 
     Raises:
-        UserError: the run has not ended yet, or the file is damaged or of another model.
+        UserError: the run has not ended yet, or the file is damaged or belongs to another model.
     """
     weights = run_dir / name
     if not weights.exists():
@@ -84,19 +85,21 @@ def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Mo
     module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
     try:
         module.load_state_dict(tensors)
-    except RuntimeError as error:  # names and shapes that differ
+    except RuntimeError as error:  # names or shapes of tensors differ
         raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
     return module.eval()
 
 
 @dataclass(frozen=True)
 class RunModel:
-    """Which model of a run directory: the global one or a client's, the final one or the best (evaluate.best).
+    """Reference to a model of a run: the global model or a client's, after the last round or at the best round.
 
     Attributes:
-        trusted: whether code of others that the config names may run.
-        overrides: of the run's settings, such as `data.root=DIR`.
-        client: its number, or where clients are sites the name of its site; None: the global model.
+        run: the run directory.
+        trusted: whether code that the config names, and that is not part of fedmpi, may be executed.
+        overrides: changes of the run's settings, such as `data.root=DIR`.
+        best: whether to use the best model (evaluate.best) in place of the final one.
+        client: the client's number, or the name of its site if clients are sites; None: the global model.
     """
 
     run: Path
@@ -107,21 +110,21 @@ class RunModel:
 
     @property
     def file(self) -> str:
-        """The name of the file of the global model."""
+        """The file name of the global model."""
         return BEST if self.best else MODEL
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The metadata of the file of the global model."""
+        """The metadata in the file of the global model."""
         return facts_of(self.run / self.file)
 
     def settings(self, *overrides: str) -> Settings:
         return trust.run_settings(self.run, self.trusted, [*self.overrides, *overrides])
 
     def load(self, settings: Settings) -> nn.Module:
-        """Return the module, in evaluation mode; warn of a global model where clients use others.
+        """Return the module in evaluation mode; for a global model, warn if clients use other models.
 
-        Raises UserError: there is no such client, its run has not ended, or the run directory lacks what it kept.
+        Raises UserError if the client does not exist, the run has not ended, or the client's state is missing.
         """
         with trust.guard(self.trusted):
             if self.client is not None:
@@ -133,16 +136,16 @@ class RunModel:
 
 
 def _client_model(which: RunModel) -> nn.Module:
-    """Return the model with which a client was evaluated after the last round, or that of the best model."""
+    """Return the model with which a client was evaluated after the last round, or at the round of the best model."""
     run_dir, start = which.run, which.run / INITIAL
     start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
-    # The training's files are read as the run did: not as overrides say for a new file.
+    # Training files are read with the options of the run; overrides of reading options concern new files only.
     own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
     settings = replace(which, overrides=own).settings(*start_from, *RESTORED)
     evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
     settings = settings.model_copy(update={"evaluate": evaluate})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run has shown them
+        warnings.simplefilter("ignore")  # the run has already shown these warnings
         set_numerics(settings)
         module, facts = rebuild_model(run_dir, settings, which.file), which.facts
         try:
@@ -159,7 +162,7 @@ def _client_model(which: RunModel) -> nn.Module:
 
 
 def _number(which: RunModel, settings: Settings, clients: int) -> int:
-    """Return the client's number. Raises UserError if there is no such client."""
+    """Return the number of the client, which is given by number or site name. Raises UserError if it is unknown."""
     client, sites = which.client, list(settings.data.silos or ())
     if not sites and (which.run / PREPROCESSING).is_file():
         sites = list(read_preprocessing(which.run / PREPROCESSING).client_sites)
@@ -173,7 +176,7 @@ def _number(which: RunModel, settings: Settings, clients: int) -> int:
 
 # ---- the experiment ----
 def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray) -> Experiment:
-    """Build the experiment of the run, with data only where the method's evaluation may use them."""
+    """Build the experiment of the run; read data only if the method's evaluation may use them."""
     method, device = build.make_method(settings), torch.device("cpu")
     is_foreign = any(where.startswith("method") for where in trust.foreign(settings.model_dump(mode="json")))
     if not overrides(method, "predict") and not (is_foreign and any(overrides(method, hook) for hook in OWN)):
@@ -192,7 +195,7 @@ def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client
 
 
 def _without_data(settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray) -> Experiment:
-    """Build the experiment of a server without data, with the initial weights."""
+    """Build the experiment of the run without any data, with the initial weights."""
     (shape, dtype), classes, n = input_of(facts), int(facts["classes"]), len(sizes)
     no_tests, no_counts = np.zeros(n, dtype=np.int64), np.zeros((n, classes), dtype=np.int64)
     targets: tuple[tuple[int, ...], torch.dtype] = (), torch.int64
@@ -209,12 +212,12 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     return Experiment(settings, data, method, _NoTask(), net, model, messages, training, None)
 
 
-# ---- its state ----
+# ---- the state of server and clients ----
 def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
-    """Bring server and clients to the end of round t. Raises UserError if the run directory lacks what that takes."""
+    """Set server and clients to their state after round t. Raises UserError if its checkpoint cannot be read."""
     assert fed.server is not None
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
-    if t < 0:  # a run of 0 rounds: all are as they began
+    if t < 0:  # a run of 0 rounds: all have their initial state
         fed.transport.broadcast(0.0, fed.server)
         return
     try:
@@ -234,7 +237,7 @@ def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> 
 
 
 def _own_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:
-    """Make the client's model with the hooks of the method, as protocol `personal` evaluates it."""
+    """Return the client's model as protocol `personal` evaluates it, computed by the hooks of the method."""
     t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
     try:
         downloads = {client: fed.transport.no_download}

@@ -1,5 +1,7 @@
-"""Predict new rows with a model of a run, prepared as the rows of the training were: `fedmpi.load(...).predict`, and
-`fedmpi predict`, which writes them as a CSV or .npz file."""
+"""Predict new rows with a model of a run: `fedmpi.load(...).predict`, and `fedmpi predict`, which writes a file.
+
+New rows are prepared in the same way as the training rows. The file is CSV, or .npz for predictions of several numbers.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from fedmpi.runtime.record.data_files import PREPROCESSING, Preprocessing, find_
 from fedmpi.runtime.record.saved_model import input_of
 from fedmpi.tasks import contract
 
-FOLDER = "predictions"  # of a run directory
+FOLDER = "predictions"  # in the run directory
 
 
 def predict(
@@ -52,10 +54,15 @@ def predict(
     site: str | None = None,
     ids: Sequence[str] = (),
 ) -> Path:
-    """Write what a model of a run directory predicts of a file's rows; return the file.
+    """Predict the rows of a file with a model of a run, write the predictions to a file and return its path.
 
-    Raises UserError: a file that does not fit the rows of the training, a model that is not there, a place that cannot
-    be written to.
+    Args:
+        out: the file to write; None: a file in the run directory, in the folder predictions.
+        site: the site of the rows, if rows are prepared with statistics of their site.
+        ids: columns of the rows to copy.
+
+    Raises:
+        UserError: the rows differ in form from the training rows, the model is missing, or a file cannot be written.
     """
     settings = which.settings("compute.compile=false")
     with trust.guard(which.trusted):
@@ -78,7 +85,7 @@ def predict(
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Write a file that a command was asked for, and its folder. Raises UserError if it cannot be written."""
+    """Write an output file of a command, and create its folder. Raises UserError if that is not possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         durable.write(path, content)
@@ -90,14 +97,14 @@ def _csv(columns: Mapping[str, np.ndarray]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    for row in zip(*columns.values(), strict=True):  # a whole number of a file has no point, and a gap is empty
+    for row in zip(*columns.values(), strict=True):  # integers get no decimal point, nan becomes an empty cell
         cells = [int(v) if isinstance(v, float) and v.is_integer() else v for v in row]
         writer.writerow(["" if v != v else v for v in cells])
     return text.getvalue().encode()
 
 
 def _npz(columns: Mapping[str, np.ndarray]) -> bytes:
-    """Return an archive as np.savez writes it, which takes no array with the name "file"."""
+    """Return an .npz archive of the columns. np.savez is not used because it accepts no array named "file"."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in columns.items():
@@ -108,10 +115,11 @@ def _npz(columns: Mapping[str, np.ndarray]) -> bytes:
 
 # ---- the predictor ----
 class Predictions(dict[str, Any]):
-    """Columns by name, a value a row: what identifies the row, then what the model predicts of it.
+    """Columns by name, with one value per row: columns that identify the row, then the model's predictions.
 
-    metrics: the task's metrics, where the rows have targets; no_metrics: why there are none, if targets were there, or
-    why some rows are left out of them.
+    Attributes:
+        metrics: the task's metrics, if the rows have targets.
+        no_metrics: why rows with targets have no metrics, or why some rows do not count in the metrics.
     """
 
     metrics: Mapping[str, float] = {}
@@ -122,9 +130,11 @@ class Predictions(dict[str, Any]):
 class Predictor:
     """The function `fedmpi.load(...).predict`: `predict(rows, site=None, ids=())` -> Predictions.
 
-    rows: a file as `fedmpi predict` takes it, a DataFrame or a mapping of columns (tables), an array (n, ...) as the
-    data source reads it (npz), or ready inputs. site: whose rows they are, where sites prepare theirs by their own
-    training rows; ids: columns of the rows to copy.
+    Arguments of a call:
+        rows: a file as for `fedmpi predict`, a DataFrame or a mapping of columns (tables), an array (n, ...) of samples
+            as the data source reads them (npz), or inputs that are already prepared.
+        site: the site of the rows, if each site prepares its rows with statistics of its own training rows.
+        ids: columns of the rows to copy.
     """
 
     module: nn.Module
@@ -151,7 +161,7 @@ class Predictor:
         return self._predict(new_rows, preparation.output_names, scales)
 
     def _preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
-        """Return how rows are prepared, and the site whose own statistics they are prepared with, if any."""
+        """Return the preprocessing of rows, and the site whose statistics it uses; None if it uses no site's."""
         silos = self.settings.data.silos
         if silos is not None:
             site = site if site is not None or self.which.client is None else site_of(silos, self.which.client)
@@ -165,7 +175,7 @@ class Predictor:
         return preprocessing, site
 
     def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
-        """Predict all rows; where they have targets compute the task's metrics of them."""
+        """Predict all rows, and compute the task's metrics if they have targets."""
         construct = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
         with seeds.seeded(self.settings.seed, "task"):
             task = construct(int(self.which.facts["classes"]))
@@ -195,7 +205,7 @@ class Predictor:
         return predictions
 
     def _outputs(self, x: Any) -> Tensor:
-        """Return the model's outputs (B, ...) on the CPU, as an evaluation of the run has them."""
+        """Return the model's outputs (B, ...) on the CPU, in the precision that evaluations of the run use."""
         module = self.module.eval()
         like = next(iter(module.parameters()), torch.empty(0))
         if isinstance(x, Tensor):
@@ -214,14 +224,14 @@ class Predictor:
 
 
 def _join(parts: Sequence[Any]) -> Any:
-    """Return a column of several batches as one."""
+    """Concatenate a column of predictions over batches."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts)).numpy()
     return [value for part in parts for value in part]
 
 
 def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
-    """Return samples as tests get them: through the operations that draw nothing."""
+    """Return samples with the image operations that test samples get, which are not random."""
     if not operations:
         return x
     look = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=operations)
@@ -229,5 +239,5 @@ def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
 
 
 def site_of(silos: Sequence[str], client: int | str) -> str:
-    """Return the site of a client that is given by its number, or by its site's name."""
+    """Return the site name of a client, which is given by its number or its site's name."""
     return client if isinstance(client, str) and client in silos else silos[int(client)]

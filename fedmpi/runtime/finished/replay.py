@@ -1,6 +1,7 @@
-"""Train rounds of a run again: all of them without its faults (`fedmpi replay`), or some of them (`fedmpi verify`).
+"""Train rounds of a run again: all of them (`fedmpi replay`), or some of them (`fedmpi verify`).
 
-A replay leaves out the clients and states that were lost with a rank, and so has the same bits in every round.
+No rank fails in a replay. It leaves out the clients and states that were lost in the run's rank failures, so that the
+weights after every round are the same to the bit.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from fedmpi.runtime.reading.compare import HASH, RunRecord
 from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.run import execute
 
-NEAR = 10  # rounds that are trained for the sake of the last one
+NEAR = 10  # the last round is always replayed if a checkpoint lies at most so many rounds before it
 
 
 def replay(run: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess) -> int:
-    """Replay the rounds that the run has and compare; the exit code: 0 where all have the same bits, 1 where not."""
+    """Train all rounds of a run again and compare the hashes of the global model.
+
+    Returns the exit code: 0 if the hashes of all rounds are equal, 1 if not. On ranks other than 0, and if training
+    fails before a round is complete, it is the exit code of the training.
+    """
     process.stop.max_rounds = len(_hashes(run))
     with trust.guard(trusted):
         result, code = execute(settings, process)
-    if "directory" not in result or (code and not process.stop.rounds_done):  # the other ranks have nothing to compare
+    if "directory" not in result or (code and not process.stop.rounds_done):  # ranks other than 0 have no results
         return code
     message, is_same = compare_hashes(run, Path(result["directory"]))
     say(message)
@@ -39,7 +44,7 @@ def replay(run: Path, settings: Settings, trusted: bool, say: Callable[[str], No
 
 
 def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
-    """Compare the hashes of a run and of its replay. Returns a line on them, and whether all are the same."""
+    """Compare the hashes of a run and its replay; return a line of text, and whether all hashes are equal."""
     before, now = _hashes(run), _hashes(again)
     different = [t for t in sorted(before) if before[t] != now.get(t)]
     if not different:
@@ -50,16 +55,16 @@ def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
 
 
 def _hashes(run: Path) -> dict[int, str]:
-    """Return round -> sha256 of the global model after it."""
+    """Return the SHA-256 of the global model after each round, by round."""
     path = run / "metrics.jsonl"
     if not path.exists() or not path.stat().st_size:
         raise UserError(f"{path} is {'empty' if path.exists() else 'missing'}: no round of this run was written")
     return {t: str(row.get(HASH)) for t, row in RunRecord(run).rounds.items()}
 
 
-# ---- some rounds, in a temporary directory: from a checkpoint where one is before them, else the start ----
+# ---- replay of some rounds in a temporary directory, from the checkpoint before them or from the start ----
 def checkpoints(run: Path) -> list[int]:
-    """Return the rounds of the checkpoints that are not damaged, ascending."""
+    """Return the rounds of all intact checkpoints in ascending order."""
     rounds = []
     for path in sorted(run.glob("checkpoints/[0-9]*.safetensors")):
         try:
@@ -72,13 +77,15 @@ def checkpoints(run: Path) -> list[int]:
 def segments(
     rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Choose rounds to replay, and return the fewest replays that cover them.
+    """Choose rounds to replay, and return the shortest spans of rounds, each from a checkpoint on, that contain them.
 
     Args:
-        number: so many at random (None: all), suspects, and the last one if a checkpoint is near.
+        number: how many rounds to choose at random; None: all. Suspects are added, and the last round if there is a
+            checkpoint at most NEAR rounds before it.
+        suspects: rounds whose records have changed.
 
     Returns:
-        (checkpoint to begin after, -1: the start; last round)
+        A list of (round of the checkpoint to start from, or -1 for the start of the run; last round to train).
 
     >>> segments([3, 11, 12, 19], None, [], [9, 18]), segments([3, 11], None, [], [])
     ([(-1, 3), (9, 12), (18, 19)], [(-1, 11)])
@@ -95,17 +102,20 @@ def segments(
 def replay_rounds(
     run: Path, trusted: bool, overrides: Sequence[str], start: int, last: int, total: int
 ) -> Iterator[tuple[Path, bool]]:
-    """Replay the rounds after checkpoint `start` to round `last`, of `total` that the run has.
+    """Train the rounds after checkpoint `start` up to round `last` again, in a temporary directory.
 
-    Yields the run directory, and whether its last round was not evaluated: a round is evaluated while the next one is
-    trained, so one more is trained where there is one. Raises KeyboardInterrupt where a signal came.
+    A round is evaluated while the next one is trained, so one more round is trained if the run has one.
+
+    start: round of the checkpoint, -1 for the start of the run; total: number of rounds of the run.
+
+    Yields the run directory, and whether its last round was not evaluated. Raises KeyboardInterrupt after a signal.
     """
     with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
         own = [f"output={json.dumps(place)}", "name=again", "timeline=false", "report=false"]
         own += ["checkpoint.every=1000000"]
         own += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
         settings = trust.replay_settings(run, trusted, overrides, own)
-        if start >= 0:  # a directory of links in which the job resumes after this checkpoint
+        if start >= 0:  # the job resumes from this checkpoint in a directory of symbolic links
             checkpoint, states = run / "checkpoints" / f"{start:06}.safetensors", run.glob("state/**/*.safetensors")
             for path in (run / IDENTITY, checkpoint, *states):
                 link = Path(place) / settings.name / path.relative_to(run)

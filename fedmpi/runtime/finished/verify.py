@@ -1,8 +1,8 @@
-"""`fedmpi verify`: whether a run's metrics and models are what its config, data and code give.
+"""Check that a run's metrics and models result from its config, data and code (`fedmpi verify`).
 
-First what can be seen without training: the seal, and whether the files follow from each other. Then some rounds are
-trained once more and compared. Where code, torch or machine are others than the run's, last bits may differ by
-themselves: such a difference is not called altered.
+Files are first compared with their checksums in seal.json, and with each other. Then some rounds are trained again, and
+their results are compared with those of the run. If code, torch or machine are not those of the run, the last bits of
+numbers may differ for that reason; such a difference is reported as "cannot tell" and not as altered.
 """
 
 from __future__ import annotations
@@ -40,25 +40,28 @@ from fedmpi.runtime.record.summary import metric_names, summary
 Say = Callable[[str], None]
 Rows = Sequence[Mapping[str, Any]]
 VERIFIED, ALTERED, UNKNOWN = 0, 1, 2  # exit codes
-SHOWN = 6  # differences of a row
+SHOWN = 6  # differences that are printed for a row, at most
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is verified."""
+    """Options of `fedmpi verify`."""
 
-    number: int | None = 3  # rounds to replay; None: all
-    trusted: bool = False  # whether code of others that the config names may run
-    overrides: Sequence[str] = ()  # of the run's settings
-    tolerance: float | None = None  # compare numbers within it; None: bits
-    noted: str | None = None  # the seal that was published with the run
+    number: int | None = 3  # rounds to replay, drawn at random; None: all
+    trusted: bool = False  # whether code that the config names, and that is not part of fedmpi, may be executed
+    overrides: Sequence[str] = ()  # changes of the run's settings, such as data.root=DIR
+    tolerance: float | None = None  # allowed difference of numbers; None: they must be equal to the bit
+    noted: str | None = None  # the seal that was published with the run, or the digits it begins with
 
 
 @dataclass
 class Findings:
-    """What was altered, and why it is not known whether something was, printed as it comes.
+    """Collects and prints the findings of a verification.
 
-    suspects: rounds whose lines have changed since the seal.
+    Attributes:
+        altered: number of findings that show an alteration.
+        unsure: number of findings that leave open whether something was altered.
+        suspects: rounds whose lines have changed since seal.json was written.
     """
 
     say: Say
@@ -80,7 +83,10 @@ class Findings:
 
 
 def verify_all(place: Path, say: Say, options: Options) -> int:
-    """Verify a run directory, or each in the directory of a sweep; 1 if any was altered, else 2 if any is unknown."""
+    """Verify a run directory, or all run directories of a sweep.
+
+    Returns the exit code: 1 if any run was altered, else 2 if any result is unknown, else 0.
+    """
     is_run, working_dir = (place / "config.yaml").is_file(), Path.cwd()
     runs = [place] if is_run else sorted(path.parent for path in place.glob("*/config.yaml"))
     if not runs:
@@ -104,10 +110,13 @@ def verify_all(place: Path, say: Say, options: Options) -> int:
 
 
 def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
-    """Check one run directory and print the findings. Returns 0: verified, 1: altered, 2: it cannot be told.
+    """Verify one run directory and print the findings.
 
-    working_dir: where relative paths start; a plug-in may change that of the process. Raises UserError where the
-    directory is none, or not trusted.
+    Args:
+        working_dir: the directory to which paths are relative, since a plug-in may change that of the process.
+
+    Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if that is unknown. Raises UserError if it
+    is not a run directory, or if it is not trusted and its config names code that is not part of fedmpi.
     """
     say(f"{run}")
     findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()
@@ -138,7 +147,10 @@ def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
 
 # ---- without training ----
 def _check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
-    """Compare files and rounds with the seal. Returns whether there is one. noted: the seal that was published."""
+    """Compare the files, and the lines of each round, with seal.json. Returns whether that file exists.
+
+    noted: the seal that was published with the run, or the digits it begins with; None: it was not published.
+    """
     if not (run / SEAL).is_file():
         if noted is not None:
             findings.add_unsure(f"there is no {SEAL}, which should have the seal {noted}")
@@ -165,7 +177,7 @@ def _check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
 
 
 def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
-    """Return the rows of a .jsonl file; lines that cannot be read are findings."""
+    """Return the rows of a .jsonl file; report lines that cannot be read as altered."""
     lines = read_jsonl(path, rounds=True)
     for number in lines.damaged:
         findings.add_altered(f"{path.name}:{number}: is no row of a run")
@@ -175,7 +187,7 @@ def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
 
 
 def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
-    """Check that rows, settings, summary, models and checkpoints agree. reason: why the run ended; "": it has not."""
+    """Check that rows, settings, summary, models and checkpoints agree. reason: why the run ended; "" if it did not."""
     rounds, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
     if rounds != list(range(first, first + len(rows))):
         findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
@@ -209,7 +221,7 @@ def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, finding
 
 
 def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
-    """Check that summary.json follows from the rows."""
+    """Compute the summary from the rows again and compare it with summary.json."""
     classes = str(facts_of(run / MODEL).get("classes", ""))
     task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
     lost, falling = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "falling", ()))
@@ -228,9 +240,10 @@ def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings
 def _replay(
     run: Path, settings: Settings, rounds: list[int], reason: str, options: Options, findings: Findings
 ) -> set[int]:
-    """Replay rounds and compare; returns those that were."""
+    """Train some rounds of a run again, report differences, and return the rounds that were trained."""
     record, done = RunRecord(run, strict=False), set[int]()
-    # A run that goes on evaluates the round of its checkpoint once more, and knows then of ranks lost after it was.
+    # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
+    # evaluations may differ, so such a checkpoint is not used.
     late = {row["round"] for row in record.rows("faults.jsonl").values() if lost_ranks.late(row)}
     checkpoints = [t for t in replay.checkpoints(run) if t in rounds and t + 1 not in late]
     reasons = dict[str, None]()
@@ -266,12 +279,15 @@ def _replay(
 def _row_differences(
     record: RunRecord, replayed: RunRecord, span: tuple[int, int], stopped: bool, tolerance: float | None
 ) -> list[str]:
-    """Return in what the rows of a run and of its replay differ, a line each.
+    """Return the differences between the rows of a run and of its replay, as lines of text.
 
-    span: the round after whose checkpoint the replay begins, which is evaluated again, but not analysed; its last one.
+    Args:
+        span: the round of the checkpoint from which the replay starts, which is evaluated but not analysed again; and
+            the last round of the replay.
+        stopped: whether the replay ended without evaluating its last round.
     """
     start, last = span
-    end = max(replayed.rounds, default=-1) if stopped else None  # not evaluated
+    end = max(replayed.rounds, default=-1) if stopped else None  # the round that was not evaluated
     texts = []
     for name in SEALED_BY_ROUND:
         left_out = {end if name != "metrics.jsonl" else None, start if name == "analysis.jsonl" else None}
@@ -289,7 +305,7 @@ def _short(value: Any) -> str:
 
 
 def _reasons_for_other_bits(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
-    """Say what differs from where the run was made: code, versions, devices. Last bits may differ for these reasons."""
+    """Return reasons for differences in the last bits: code, versions or devices that are not those of the run."""
     machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
     code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
     reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]

@@ -1,1 +1,1 @@
-"""What run directories tell: how far a run is, and how two of them differ. Read by login nodes: without torch."""
+"""Read run directories: the progress of a run, and the differences between two runs. Works without importing torch."""

@@ -1,7 +1,7 @@
-"""How two runs differ: what they were made with, and from which round on their results do.
+"""Compare two runs: settings, data, code and machine, and the first round in which their results differ.
 
-Results are what `metrics.jsonl` and `clients.jsonl` say of each round, but for seconds, and bytes, which depend on the
-ranks; and the final model. `fedmpi verify` and `replay` compare a run with its replay by the same functions.
+Results are the rows of `metrics.jsonl` and `clients.jsonl`, without seconds and bytes, which depend on the ranks, and
+the final model. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its replay.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from fedmpi.runtime.reading import files
 
 MISSING = object()
 HASH, MODEL = "sha256", "model.safetensors"
-NAMES = ("name", "timeline", "report")  # settings that change nothing of a run
-DATA = ("partition", "training data", "test data", "layout", "initial weights")  # as digests are called
+NAMES = ("name", "timeline", "report")  # settings without influence on results
+# Names of digests of data in identity.json end with one of these.
+DATA = ("partition", "training data", "test data", "layout", "initial weights")
 GROUPS = ("settings", "data", "code", "environment")
-NO_CAUSE = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")  # of environment.json
-LONG = 200  # letters of a value that are shown
+# Keys of environment.json that are left out. Of ranks and packages, the entries are compared instead.
+NO_CAUSE = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")
+LONG = 200  # characters of a value that are printed
 CODE, PARTITION = ("(code of fedmpi)", "(torch version)"), "(partition)"  # keys of identity.json
 TRAINING, TEST = "(training data)", "(test data)"
 Facts = dict[str, Any]
@@ -32,7 +34,10 @@ RowKey = tuple[Any, ...]
 
 
 class RunRecord:
-    """A run directory, read. Raises UserError for what is no run; `strict`: also for lines that cannot be read."""
+    """The records of a run: identity, environment and rows, read from its directory.
+
+    Raises UserError if it is not a run directory and, with `strict`, if lines of its files cannot be read.
+    """
 
     def __init__(self, run: Path, strict: bool = True) -> None:
         if not files.is_run(files.folder(run)):
@@ -48,7 +53,10 @@ class RunRecord:
         self.rounds = {row["round"]: row for row in self.rows("metrics.jsonl").values()}
 
     def rows(self, name: str) -> dict[RowKey, Facts]:
-        """Return (round, client, protocol) -> row of a file; the key of a second row of these three is longer."""
+        """Return the rows of a file by (round, client, protocol).
+
+        If several rows have the same key, the key of a later one gets one more element.
+        """
         keyed: dict[RowKey, Facts] = {}
         for row in read_jsonl(self.run / name, rounds=True, strict=self.strict).rows:
             key: RowKey = (row["round"], row.get("client"), row.get("protocol"))
@@ -58,13 +66,13 @@ class RunRecord:
         return keyed
 
     def digest(self, name: str) -> str | None:
-        """Return the SHA-256 of a file; None if there is none."""
+        """Return the SHA-256 of a file of the run directory; None if the file is missing."""
         path = self.run / name
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 class Difference(NamedTuple):
-    """A key of a row of which two runs have different values, or one has none (MISSING)."""
+    """A key of a row and its values in two runs, which differ; MISSING if a run does not have the key."""
 
     key: str
     a: Any
@@ -74,12 +82,13 @@ class Difference(NamedTuple):
 def differing_rows(
     a: RunRecord, b: RunRecord, name: str, tolerance: float | None = None, partial: int | None = None
 ) -> Iterator[tuple[RowKey, list[Difference]]]:
-    """Yield the rows of a file such as metrics.jsonl in which two runs differ, but for what depends on the ranks.
+    """Yield the key and the differences of each row in which two runs differ, without keys that depend on the ranks.
 
     Args:
-        tolerance: how far apart numbers may be, relative to the larger one where that is above 1; then hashes are not
-            compared. None: not at all.
-        partial: a round that b has not evaluated; what its row lacks does not count.
+        name: the file, such as metrics.jsonl.
+        tolerance: largest allowed difference of numbers, relative to the larger one if that is above 1; hashes are not
+            compared. None: values must be equal.
+        partial: a round that b has not evaluated; keys that its row lacks do not count.
     """
     left, right = a.rows(name), b.rows(name)
     left_out = {*VARIES_WITH_RANKS, *((HASH,) if tolerance is not None else ())}
@@ -103,7 +112,7 @@ def _is_same(a: Any, b: Any, tolerance: float | None) -> bool:
 
 
 def made_with(a: RunRecord, b: RunRecord) -> Facts:
-    """Return what differs: settings, code and data by identity.json; versions and machine by environment.json."""
+    """Return the differences in settings, code, data and environment (versions, machine), as name -> [a, b]."""
     changes = _changes(a.identity, b.identity)
     digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
     data = {key: pair for key, pair in digests.items() if key.endswith(DATA)}
@@ -121,15 +130,16 @@ def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]
 
 # ---- the command ----
 def compare(a: Path, b: Path) -> Facts:
-    """Compare two run directories. Raises UserError for what is no run or cannot be read.
+    """Compare two run directories. Raises UserError if one is not a run directory or cannot be read.
 
     Returns:
-        settings, code, data, environment   what differs, name -> [a, b]
-        rounds       [a, b]
-        hash, figure, client   the first round in which the model's hash, a metric or a client's line differs, with what
-            and [a, b]; None where none does
-        model        [a, b], digests of the final models where they differ
-        same         whether the results are the same
+        a, b: the directories.
+        settings, code, data, environment: differences, as name -> [value in a, value in b].
+        rounds: the numbers of rounds, [a, b].
+        hash, figure, client: the first round in which the model's hash, a metric, or a client's line differs, with the
+            name and [a, b] of the first different value; None if there is no difference.
+        model: SHA-256 of the final models, [a, b]; None if they are equal or one is missing.
+        same: whether the results are the same.
     """
     left, right = RunRecord(a), RunRecord(b)
     shared = left.rounds.keys() & right.rounds.keys()
@@ -150,7 +160,7 @@ def compare(a: Path, b: Path) -> Facts:
 
 
 def _first(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
-    """Return round, client, and the first key that differs with its values and the other keys."""
+    """Describe the first row with differences: round, client, first key with its values, and the other keys."""
     for (t, client, *_), (first, *others) in ((key, each) for key, each in rows if each):
         values = [None if value is MISSING else value for value in (first.a, first.b)]
         names = [each.key for each in others]
@@ -159,7 +169,7 @@ def _first(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
 
 
 def lines(facts: Facts) -> list[str]:
-    """Return the output of `fedmpi compare`: the results first, then settings, data, code, versions and machines."""
+    """Return the output of `fedmpi compare` as lines: results, then settings, data, code and environment."""
     shown = [f"A  {facts['a']}", f"B  {facts['b']}", verdict(facts)]
     for one in (facts[key] for key in ("hash", "figure", "client") if facts[key]):
         who = f"client {one['client']}, " if one["client"] is not None else ""
@@ -173,7 +183,7 @@ def lines(facts: Facts) -> list[str]:
 
 
 def verdict(facts: Facts) -> str:
-    """Say in one line whether the results are the same, or where they begin to differ."""
+    """Return one line that states whether the results are the same, or from which round on they differ."""
     a, b = facts["rounds"]
     end = f" (A has {count(a, 'round')}, B {count(b, 'round')})" if a != b else ""
     if one := facts["hash"]:
@@ -192,11 +202,11 @@ def _pair(name: str, values: list[Any]) -> str:
     return f"  {name}: {a} | {b}"
 
 
-# ---- runs of a table or of a line of a report ----
+# ---- comparability of runs that one table cell or one curve of a report combines ----
 def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests that runs share if their settings differ in the seed alone.
+    """Return the digests of identity.json that are equal in all runs whose settings differ in the seed only.
 
-    A data source of the user's own may depend on the seed.
+    A data source that is a plug-in may depend on the seed, so digests of its data are left out.
 
     >>> identity = {"(partition)": "a", "(training data)": "b"}
     >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file")]
@@ -210,10 +220,10 @@ def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
 
 
 def digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
-    """Return digest -> names of two runs that should have the same one, and do not.
+    """Return digests that should be equal in several runs and are not, each with the names of two such runs.
 
-    Code is the same for all runs, data for those with the same settings of data, the rest for those with the same
-    settings; where a digest depends on the seed, also with the same seed.
+    Digests of code should be equal in all runs; digests of data in runs with the same settings of data; all others in
+    runs with the same settings. If a digest depends on the seed, only runs with the same seed are compared.
     """
     first: dict[tuple[str, ...], tuple[str, str]] = {}
     differing: dict[str, tuple[str, str]] = {}

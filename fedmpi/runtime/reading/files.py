@@ -1,4 +1,4 @@
-"""Read the files of a run directory in any state: of a run that is alive, was killed, is damaged, or of no run."""
+"""Read files of a run directory in any state: while the run continues, after it was killed, or with damaged files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 
 OF_A_RUN = ("identity.json", "metrics.jsonl")
-SWEEP_LIST = "sweep.json"  # in the directory of a sweep: what was asked for, the runs and their labels
+SWEEP_LIST = "sweep.json"  # in the directory of a sweep: the request, the runs and their labels
 OF_EACH_RANK = ("state", "audit", "timeline")  # folders to which ranks other than 0 write, each on its own host
-TAIL = 1 << 20  # bytes
+TAIL = 1 << 20  # bytes that `tail` reads
 Row = dict[str, Any]
 
 
@@ -22,9 +22,10 @@ def is_run(place: Path) -> bool:
 
 
 def no_run(place: Path, lacks: str = "config.yaml") -> UserError:
-    """Return the error for a directory that is not a run's. lacks: the files of which it holds none.
+    """Return the error for a directory that is not a run directory.
 
-    On a host of its own a rank other than 0 leaves a directory that holds only a part of a run.
+    If a rank other than 0 runs on a host without a shared file system, the directory there holds only a part of a run.
+    lacks: names of the files that the directory should contain.
     """
     parts = [f"{name}/" for name in OF_EACH_RANK if (place / name).is_dir()]
     if is_run(place) or not parts:
@@ -37,12 +38,12 @@ def no_run(place: Path, lacks: str = "config.yaml") -> UserError:
 
 
 def runs_in(place: Path) -> list[Path]:
-    """Return the run directories directly in a directory: those of a sweep."""
+    """Return the run directories in the directory of a sweep, sorted by name."""
     return sorted(each for each in place.iterdir() if each.is_dir() and is_run(each))
 
 
 def folder(place: Path) -> Path:
-    """Return the directory itself. Raises UserError if it does not exist or cannot be read."""
+    """Return the given path after checking that it is a directory. Raises UserError if not, or if it is unreadable."""
     if not place.exists():
         raise UserError(f"{place}: there is no such directory")
     if not place.is_dir():
@@ -55,7 +56,7 @@ def folder(place: Path) -> Path:
 
 
 def json_of(path: Path) -> Row | None:
-    """Return the object in a JSON file; None if the file is missing, cut or holds no object."""
+    """Return the object in a JSON file; None if the file is missing, damaged, or contains no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -64,7 +65,7 @@ def json_of(path: Path) -> Row | None:
 
 
 def tail(path: Path, size: int = TAIL) -> list[Row]:
-    """Return the last rows of a file, those in its last `size` bytes; none where it is missing or cannot be read."""
+    """Return the rows in the last `size` bytes of a .jsonl file; [] if it is missing or cannot be read."""
     try:
         return read_jsonl(path, tail=size).rows
     except UserError:
@@ -72,7 +73,7 @@ def tail(path: Path, size: int = TAIL) -> list[Row]:
 
 
 def changed(paths: Sequence[Path]) -> float | None:
-    """Return when the newest of these files was written, in seconds since 1970; None if there is none."""
+    """Return the time of the last change of any of the files, in seconds since 1970; None if none exists."""
     times = []
     for path in paths:
         try:
@@ -83,7 +84,7 @@ def changed(paths: Sequence[Path]) -> float | None:
 
 
 def last_line(path: Path, size: int = 1 << 16) -> str:
-    """Return the last line of a log that names an error, else the last one; "" if there is none."""
+    """Return the last line of a log that contains "error", else the last line; "" if the log is empty or missing."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - size, 0))

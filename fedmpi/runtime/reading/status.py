@@ -1,11 +1,11 @@
-"""How far the run in a directory is, by its files alone.
+"""Determine the state and progress of a run from the files in its directory (`fedmpi status`).
 
-running           its job holds the directory's lock; where locks do not tell, it has written lately
-finished          all rounds are made, or evaluate.best.patience ended them
-stopped           a signal or a time limit; `fedmpi resume` goes on
-failed            it says why
-died              nobody is at work there, and it did not say why: killed, or the power was cut
-never started     it ended before its first line, or has not begun
+running           its job holds the directory's lock; if the file system has no locks, a file was written recently
+finished          all rounds are complete, or evaluate.best.patience ended the run
+stopped           a signal or a time limit ended it; `fedmpi resume` continues it
+failed            it ended with an error, which summary.json contains
+died              no job works in the directory, and no reason was recorded: the run was killed, or power failed
+never started     it ended before it wrote anything, or has not started yet
 """
 
 from __future__ import annotations
@@ -26,17 +26,24 @@ from fedmpi.runtime.reading import files
 from fedmpi.runtime.record import lock
 
 RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
-WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0  # rounds; written lately: within so many seconds and rounds
+# Rounds over which round_s is averaged. A run has written recently if its last write is at most LATELY_S seconds plus
+# the duration of TIMES rounds ago.
+WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0
 FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
-SHOWN = 4  # metrics
+SHOWN = 4  # metrics that are printed
 Facts = dict[str, Any]
 
 
 def status(run: Path, now: float | None = None) -> Facts:
-    """Return the facts of one run, of JSON's types alone; None is what the directory does not tell.
+    """Return the state and progress of one run, as JSON values; None if the directory does not contain a value.
 
-    Beside those of `brief`: ranks, lost (rank -> round), hosts, launcher, job, started; figures (metrics) and
-    figures_round; sent_bytes, received_bytes (rank 0's); faults; holder (who has, or had, the lock).
+    Args:
+        now: the time in seconds since 1970; None: the current time.
+
+    Returns:
+        The values of `brief`, and: ranks (their number), lost (lost rank -> round), hosts, launcher, job, started;
+        figures, the metrics of round figures_round; sent_bytes and received_bytes of rank 0; faults (counts); holder,
+        the process that has or had the directory's lock.
     """
     lines = read_jsonl(run / "metrics.jsonl", rounds=True)
     rows, (figures, figures_round) = lines.rows, _metrics(lines.rows)
@@ -65,11 +72,16 @@ def status(run: Path, now: float | None = None) -> Facts:
 
 
 def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -> Facts:
-    """Return directory, name; state, why, resume (whether `fedmpi resume` would go on); rounds_done, rounds, round_s
-    (mean of the last WINDOW ones), eta_s, since_s (what was written last, until now); checkpoint (round, age_s);
-    unreadable (lines of metrics.jsonl).
+    """Return the main facts about one run: its state, its progress and its last checkpoint.
 
-    lines: the content of metrics.jsonl; None: its end is read.
+    Args:
+        lines: the content of metrics.jsonl; None: read the end of the file.
+        now: the time in seconds since 1970; None: the current time.
+
+    Returns:
+        directory, name; state, why, resume (whether `fedmpi resume` can continue the run); rounds_done, rounds; round_s
+        (mean seconds of the last WINDOW rounds), eta_s (seconds until the end), since_s (seconds since the last write);
+        checkpoint (round, age_s); unreadable (number of damaged lines in metrics.jsonl).
     """
     now = time.time() if now is None else now
     lines = read_jsonl(run / "metrics.jsonl", rounds=True, tail=files.TAIL) if lines is None else lines
@@ -113,7 +125,7 @@ def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -
 
 
 def code(facts: Facts) -> int:
-    """Return the exit code: 0 running or finished, 75 it would go on, 1 failed, or nothing to go on from."""
+    """Return the exit code for a run: 0 running or finished, 75 stopped or died and can be resumed, 1 otherwise."""
     if facts["state"] in (RUNNING, FINISHED):
         return FINE
     return GOES_ON if facts["state"] in (STOPPED, DIED) and facts["resume"] else BAD
@@ -136,14 +148,14 @@ def _rounds(identity: Facts) -> int | None:
 
 
 def _round_s(rows: list[Facts]) -> float | None:
-    """Return the mean seconds of the last rounds; the first one, which is longer, counts only alone."""
+    """Return the mean seconds of the last rounds. The first round, which is longer, counts only if it is alone."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
     return fmean(later[-WINDOW:] or walls) if walls else None
 
 
 def _metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
-    """Return the metrics of the last round that was evaluated, else of the last one; and which that is."""
+    """Return the metrics of the last evaluated round, or of the last round if none was evaluated; and its number."""
     numbers = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
     names = {name for row in numbers for name in row if name != "train_loss"}
     for row, metrics in zip(reversed(rows), reversed(numbers), strict=True):
@@ -158,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 # ---- output ----
 def lines(facts: Facts) -> list[str]:
-    """Return what `fedmpi status` shows of a run: a line for each thing."""
+    """Return the output of `fedmpi status` for one run, as lines."""
     who, since, checkpoint = facts["holder"], facts["since_s"], facts["checkpoint"]
     has_holder, is_finished = who and facts["state"] == RUNNING, facts["state"] == FINISHED
     up, down = (size_text(facts[key]) for key in ("received_bytes", "sent_bytes"))
