@@ -161,7 +161,8 @@ def reproduce(
 ) -> None:
     """Reproduce a published table: fetch its data if they are missing, train the runs that are missing, show the
     results beside the published ones, and write them with a verdict for each cell. Without TABLE, list the tables and
-    the data that they need. The exit code is 1 if a cell is missing or differs by more than its tolerance."""
+    the data that they need. The exit code is 1 if a cell is missing or differs from the published value by more than
+    two published standard deviations."""
     require_single_process("reproduce")
     fix_threads(1)
     from fedmpi.sweeps import expand, reproduce
