@@ -85,7 +85,7 @@ def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def conv_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a network without buffers for images (1, 8, 8): two convolutions (the second is 1x1), two linear layers."""
+    """Return a network without buffers for images (1, 8, 8): a convolution, a 1x1 convolution, two linear layers."""
     layers = [nn.Conv2d(input_shape[0], 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(5 * 9, 12), nn.ReLU(), nn.Linear(12, classes))
 
