@@ -96,7 +96,7 @@ class ByHand:
             p.grad = None
 
     def round(self, share, shares):
-        """The clients and images of one of so many loops."""
+        """Train the clients, and evaluate on the test images, of one of `shares` loops for one round."""
         members = range(share, COHORT, shares)
         self.module.train()
         self.total.zero_()
@@ -127,14 +127,14 @@ class ByHand:
 
 
 def timed(work):
-    """(seconds, processor seconds)."""
+    """Run work() and return its wall seconds and processor seconds."""
     began, busy = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - began, time.process_time() - busy
 
 
 def alone(a):
-    """The hand-written loop: a block for each line read, its times for an answer."""
+    """Run the hand-written loop in this process: for each line of stdin, train a block of rounds and print its times."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, range(os.cpu_count()))  # a launcher may have bound rank 0 to one core
     if a.hand_keeps:
@@ -148,7 +148,7 @@ def alone(a):
 
 
 class Hands:
-    """Hand-written loops in processes of their own that work at the same time."""
+    """Hand-written loops, each in a process of its own, that run at the same time."""
 
     def __init__(self, *options):
         command = [sys.executable, __file__, *sys.argv[1:], "--alone"]
@@ -156,7 +156,7 @@ class Hands:
         self.all = [subprocess.Popen([*command, *each], **pipes) for each in options]
 
     def block(self):
-        """(seconds of the one that takes longest, processor seconds of all)"""
+        """Run a block in all loops; return the seconds of the slowest loop, and the processor seconds of all."""
         for each in self.all:
             each.stdin.write("\n")
         seconds, busy = zip(
@@ -171,7 +171,7 @@ class Hands:
 
 
 def bound(a):
-    """Loops of a thread each beside one loop of --threads, both by hand."""
+    """Compare hand-written loops of one thread each with one hand-written loop of --threads threads."""
     shares = [["--threads", "1", "--hand", "1", "--share", str(i)] for i in range(a.apart)]
     apart, whole = Hands(*shares), Hands(["--apart", "1"])
     theirs, ours = zip(*((whole.block(), apart.block()) for _ in range(a.blocks + 1)), strict=True)
@@ -212,7 +212,7 @@ def compare(a):
 
 
 def waiting(line):
-    """The share of a round that a rank waits."""
+    """Return the fraction of a round in which a rank waits, from its line of the timeline."""
     return round(sum(ms for what, _, ms, *_ in line["spans"] if what in WAITS) / 1e3 / line["s"], 4)
 
 
