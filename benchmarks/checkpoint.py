@@ -46,7 +46,7 @@ def main():
                 seconds[(t - 1) % 2 == 0].append(stamps[-1] - stamps[-2])
             if t % 2 == 0:
                 kept.save(fed, t, memory, last)
-            else:  # discard the rows of that round
+            else:  # count the rows of that round as stored, so that they are never written
                 fed.states.stored_up_to = t
 
         fed.reporter.callbacks.save_state = keep

@@ -2,9 +2,9 @@
 
     python benchmarks/flamby.py [heart] [brca] [--root DIR] [--to benchmarks/results/flamby.csv]
 
-Trains the runs of configs/benchmarks/flamby_heart.yaml and flamby_brca.yaml, as `fedmpi reproduce` does; --root contains
-heart_disease/ and tcga_brca/ (docs/data.md). Each run is made with fedmpi's initial weights (ours) and with FLamby's
-(theirs), which are those of the first linear layer after torch.manual_seed(seed); the order of batches is fedmpi's in
+Trains the runs of configs/benchmarks/flamby_heart.yaml and flamby_brca.yaml, as `fedmpi reproduce` does; --root is the
+folder of heart_disease/ and tcga_brca/ (docs/data.md). Each run is made with fedmpi's initial weights (ours) and with
+FLamby's (theirs), those of the first linear layer after torch.manual_seed(seed); the order of batches is fedmpi's in
 both. Some runs are made a third time (coded) as in FLamby's program, with its weights. In its Cyclic
 (flamby/strategies/cyclic.py) each client trains a model of its own in its turn, and passes nothing to the next client;
 its benchmark evaluates client 0's model, so that this is client 0 alone, for as many rounds as it had turns. In its Cox
@@ -64,7 +64,7 @@ class TheirCox(Survival):
 
 
 def run(name, method, start, seed, root):
-    """Run one setting and return the published metrics after the last round: on the pooled test set and on each site."""
+    """Run one setting and return the published metrics after the last round, on the pooled test set and each site."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "start.safetensors"
         their_start(name, seed, file)

@@ -1,4 +1,4 @@
-"""Shared functions of the benchmarks: run sides in turn, print and read result lines, start ranks, describe the machine.
+"""Shared functions of the benchmarks: run sides in turn, print and read results, start ranks, describe the machine.
 
 People and programs read the same result lines:   WHAT: OURS 1.20 s  THEIRS 1.00 s  ratio 1.20  (a note)
 """

@@ -647,9 +647,7 @@ def install(gpus: int = 1) -> None:
     Tensor.numpy, Tensor.tolist, Tensor.new_tensor = _numpy, _tolist, _new_tensor
     Tensor.pin_memory, Tensor.is_pinned = _pin_memory, is_pinned
     torch.UntypedStorage.clone = _clone_storage
-    importlib.import_module(
-        "torch._decomp.decompositions_for_jvp"
-    )  # compiles torch functions; before the patches below
+    importlib.import_module("torch._decomp.decompositions_for_jvp")  # compiles torch functions, so before the patches
 
     for owner, names in ((torch, "zeros ones empty full rand randn randint"), (Tensor, "zeros ones empty full")):
         for name in names.split():
