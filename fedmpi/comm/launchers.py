@@ -177,6 +177,7 @@ def checked(job: Job, names: tuple[str, ...]) -> Job:
 
 
 def number(env: Mapping[str, str], name: str) -> int:
+    """Return the number in an environment variable. Raises UserError if it is not a number of at least 0."""
     if not env[name].isdigit():
         raise UserError(
             f"environment variable {name} = {env[name]!r}: the launcher should have set a number >= 0; unset it."

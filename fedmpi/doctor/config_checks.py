@@ -66,6 +66,7 @@ def ranks(settings: configs.Settings, job: Job) -> Row:
 
 
 def device(settings: configs.Settings, job: Job) -> Row:
+    """Report the device that a rank of this host would train on."""
     import torch
 
     from fedmpi.runtime.device import pick_device
@@ -77,6 +78,7 @@ def device(settings: configs.Settings, job: Job) -> Row:
 
 
 def backend(settings: configs.Settings, job: Job) -> Row:
+    """Report the communication back end and the network interface that the ranks would use."""
     if settings.comm.backend == "mpi":
         from fedmpi.comm.backends import mpi
 

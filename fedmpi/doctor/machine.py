@@ -34,6 +34,7 @@ OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_mpi_ft", "PMIX_", "PMI_", "PRTE_", "M
 
 # ---- software ----
 def software() -> Iterator[Row]:
+    """Report the versions of fedmpi, Python and the packages that fedmpi uses."""
     from fedmpi.runtime.record.metadata import git_commit, installed_version
 
     at = git_commit(Path(__file__).parent)
@@ -147,6 +148,7 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
 
 # ---- the machine ----
 def processors_and_memory() -> Iterator[Row]:
+    """Report the number of usable cores, the free memory, and the memory limit of the control group."""
     yield Row("cores", f"{usable_cores()} usable of {os.cpu_count() or 'unknown'}, {platform.machine()}")
     free, limit = available_bytes(), min((limit for limit, _ in control_groups()), default=None)
     parts = [f"{size_text(free)} free" if free is not None else "free memory unknown"]

@@ -107,6 +107,7 @@ def world(job: Job, timeout_s: float) -> Any:
 
 
 def finalize(job: Job, timeout_s: float) -> None:
+    """Finalize MPI, which waits for all ranks; past the time-out, print an error and kill this process."""
     MPI = load()
     if not MPI.Is_finalized():
         with bounded(job, "MPI_Finalize, which waits for all ranks", timeout_s):
@@ -146,6 +147,8 @@ class Request(NamedTuple):
 
 @final
 class Mpi(Communicator):
+    """The communicator over MPI, for tensors on the CPU."""
+
     can_regroup = "MPI cannot (use comm.backend=gloo)"
 
     def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:

@@ -158,6 +158,8 @@ class _StoreCommunicator(Communicator):
 
 @final
 class Gloo(_StoreCommunicator):
+    """The communicator over gloo, for tensors on the CPU. It can regroup after a rank failure."""
+
     def __init__(
         self,
         job: Job,
@@ -252,6 +254,8 @@ class Gloo(_StoreCommunicator):
 
 @final
 class Nccl(_StoreCommunicator):
+    """The communicator over NCCL, for tensors on GPUs. It cannot regroup."""
+
     begins = False
     can_regroup = "NCCL cannot (use comm.backend=gloo)"
 

@@ -344,6 +344,7 @@ def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]])
 
 
 def who(job: Job) -> str:
+    """Return the beginning of a message, which names the program and, except on rank 0, the rank and its host."""
     return f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
 
 
