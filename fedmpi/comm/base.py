@@ -42,7 +42,7 @@ def ranks(those: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
     """Return ranks as text for messages, such as "rank 2 on node5" or "ranks 1, 3".
 
     Args:
-        those: the ranks.
+        those: the ranks to name.
         hosts: the host names of ranks, as far as they are known.
     """
     hosts = hosts or {}
@@ -60,7 +60,7 @@ def absent_error(
     """Return the error for ranks that have not called an allgather in time.
 
     Args:
-        absent: these ranks.
+        absent: the ranks that are missing.
         size: number of ranks of the job.
         seconds: the time limit.
         hosts: the host names of ranks, as far as they are known.

@@ -52,7 +52,7 @@ def pci_address(device: torch.device) -> str:
 
 
 def choose(backend: str, cards: Sequence[Card]) -> str:
-    """Return the communication back end that all ranks use: `backend`, or nccl or gloo if `backend` is auto.
+    """Return the communication back end of all ranks: the requested one, or for auto nccl if it works, otherwise gloo.
 
     Args:
         backend: comm.backend of this rank's config.

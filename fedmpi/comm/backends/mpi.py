@@ -33,7 +33,7 @@ from fedmpi.common.errors import UserError
 # set only under Open MPI 5's mpirun, which has passed on the settings of its parameter files: under other launchers it
 # would override them.
 NO_SLEEP = "OMPI_MCA_btl", "^ofi"
-RANK_0_FIRST_S = 3  # time in which the launcher ends the other ranks, so that rank 0 alone reports an error of all
+RANK_0_FIRST_S = 3  # other ranks wait so much longer: rank 0 prints the error, and the launcher ends the others
 DATA, CONTROL = 0, 1  # tags
 EAGER_S = 0.05  # requests are first tested without pauses for this time: MPI moves messages only inside its calls
 PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
