@@ -1,11 +1,11 @@
-"""An epoch of augmented CIFAR-10 batches, next to torchvision's own way to make them.   python benchmarks/augment.py
+"""Compare an epoch of augmented CIFAR-10 batches in fedmpi and in torchvision.   python benchmarks/augment.py
 
-50,000 pictures of 3 x 32 x 32 bytes by chance (--pictures), batches of 50: crop with padding 4, flip, normalised with
-CIFAR-10's numbers, Cutout 16. Theirs: a map-style data set of PIL pictures as torchvision.datasets.CIFAR10 has it
-(array -> Image.fromarray), transforms of version 1 or 2, DataLoader with --workers worker processes. Also theirs: the
-transforms of version 2 on tensors, which leave PIL out. Ours: `batches` in one thread (--threads), which is what a
-rank has by default; it trains meanwhile in neither case. Both are given the same cores, as many as there are workers,
-and take turns; medians of wall time, and of processor time with that of the workers.
+50,000 random images of 3 x 32 x 32 bytes (--pictures), batches of 50: crop with padding 4, flip, normalisation with
+CIFAR-10's mean and deviation, Cutout 16. torchvision: a map-style data set of PIL images as in
+torchvision.datasets.CIFAR10 (array -> Image.fromarray), transforms of version 1 or 2, and a DataLoader with --workers
+worker processes; and transforms of version 2 on tensors, without PIL. fedmpi: `batches` in one thread (--threads), the
+default of a rank. Nothing is trained. Both get the same number of cores, which is the number of workers, and run in
+turn; results are medians of wall time, and of processor time including that of the workers.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MEAN, STD, BATCH, SIZE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 50,
 
 
 class Square:
-    """Cutout as its authors wrote it (github.com/uoguelph-mlrg/Cutout), on a tensor."""
+    """Cutout on a tensor, as implemented by its authors (github.com/uoguelph-mlrg/Cutout)."""
 
     def __call__(self, x):
         h, w = x.shape[1:]
@@ -40,7 +40,7 @@ class Square:
 
 
 class Pictures(Dataset):
-    """torchvision.datasets.CIFAR10 without its files; `tensors`: pictures as tensors of bytes instead of PIL's."""
+    """A data set like torchvision.datasets.CIFAR10 without its files; `tensors`: byte tensors instead of PIL images."""
 
     def __init__(self, data, targets, transform, tensors=False):
         self.data, self.targets, self.transform = data, targets, transform
@@ -55,7 +55,7 @@ class Pictures(Dataset):
 
 
 def theirs(data, targets, workers):
-    """{name: one epoch}"""
+    """Return {name: function that iterates over one epoch with torchvision}."""
     from torchvision.transforms import v2
 
     v1 = torchvision.transforms
@@ -79,7 +79,10 @@ def theirs(data, targets, workers):
 
 
 def ours(data, targets, blocks):
-    """One epoch; blocks: stored as (n, H, W, C), for CNNs that are channels-last, as is fedmpi's default."""
+    """Return a function that iterates over one epoch with fedmpi.
+
+    blocks: store images as (n, H, W, C) for channels-last CNNs, which is fedmpi's default.
+    """
     kept = of_bytes(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
     kept.look = replace(kept.look, operations=(Crop(padding=4), Flip(), Cutout(size=SIZE)))
     shard, seed = Shard(kept, torch.tensor(targets), torch.arange(len(kept))), 0
@@ -94,7 +97,7 @@ def ours(data, targets, blocks):
 
 
 def processor_s():
-    """Of this process and of the workers that have ended."""
+    """Return the processor seconds of this process and of its worker processes that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -106,7 +109,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="ours")
     parser.add_argument("--repeats", type=int, default=4)
     given = parser.parse_args()
-    keep_freed_memory()  # as every rank of fedmpi does
+    keep_freed_memory()  # the setting of every fedmpi rank
     allowed = os.sched_getaffinity(0)
     cores = sorted(allowed)[: max(given.workers, 1)]
     os.sched_setaffinity(0, cores)

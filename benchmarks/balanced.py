@@ -1,10 +1,11 @@
-"""A balanced PneumoniaMNIST: as many pictures of either class for training, for the even split of an even alpha.
+"""Write a balanced PneumoniaMNIST, with the same number of training images of both classes.
 
     python benchmarks/balanced.py DATA/medmnist/pneumoniamnist.npz DATA/pneumonia_balanced.npz
 
-Of 4,708 + 524 pictures for training 1,349 are normal: all of them, and the first 1,349 of pneumonia. Where each of five
-clients draws its own shares of the classes (`convention: client`), the rarer class of the whole set is gone after three
-clients and two have one class only, whatever alpha is. The test part stays as it is: 234 normal, 390 pneumonia.
+The training set contains the 1,349 normal images of the 4,708 + 524 images for training, and the first 1,349 images of
+pneumonia. In the full set, if each of five clients draws its own class proportions (`convention: client`), the rarer
+class is used up after three clients, and two clients have a single class, for any alpha. The test set is not changed:
+234 normal, 390 pneumonia.
 """
 
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 
 
 def balanced(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first n of each class, n samples of the rarest, in their order."""
+    """Return the first n samples of each class in their order, for the number n of samples of the rarest class."""
     rows = [np.flatnonzero(y == label) for label in np.unique(y)]
     kept = np.sort(np.concatenate([each[: min(map(len, rows))] for each in rows]))
     return x[kept], y[kept]

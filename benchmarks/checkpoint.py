@@ -1,10 +1,10 @@
-"""What a checkpoint a round costs.   python benchmarks/checkpoint.py [METHOD]
+"""Measure the cost of a checkpoint per round.   python benchmarks/checkpoint.py [METHOD]
 
-100 clients, 10 a round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples a client, one local epoch; then
-the global model on 10,000 test images. One process, one run: every other round is followed by a checkpoint, as with
-checkpoint.every=1, the rounds between by none, as with every=0. A checkpoint is copied when its round ends and written
-during the next one, whose time is the one that counts. Seconds are medians of a round, the ratio is that of the
-medians; the first two rounds do not count. A method that keeps client state (scaffold) writes ten rows more a round.
+100 clients, 10 per round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples per client, one local epoch;
+then the global model is evaluated on 10,000 test images. One run in one process: every other round is followed by a
+checkpoint, as with checkpoint.every=1, the rounds between by none, as with every=0. A checkpoint is copied when its
+round ends and written during the next round, whose time is measured. Seconds are medians of a round; the ratio is that
+of the medians; the first two rounds do not count. A method with client state (scaffold) writes ten more rows per round.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main():
                 seconds[(t - 1) % 2 == 0].append(stamps[-1] - stamps[-2])
             if t % 2 == 0:
                 kept.save(fed, t, memory, last)
-            else:  # that round's rows are nobody's
+            else:  # count the rows of that round as stored, so that they are never written
                 fed.states.stored_up_to = t
 
         fed.reporter.callbacks.save_state = keep

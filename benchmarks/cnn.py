@@ -1,19 +1,21 @@
-"""A round that trains for seconds, fedmpi's next to the leanest one by hand.   python benchmarks/cnn.py [--threads 2]
+"""Compare a round of several seconds in fedmpi with a minimal loop by hand.   python benchmarks/cnn.py [--threads 2]
 
-100 clients with 600 images of 1x28x28, 10 clients a round, the CNN with 1,663,370 parameters, one epoch in batches of
-50, momentum 0.9; then the global model on 10,000 images. By hand, in a process of its own, channels-last: w is copied
-into views of one vector, a batch is gathered by one call, torch's fused kernel takes the step with momentum that lies
-in a second vector, the mean is one call a client; evaluation reads views of the images, --judged at a time.
+100 clients with 600 images of 1x28x28, 10 clients per round, the CNN with 1,663,370 parameters, one epoch in batches of
+50, momentum 0.9; then the global model is evaluated on 10,000 images. The loop by hand is a process of its own, with
+channels-last memory: w is copied into views of one vector, a batch is gathered by one call, torch's fused kernel makes
+the step with a momentum in a second vector, the mean takes one call per client; the evaluation reads views of the
+images, --judged at a time.
     python benchmarks/cnn.py --threads 2 [--precision bf16]      fedmpi in one process with that many threads
-    mpirun -n 3 python benchmarks/cnn.py --threads 1 --hand 2    over ranks; by hand it is still one process
-    python benchmarks/cnn.py --threads 2 --apart 2               what ranks could reach: that many hand-written loops of
-                                                                 a thread each share clients and images, and no word
-By hand it is fp32, and memory is what the C library makes of it; --hand-precision and --hand-keeps (fedmpi's setting,
-runtime/device.py) show what is left beside these. Blocks of --rounds rounds in turn; medians of a round's seconds, of
-processor seconds a second (of rank 0), and their ratios. Over ranks also how much of a round they wait (the timeline's
-laps `word` and `uploads`; rounds but the first of a block): the one that waits least in it, then each on average.
-The evaluation after a block's last round is rank 0's alone, on one core; those before run beside the training of the
-next round. Two rounds a block would show three ranks on two cores a seventh slower than they are in a long run.
+    mpirun -n 3 python benchmarks/cnn.py --threads 1 --hand 2    over ranks; the loop by hand is still one process
+    python benchmarks/cnn.py --threads 2 --apart 2               an upper bound for ranks: so many loops by hand of one
+                                                                 thread divide clients and images, without messages
+The loop by hand computes in fp32 with the C library's memory management; --hand-precision and --hand-keeps (fedmpi's
+setting, runtime/device.py) remove these differences. Blocks of --rounds rounds run in turn; results are medians of the
+seconds of a round and of processor seconds per second (of rank 0), and their ratios. With several ranks, also the
+fraction of a round in which they wait (the spans WAITS of the timeline, without the first round of a block): that of
+the rank that waits least, and the mean of each rank. The evaluation after the last round of a block is done by rank 0
+alone on one core; earlier evaluations run at the same time as the next round. With two rounds per block, three ranks on
+two cores would seem a seventh slower than in a long run.
 """
 
 import argparse
@@ -54,7 +56,7 @@ def settings(rounds, precision):
 
 
 def images(samples, test):
-    """What they show does not matter to speed: pixels of 256 values, labels by chance."""
+    """Return images with random pixels of 256 values and random labels, since their content does not affect speed."""
     g, n = torch.Generator().manual_seed(0), CLIENTS * samples
     x = torch.randint(256, (n + test, 1, 28, 28), generator=g) / 255
     y = torch.randint(10, (len(x),), generator=g)
@@ -96,7 +98,7 @@ class ByHand:
             p.grad = None
 
     def round(self, share, shares):
-        """The clients and images of one of so many loops."""
+        """Train the clients, and evaluate on the test images, of one of `shares` loops for one round."""
         members = range(share, COHORT, shares)
         self.module.train()
         self.total.zero_()
@@ -127,14 +129,14 @@ class ByHand:
 
 
 def timed(work):
-    """(seconds, processor seconds)."""
+    """Run work() and return its wall seconds and processor seconds."""
     began, busy = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - began, time.process_time() - busy
 
 
 def alone(a):
-    """The hand-written loop: a block for each line read, its times for an answer."""
+    """Run the hand-written loop in this process: for each line of stdin, train a block of rounds, print its times."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, range(os.cpu_count()))  # a launcher may have bound rank 0 to one core
     if a.hand_keeps:
@@ -148,7 +150,7 @@ def alone(a):
 
 
 class Hands:
-    """Hand-written loops in processes of their own that work at the same time."""
+    """Hand-written loops, each in a process of its own, that run at the same time."""
 
     def __init__(self, *options):
         command = [sys.executable, __file__, *sys.argv[1:], "--alone"]
@@ -156,7 +158,7 @@ class Hands:
         self.all = [subprocess.Popen([*command, *each], **pipes) for each in options]
 
     def block(self):
-        """(seconds of the one that takes longest, processor seconds of all)"""
+        """Run a block in all loops; return the seconds of the slowest loop, and the processor seconds of all."""
         for each in self.all:
             each.stdin.write("\n")
         seconds, busy = zip(
@@ -171,7 +173,7 @@ class Hands:
 
 
 def bound(a):
-    """Loops of a thread each beside one loop of --threads, both by hand."""
+    """Compare hand-written loops of one thread each with one hand-written loop of --threads threads."""
     shares = [["--threads", "1", "--hand", "1", "--share", str(i)] for i in range(a.apart)]
     apart, whole = Hands(*shares), Hands(["--apart", "1"])
     theirs, ours = zip(*((whole.block(), apart.block()) for _ in range(a.blocks + 1)), strict=True)
@@ -212,7 +214,7 @@ def compare(a):
 
 
 def waiting(line):
-    """The share of a round that a rank waits."""
+    """Return the fraction of a round in which a rank waits, from its line of the timeline."""
     return round(sum(ms for what, _, ms, *_ in line["spans"] if what in WAITS) / 1e3 / line["s"], 4)
 
 

@@ -1,12 +1,12 @@
-"""W4: what travels in a round, through fedmpi's communicators and by the bare calls.
+"""W4: compare the transfers of a round by fedmpi's communicators with direct calls of torch.distributed and MPI.
 
     python benchmarks/collectives.py [--ranks 4] [--d 1700000 25600000]
 
 Over gloo and over MPI, on this host: the broadcast of d float32 from rank 0 to all (torch.distributed.broadcast;
-MPI.Bcast), and one row of d from each other rank to rank 0, each into its place of one matrix (isend and irecv; Isend
-and Irecv). fedmpi's calls check, count and bound by a deadline; its MPI pauses between tests so that a rank which waits
-takes no core, where the bare calls spin. In turn in one job; a barrier before each; seconds until the last rank is
-done, medians.
+MPI.Bcast), and one row of d from each other rank to rank 0, each into its row of one matrix (isend and irecv; Isend
+and Irecv). fedmpi's calls check and count messages and have a time limit. With MPI, fedmpi pauses between tests, so
+that a waiting rank takes no core, while the direct calls poll without pauses. The calls run in turn in one job, with a
+barrier before each; results are medians of the seconds until the last rank is done.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def measure(comm, backend, d, repeats):
     bare_broadcast, bare_gather, barrier = (bare_mpi if backend == "mpi" else bare_gloo)(comm, x, rows)
 
     def timed(call):
-        """Seconds until the last rank is done."""
+        """Return the seconds of a call until the last rank is done."""
         barrier()
         began = time.perf_counter()
         call()

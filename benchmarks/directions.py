@@ -1,11 +1,12 @@
-"""Do the principal directions of a round's updates hold what clients share, or what they disagree about?
+"""Test whether the principal directions of a round's updates contain what clients share or what they disagree about.
 
     fedmpi run CONFIG 'analysis=[drift]'
     python benchmarks/directions.py RUN_DIR...
 
-From norms and cosines of analysis.jsonl, G (m, d) the updates: v_l, lam_l the eigenvectors and eigenvalues of G'G / m.
-`lam`: lam_l over the sum of all, the weight that FedLD gives to direction l. `mean`: share of the squared length of the
-mean update along it, which is what FedAvg does. `signs`: of the clients' projections on v_1.
+Computed from the norms and cosines in analysis.jsonl, for the updates G (m, d): v_l and lam_l are the eigenvectors and
+eigenvalues of G'G / m. `lam`: lam_l divided by the sum of all, the weight that FedLD gives to direction l. `mean`: the
+fraction of the squared norm of the mean update (FedAvg's step) along v_l. `signs`: signs of the clients' projections on
+v_1.
 """
 
 import json
@@ -16,7 +17,10 @@ import numpy as np
 
 
 def directions(norms, cosines):
-    """(m,), (m, m) -> shares of the eigenvalues (m,), shares of the mean update (m,), signs on v_1 (m,)."""
+    """Return fractions of the eigenvalues (m,), of the mean update (m,), and signs of the projections on v_1 (m,).
+
+    The arguments are the norms (m,) and the cosines (m, m) of the updates.
+    """
     n, m = np.array(norms), len(norms)
     K = np.array(cosines) * np.outer(n, n)  # <g_i, g_j>
     lam, E = np.linalg.eigh(K / m)

@@ -1,10 +1,10 @@
-"""Engine overhead: fedmpi's round against the same work written by hand in PyTorch.   python benchmarks/engine.py
+"""Measure the engine's overhead: a round of fedmpi and the same work by hand in PyTorch.   python benchmarks/engine.py
 
-100 clients, 10 a round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples a client, one local epoch; then
-the global model on 10,000 test images in batches of 100. Random images: speed does not depend on what they show. The
-hand-written loop does forward, backward, torch's fused SGD step, a running average and the evaluation, and nothing
-else. Both run on the same cores with one thread, in turn (fedmpi, bare, fedmpi, ...), each in the same memory format;
-the ratio is that of the medians.
+100 clients, 10 per round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples per client, one local epoch;
+then the global model is evaluated on 10,000 test images in batches of 100. The images are random, since their content
+does not influence the speed. The hand-written loop consists of forward and backward passes, torch's fused SGD step, a
+running average and the evaluation. Both run on the same cores with one thread, in turn (fedmpi, bare, fedmpi, ...), in
+the same memory format; the ratio is that of the medians.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def images(clients, samples, test):
 
 
 def bare(module, data, members, channels_last):
-    """One round by hand, from the module's weights; returns seconds."""
+    """Train one round by hand, starting from the module's weights, and return the seconds."""
     began = time.perf_counter()
     format_ = torch.channels_last if channels_last else torch.contiguous_format
     start = copy.deepcopy(module.state_dict())
@@ -89,7 +89,7 @@ def compare(rounds, channels_last, samples=600, test=10_000):
     members = range(10)
 
     def between(_):
-        """fedmpi hands over the line of a round when it has evaluated it: one round of ours has passed. Now theirs."""
+        """Record the time of fedmpi's round, which has just been evaluated, and run a round by hand."""
         nonlocal mark
         ours.append(time.perf_counter() - mark)
         theirs.append(bare(module, made.data, members, channels_last))

@@ -1,14 +1,16 @@
-"""W8: a large model and nothing but its exchange: 6 clients, each on a rank of its own, no training.
+"""W8: measure the exchange of a large model without training: 6 clients, each on a rank of its own.
 
     python benchmarks/exchange.py [--gib 0.25] [--ranks 7] [--backend gloo]
 
-NVIDIA FLARE's tensor-stream example (a model of 3.4 GB, 6 clients) reports 155 s a round and 82 GiB on the server; here
-all ranks share one host, which needs about 3 models a rank: --gib 3.2 wants some 70 GiB with seven ranks, and 30 with
-three, where a rank has three clients. A round: w to all ranks, one row of d from every client to rank 0, their weighted
-mean added to w. bare: the same transfers by torch.distributed or MPI in the same job, each row added to w as it comes,
-in float32. In turn, medians. Memory is the peak (VmHWM) beyond what a rank held before it had a model, while model and
-federation are made and then over whole rounds, counted in models. root, sharded: server.placement. Of root that of rank
-0, where 2.5 are allowed; of sharded that of the rank with most, beside m / W + 3, and its time beside root's, too.
+NVIDIA FLARE's tensor-stream example (a model of 3.4 GB, 6 clients) reports 155 s per round and 82 GiB on the server.
+Here all ranks share one host, which needs memory for about 3 models per rank: --gib 3.2 needs about 70 GiB with seven
+ranks, and 30 GiB with three ranks of three clients each. In a round w is broadcast to all ranks, every client uploads a
+row of d entries to rank 0, and their weighted mean is added to w. bare: the same transfers by torch.distributed or MPI
+in the same job, where each row is added to w in float32 when it arrives. The two run in turn; results are medians.
+Memory is the increase of the peak (VmHWM) since before the rank had a model, in units of models: while model and
+federation are built, and over whole rounds. root, sharded: server.placement. For root it is the memory of rank 0, with
+a limit of 2.5; for sharded that of the rank with most, compared with m / W + 3, and the time is also compared with
+root's.
 """
 
 import argparse
@@ -29,7 +31,7 @@ CLIENTS, ALLOWED = 6, 2.5
 
 
 def bare(comm, w, row, world):
-    """One round of transfers; `row` (d,) is where rank 0 receives, and what the others send."""
+    """Make the transfers of one round by direct calls; rank 0 receives into `row` (d,), the other ranks send it."""
     if world is None:
         dist.broadcast(w, 0)
     else:
@@ -55,7 +57,7 @@ def measure(asked):
         one_round(fed, t)
     models["in rounds"] = (memory("VmHWM") - before) / (4 * d)
     feds = [fed]
-    if asked.placement == "sharded":  # its memory is known by now
+    if asked.placement == "sharded":  # only now, because the memory of the sharded federation has been measured
         feds.append(federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0))
     world = None
     if asked.backend == "gloo":
@@ -64,7 +66,7 @@ def measure(asked):
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
-    w, row = torch.zeros(d), torch.full((d,), 1e-6)  # zeros that nobody has written take no memory: quick to read
+    w, row = torch.zeros(d), torch.full((d,), 1e-6)  # not zeros, which take no memory until written, and read fast
     sides = [*(partial(one_round, each) for each in feds), lambda t: bare(comm, w, row, world)]
     seconds = [[] for _ in sides]
     for t in range(asked.rounds):

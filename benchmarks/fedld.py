@@ -1,10 +1,11 @@
-"""The readings of FedLD's length correction side by side, and FedAvg.
+"""Compare the possible readings of FedLD's length correction with each other and with FedAvg.
 
     python benchmarks/fedld.py digits [--root DIR] [--seeds 0 1 2] [--to benchmarks/results/fedld.csv]
 
-Dirichlet 0.1, 0.5, 100; 5 and 10 clients; weights by samples and equal ones. Every line of the table that it writes is
-one run: mean accuracy of the global model over the last ten rounds, and after the last. What stands in the file is not
-run again. fashion_mnist and pneumonia look for their files in --root, pneumonia for medmnist's pneumoniamnist.npz.
+Dirichlet partitions with alpha 0.1, 0.5 and 100; 5 and 10 clients; weights by samples and equal weights. Each line of
+the output file is one run: the mean accuracy of the global model over the last ten rounds, and after the last round.
+Runs that are in the file already are not repeated. The files of fashion_mnist and pneumonia (medmnist's
+pneumoniamnist.npz) are read from --root.
 """
 
 import argparse
@@ -49,7 +50,7 @@ COLUMNS = ("data", "alpha", "clients", "weighting", "seed", "reading", "mean_las
 
 
 def run(name, alpha, clients, weighting, seed, reading, root):
-    """(mean of the last ten rounds, last) accuracy."""
+    """Run one setting and return the accuracies: the mean of the last ten rounds, and that of the last round."""
     overrides = [
         *SETS[name],
         *([f"data.root={root}"] if root else []),

@@ -1,17 +1,18 @@
-"""FLamby's tables beside ours: which differences come of the initial weights, and which of what its program does.
+"""Compare FLamby's tables with ours, to separate effects of the initial weights from effects of FLamby's program.
 
     python benchmarks/flamby.py [heart] [brca] [--root DIR] [--to benchmarks/results/flamby.csv]
 
-Trains what configs/benchmarks/flamby_heart.yaml and flamby_brca.yaml ask for (`fedmpi reproduce` does the same); --root
-holds heart_disease/ and tcga_brca/ (docs/data.md). Each run is there from initial weights as fedmpi draws them (ours)
-and from FLamby's, those of the first linear layer after torch.manual_seed(seed) (theirs); the order of batches is ours
-in both. A third time (coded) some are as FLamby's program does them, from its weights. Its Cyclic
-(flamby/strategies/cyclic.py) lets a client train a model of its own when its turn comes, and hands nothing on; its
-benchmark looks at client 0's model: so that is client 0 alone, for as many rounds as it had turns. Its Cox loss
-(flamby/datasets/fed_tcga_brca/loss.py) has of those with the same time only who comes first in the batch at risk.
-A line of the CSV is a run: figures of the pooled test set and of each site. What stands there is not run again. It
-prints each cell that is not within two published standard deviations: mean, standard deviation and number of seeds by
-start. --seeds: more than the published five tell what a mean of five is worth.
+Trains the runs of configs/benchmarks/flamby_heart.yaml and flamby_brca.yaml, as `fedmpi reproduce` does; --root is the
+folder of heart_disease/ and tcga_brca/ (docs/data.md). Each run is made with fedmpi's initial weights (ours) and with
+FLamby's (theirs), those of the first linear layer after torch.manual_seed(seed); the order of batches is fedmpi's in
+both. Some runs are made a third time (coded) as in FLamby's program, with its weights. In its Cyclic
+(flamby/strategies/cyclic.py) each client trains a model of its own in its turn, and passes nothing to the next client;
+its benchmark evaluates client 0's model, so that this is client 0 alone, for as many rounds as it had turns. In its Cox
+loss (flamby/datasets/fed_tcga_brca/loss.py), of patients with the same time only the first one in the batch is at risk.
+Each line of the CSV is a run, with metrics of the pooled test set and of each site. Runs that are in the file already
+are not repeated. The cells that differ from the published value by more than two published standard deviations are
+printed: mean, standard deviation and number of seeds for each kind of initial weights. With --seeds above the published
+five, the output shows how reliable a mean of five is.
 """
 
 import argparse
@@ -32,14 +33,14 @@ from fedmpi.sweeps import expand
 from fedmpi.tasks.survival import Survival
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "benchmarks"
-LAYER = {"heart": ("head.linear", 13), "brca": ("head", 39)}  # its name in our model, and its inputs
+LAYER = {"heart": ("head.linear", 13), "brca": ("head", 39)}  # name of the layer in our model, number of inputs
 FIRST = {"heart": "cleveland", "brca": "Northeast"}  # client 0
 SITES = {"heart": 4, "brca": 6}
 COLUMNS = ("set", "method", "start", "seed", "figures")
 
 
 def their_start(name, seed, file):
-    """FLamby's initial weights, as a file that `init.from` reads."""
+    """Write FLamby's initial weights to a file that `init.from` reads."""
     layer, inputs = LAYER[name]
     torch.manual_seed(seed)
     drawn = torch.nn.Linear(inputs, 1)
@@ -47,14 +48,14 @@ def their_start(name, seed, file):
 
 
 def turns(sites, rounds, seed):
-    """How often client 0 comes in FLamby's Cyclic: an order of all clients a cycle."""
+    """Return the number of turns of client 0 in FLamby's Cyclic, which draws an order of all clients per cycle."""
     rng = np.random.default_rng(seed)
     order = [int(k) for _ in range(-(-rounds // sites)) for k in rng.permutation(sites)]
     return order[:rounds].count(0)
 
 
 class TheirCox(Survival):
-    """Cox's partial likelihood without a rule for ties."""
+    """The Cox loss of FLamby: the partial likelihood without a rule for equal times."""
 
     def loss(self, model, x, y):
         order = y[:, 1].sort(descending=True, stable=True).indices
@@ -63,7 +64,7 @@ class TheirCox(Survival):
 
 
 def run(name, method, start, seed, root):
-    """The published figures after the last round: of the pooled test set, then of each site."""
+    """Run one setting and return the published metrics after the last round, on the pooled test set and each site."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "start.safetensors"
         their_start(name, seed, file)
@@ -85,7 +86,7 @@ def run(name, method, start, seed, root):
 
 
 def outside(name, found):
-    """Lines: each cell that is not within two of the published deviations of one of the starts."""
+    """Yield a line for each cell whose mean, for any kind of initial weights, is beyond two published deviations."""
     for at, each in enumerate(expand.load(CONFIGS / f"flamby_{name}.yaml").published):
         for (method,), (mean, std) in each.values.items():
             ours = {}
@@ -108,7 +109,7 @@ def main():
     parser.add_argument("--to", type=Path, default=Path("benchmarks/results/flamby.csv"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # Switzerland's patients are of one class
+    warnings.simplefilter("ignore")  # scikit-learn warns because Switzerland's test patients are all of one class
     there = list(csv.DictReader(arguments.to.open())) if arguments.to.exists() else []
     found = {
         (*(row[key] for key in COLUMNS[:3]), int(row["seed"])): [float(x) for x in row["figures"].split()]

@@ -1,9 +1,9 @@
-"""What a lost rank costs where the others go on: python benchmarks/lost_ranks.py [--ranks 8] [--kills 5] [--every 20]
+"""Measure the cost of a rank failure: python benchmarks/lost_ranks.py [--ranks 8] [--kills 5] [--every 20]
 
 Runs a small experiment under `mpirun --with-ft ulfm` (Open MPI 5) twice: undisturbed, and with a random rank killed
-every so many seconds. Prints for each kill the seconds from the death until the round goes on (the line
-about it in log.txt) and until that round was closed, and the throughput kept: rounds a second while ranks die against
-rounds a second of the undisturbed run. Then replays the run, and compares the hashes of every round.
+every --every seconds. Prints for each kill the seconds until the other ranks continue the round (a new line in
+faults.jsonl) and until the next round is finished, and the throughput kept: rounds per second with rank failures,
+divided by that of the undisturbed run. Then replays the run, and compares the hashes of every round.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Job:
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
 
     def rank(self, number):
-        """The process of a rank."""
+        """Return the process id of a rank."""
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 mine = str(self.file) in (path / "cmdline").read_text()
@@ -74,7 +74,10 @@ def losses(job):
 
 
 def time_lost(job):
-    """What the rounds with a loss took beyond the median of the ten before and after each, as a share of all rounds."""
+    """Return the additional time of rounds with a rank failure, as a fraction of the time of all rounds.
+
+    It is the time beyond the median of the ten rounds before and the ten rounds after each of them.
+    """
     lines = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]
     seconds = {line["round"]: line["wall_s"] for line in lines}
     lost = {json.loads(line)["round"] for line in (job.run / "faults.jsonl").read_text().splitlines()}

@@ -1,14 +1,13 @@
-"""A million clients beside a hundred, and beside pfl-research.
+"""Compare runs with a million clients with runs with a hundred clients, and with pfl-research.
 
     python benchmarks/many_clients.py [--clients 1000000] [--rows 2000000] [--python /path/to/python/with/pfl]
 
-Rows of 16 numbers, divided iid among the clients; a logistic model, 20 rounds, 50 clients a round, one step of SGD
-each; FedAvg, and SCAFFOLD, of which clients keep state. Each side is a process of its own, from its start to its end:
-imports, data, partition, rounds, and with fedmpi the run directory with its checkpoints. One thread a rank, one
-process or three ranks (gloo). Seconds, and those of the processors that all ranks took, are medians of processes that
-take turns; memory is the peak of a process (on three ranks of the largest). pfl-research (`pip install pfl`, or
---python for an interpreter that has it) trains the same with FedAvg in one process; where it is not installed that is
-said.
+Rows of 16 numbers, divided iid among the clients; a logistic model, 20 rounds, 50 clients per round, one step of SGD
+each; FedAvg, and SCAFFOLD, which has client state. Each run is measured from the start to the end of its processes:
+imports, data, partition, rounds, and with fedmpi the run directory with its checkpoints. One thread per rank, one
+process or three ranks (gloo). Wall seconds and processor seconds of all ranks are medians of processes that run in
+turn; memory is the peak of a process (of the largest one of three ranks). pfl-research (`pip install pfl`, or --python
+with an interpreter that has it) trains the same with FedAvg in one process; if it is not installed, a message says so.
 """
 
 import argparse
@@ -33,7 +32,7 @@ PFL = HERE / "adapters" / "pfl_many_clients.py"
 
 
 def rows(root: Path, *, n: int, tests: int = 1000):
-    """A data source: numbers at random."""
+    """Return a data set of random numbers; a data source of the config."""
     from fedmpi.data.dataset import Dataset
 
     x, y = numbers(n + tests)
@@ -41,7 +40,7 @@ def rows(root: Path, *, n: int, tests: int = 1000):
 
 
 def inner(asked):
-    """One rank of one fedmpi run, which prints its peak."""
+    """Run one rank of a fedmpi run, and print its peak memory."""
     import fedmpi
     from fedmpi.config import Settings
 
@@ -68,7 +67,7 @@ def inner(asked):
 
 
 def measured(words):
-    """(seconds, processor seconds, peak in MiB of the largest process) of a command."""
+    """Run a command; return its seconds, its processor seconds, and the peak memory of its largest process in MiB."""
     began, before = time.perf_counter(), processor()
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=env)
@@ -80,7 +79,7 @@ def measured(words):
 
 
 def processor():
-    """Processor seconds of all processes that have ended."""
+    """Return the processor seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -97,7 +96,10 @@ def pfl_run(asked, clients):
 
 
 def compare(what, turns, ours, theirs):
-    """Two sides, (name, function), take turns: a line for their seconds, their processor seconds, and their memory."""
+    """Run two sides in turn, and print a line each about their seconds, their processor seconds and their memory.
+
+    ours, theirs: (name, function that returns the three numbers).
+    """
     found = {name: [] for name, _ in (ours, theirs)}
     for _ in range(turns):
         for name, run in (ours, theirs):

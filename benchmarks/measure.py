@@ -1,6 +1,6 @@
-"""What the benchmarks share: sides that take turns, lines that say what was found, launchers, and the machine.
+"""Shared functions of the benchmarks: run sides in turn, print and read results, start ranks, describe the machine.
 
-A line is for people and for programs alike:      WHAT: OURS 1.20 s  THEIRS 1.00 s  ratio 1.20  (a note)
+People and programs read the same result lines:   WHAT: OURS 1.20 s  THEIRS 1.00 s  ratio 1.20  (a note)
 """
 
 import datetime
@@ -27,9 +27,13 @@ RATIO = re.compile(r"ratio (?P<ratio>[\d.e+-]+)(?P<note>.*)")
 
 
 def turns(sides, repeats, limit_s=float("inf"), now=time.perf_counter):
-    """{name: median seconds} of functions that take turns; the first turn does not count where there are several.
+    """Run functions in turn and return {name: median seconds}; the first turn does not count if there are several.
 
-    limit_s: no turn begins after so many seconds. A function that returns a number has measured itself.
+    Args:
+        sides: {name: function}. A function that measures its own time returns it in seconds.
+        repeats: number of turns.
+        limit_s: no turn begins later than this many seconds after the first.
+        now: the clock.
     """
     seconds, began = {name: [] for name in sides}, time.perf_counter()
     for turn in range(repeats):
@@ -43,14 +47,17 @@ def turns(sides, repeats, limit_s=float("inf"), now=time.perf_counter):
 
 
 def line(what, ours, theirs, unit="s", note="", digits=3):
-    """Print one; ours, theirs: (name, value)."""
+    """Print a result line; ours, theirs: (name, value)."""
     sides = "  ".join(f"{name} {value:.{digits}f} {unit}" for name, value in (ours, theirs))
     ratio = ours[1] / theirs[1] if theirs[1] else float("nan")
     print(f"{what}: {sides}  ratio {ratio:.2f}" + (f"  ({note})" if note else ""), flush=True)
 
 
 def read(text):
-    """A printed line as {what, ours, theirs, unit, ratio, note}, the sides as (name, value); None for other lines."""
+    """Parse a result line as {what, ours, theirs, unit, ratio, note}; return None for other lines.
+
+    `ours` and `theirs` are (name, value).
+    """
     cells = [cell for cell in re.split(r":\s+|\s{2,}", text.strip()) if cell]
     at = next((i for i, cell in enumerate(cells) if cell.startswith("ratio ")), 0)
     if at < 3:
@@ -68,7 +75,7 @@ def read(text):
 
 
 def rows(text):
-    """The rows of a printed line, those of programs that say it in words of their own, too."""
+    """Parse a line of any benchmark as a list of results as in `read`; cnn.py and small.py have their own formats."""
     row = read(text)
     if row:
         return [row]
@@ -92,7 +99,7 @@ def made(what, ours, theirs, unit, ratio, note=""):
 
 
 def mpirun(ranks, *words, options=()):
-    """The words of a command that starts a program of this interpreter on `ranks` ranks of this host."""
+    """Return the command that starts a Python program on `ranks` ranks of this host."""
     command = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if command is None:
         raise SystemExit("no mpirun on PATH; pip install 'fedmpi[mpi]'")
@@ -103,7 +110,10 @@ def mpirun(ranks, *words, options=()):
 
 
 def on_ranks(ranks, *words, options=(), quiet=False):
-    """Run it; what it printed goes on to the console, and is returned."""
+    """Run a Python program on ranks of this host, print its output, and return it.
+
+    quiet: print the output only if the program fails.
+    """
     env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     done = subprocess.run(mpirun(ranks, *words, options=options), env=env, stdout=subprocess.PIPE, text=True)
     if not quiet or done.returncode:
@@ -114,18 +124,18 @@ def on_ranks(ranks, *words, options=(), quiet=False):
 
 
 def memory(key, pid="self"):
-    """VmHWM (the most so far), VmRSS (now), of a process, in bytes."""
+    """Return the memory of a process in bytes; key: VmHWM for the peak, VmRSS for the present value."""
     found = re.search(rf"^{key}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return int(found[1]) * 1024
 
 
 def forget_peak():
-    """VmHWM begins anew from what is held now."""
+    """Reset this process's peak memory (VmHWM) to its present memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def machine():
-    """What numbers depend on, beside the code."""
+    """Return a description of the machine, its software and the code, on which the results depend."""
     file = Path("/proc/cpuinfo")
     name = re.search(r"^model name\s*: (.*)$", file.read_text(), re.MULTILINE) if file.exists() else None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -1,14 +1,15 @@
-"""Every method on one small task, one table.   python benchmarks/methods.py [NAME ...] [--rounds 20 | --passes]
+"""Compare all methods on one small task in a table.   python benchmarks/methods.py [NAME ...] [--rounds 20 | --passes]
 
 Handwritten digits over ten clients, Dirichlet(0.1), every client in every round, the same training for all. `accuracy`
-is the global model's on the global test set, left out where clients train parts that never travel; `personal` is the
-mean over clients of what each client uses, on its own test split; `up` and `down` are bytes that rank 0 received and
-sent in all rounds. A method that needs validation rows gives up a tenth of its training rows for them.
+is the global model's on the global test set, omitted if clients train parameters that are never uploaded; `personal` is
+the mean over clients of the accuracy of each client's own model on its own test split; `up` and `down` are the bytes
+that rank 0 received and sent in all rounds. A method that needs validation rows gets a tenth of the training rows.
 
---passes: what a round costs beside FedAvg's. Four clients with 300 images of 1x28x28, the CNN with 1,663,370
+--passes: the cost of a round relative to FedAvg's. Four clients with 300 images of 1x28x28, the CNN with 1,663,370
 parameters, one epoch in batches of 50, without evaluation, both in turn, one thread; medians of processor seconds.
-`passes` is what the method's equations need (PASSES): a forward pass counts 1, a backward pass 2, one of the head alone
-nothing; `measured` is the round's ratio, `of passes` what is left of it when they are divided.
+`passes` is the cost by the method's equations (PASSES), relative to FedAvg: a forward pass counts 1, a backward pass 2,
+a pass through the head alone 0; `measured` is the ratio of the measured times; `of passes` is `measured` divided by
+`passes`.
 """
 
 import argparse
@@ -40,7 +41,7 @@ SETTINGS = [
     "evaluate.every=1000",
 ]
 
-# Passes over a client's samples in a round, forward and backward through the body, where they are not 1 and 1.
+# Forward and backward passes through the body over a client's samples in a round, of methods that do not need 1 and 1.
 PASSES = {
     "apfl": (2, 2, "the gradient at the mixed model, too"),
     "ditto": (2, 2, "the own model's epoch after the shared one's"),
@@ -62,7 +63,7 @@ PASSES = {
 
 
 def run(name, rounds):
-    """(last line of metrics, bytes up, bytes down, seconds)."""
+    """Run a method; return the last row of metrics, the bytes uploaded and downloaded, and the seconds."""
     chosen = [*SETTINGS, f"rounds={rounds}", f"method={{name: {name}}}"]
     needs = load(name, methods.registry, "method").needs
     if VALIDATION in needs:
@@ -81,14 +82,17 @@ def run(name, rounds):
 
 
 def pictures(root, samples):
-    """Data of the right shape; what they show does not matter to speed."""
+    """Return random images of the right shape, since their content does not affect speed; a data source."""
     g, n = torch.Generator().manual_seed(0), 4 * samples
     x, y = torch.rand(n + 20, 1, 28, 28, generator=g), torch.randint(10, (n + 20,), generator=g)
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes=10)
 
 
 def processor_seconds(name, samples):
-    """Of rounds 2 and 3 of 0 to 4: FedALA first learns W in round 1, at length, and CCVR does not train in the last."""
+    """Return the processor seconds of rounds 2 and 3 of five rounds, 0 to 4.
+
+    In round 1 FedALA learns its first W, which takes long; in the last round CCVR does not train.
+    """
     needs = load(name, methods.registry, "method").needs
     settings = config.Settings.model_validate(
         {

@@ -1,16 +1,17 @@
-"""One cell of NIID-Bench as Flower runs it: its own partition, and the plainest program for it.
+"""Check one cell of NIID-Bench as Flower runs it: write Flower's partition, and train with a minimal program.
 
     python benchmarks/niid.py partition --root DIR > flower.csv
     fedmpi sweep configs/benchmarks/niid_bench.yaml 'only={set: FashionMNIST, partition: flower, method: FedAvg}' \\
         'over.partition={flower: {data: {partition: {scheme: file, path: flower.csv}}}}' data.root=DIR
     python benchmarks/niid.py plain --root DIR [--seed 0] [--rounds 50]
 
-partition: FashionMNIST by Dirichlet(0.5) among ten clients, as a file for `scheme: file`. Flower's data set has a seed
-of its own, 42, whatever the run's (baselines/niid_bench, dataset.py), so that all runs of a cell share one partition.
-Class after class, in one stream: the class shuffled, shares q ~ Dir(alpha 1_N), 0 for clients that hold n/N samples,
-cut at floor(cumsum(q / sum q) n_c); all of it anew until every client holds 10 samples.
-plain: FedAvg on that partition without fedmpi's engine, models and optimisers. A line a round: round, accuracy.
-benchmarks/results/niid.csv has what both gave.
+partition: divides FashionMNIST by Dirichlet(0.5) among ten clients, and prints a file for `scheme: file`. Flower's data
+set has its own seed, 42, independent of the run's seed (baselines/niid_bench, dataset.py), so that all runs of a cell
+share one partition. For one class after another, from one random stream: the class is shuffled, proportions
+q ~ Dir(alpha 1_N) are drawn and set to 0 for clients that have n/N samples, and the class is cut at
+floor(cumsum(q / sum q) n_c). All of this is repeated until every client has 10 samples.
+plain: trains FedAvg on that partition without fedmpi's engine, models and optimisers, and prints a line per round:
+round, accuracy. benchmarks/results/niid.csv contains the results of both.
 """
 
 import argparse
@@ -27,7 +28,7 @@ CLIENTS, ALPHA, SEED = 10, 0.5, 42
 
 
 def owners(labels):
-    """(n,) which client each sample goes to."""
+    """Return the client of each sample, (n,)."""
     rng, n = np.random.default_rng(SEED), len(labels)
     while True:
         owner = np.full(n, -1)
@@ -44,14 +45,14 @@ def owners(labels):
 
 
 def net():
-    """Flower's CNNMnist."""
+    """Return Flower's model CNNMnist."""
     convolutions = [nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
     layers = [nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
     return nn.Sequential(*convolutions, nn.Flatten(), *layers)
 
 
 def plain(x, y, tests, labels, owner, rounds):
-    """The accuracy after each round: ten epochs of SGD a client, in batches of 64."""
+    """Train FedAvg with ten epochs of SGD per client in batches of 64, and yield the accuracy after each round."""
     model = net()
     w = {name: value.clone() for name, value in model.state_dict().items()}
     for _ in range(rounds):

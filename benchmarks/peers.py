@@ -1,12 +1,12 @@
-"""Other programs on the same tasks, next to fedmpi and to a bare loop.
+"""Compare fedmpi with other programs, and with a loop by hand, on the same tasks.
 
     python benchmarks/peers.py [softmax cnn] [--python fluke_fl=/path/to/venv/bin/python ...]
 
-softmax: 1,000 clients of 30 samples, 100 a round, batches of 10. cnn: 100 clients of 100 images, 10 a round, the
-1.66 M-parameter CNN, batches of 50. One local epoch of SGD, one thread, one process, no evaluation where the program
-allows it. Each side is a process of its own (adapters/NAME.py), as the others may need other versions: --python names
-the interpreter that has one. Processes take turns; seconds are the median of all rounds but the first of a process. A
-program that is not installed is said to be so.
+softmax: 1,000 clients of 30 samples, 100 per round, batches of 10. cnn: 100 clients of 100 images, 10 per round, the
+1.66 M-parameter CNN, batches of 50. One local epoch of SGD, one thread, one process, no evaluation if the program
+allows that. Each side is a process of its own (adapters/NAME.py), since programs may need different versions of
+packages: --python names the interpreter of a program. The processes run in turn; seconds are the median of all rounds
+except the first one of each process. If a program is not installed, a message says so.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from statistics import median
 from measure import HERE, line
 
 ADAPTERS = HERE / "adapters"
-PEERS = {  # adapter: (the package, the module that must import)
+PEERS = {  # adapter: (package, module that must be importable)
     "pfl_research": ("pfl", "pfl.algorithm.federated_averaging"),
     "fluke_fl": ("fluke-fl", "fluke"),
     "fedlab_alone": ("fedlab", "fedlab.core.standalone"),
@@ -27,19 +27,19 @@ PEERS = {  # adapter: (the package, the module that must import)
     "appfl_alone": ("appfl", "appfl.vsim"),
     "blazefl_alone": ("blazefl", "blazefl.contrib"),
 }
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # nobody is told of these runs
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # no usage statistics are sent
 FOUND = "import importlib.metadata as m; import {module}; print(m.version('{package}'))"
 
 
 def version(python, package, module):
-    """Of an installed program; None where it does not import."""
+    """Return the version of an installed program; None if it cannot be imported."""
     words = [python, "-W", "ignore", "-c", FOUND.format(package=package, module=module)]
     done = subprocess.run(words, capture_output=True, text=True)
     return done.stdout.split()[-1] if done.returncode == 0 else None
 
 
 def run(python, adapter, task, rounds):
-    """Seconds of each round but the first."""
+    """Run a program's adapter, and return the seconds of each round except the first."""
     words = [python, "-W", "ignore", str(ADAPTERS / f"{adapter}.py"), task, str(rounds + 1)]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **QUIET})
     if done.returncode:

@@ -1,11 +1,12 @@
-"""Personal accuracy, and accuracy against transmitted parameters, on CIFAR-10 with two classes a client.
+"""Compare methods by personal accuracy and transmitted parameters, on CIFAR-10 with two classes per client.
 
     python benchmarks/personal.py CIFAR10.npz [--only NAME ...] [--processes 2] [--output runs/personal] [KEY=VALUE ...]
 
-Every line of RUNS is one `fedmpi run configs/cifar10_two_classes.yaml`; what has finished in --output is not run again.
-personal: mean and standard deviation over all clients of the accuracy of what each client uses on its own test split,
-after the last round. global: of the global model on all test images, left out where the head never travels. Parameters
-are those that a client of a round sends and receives, by the mean over rounds; `all` is their sum over the run.
+Each line of RUNS is one `fedmpi run configs/cifar10_two_classes.yaml`; runs that have finished in --output are not
+repeated. personal: mean and standard deviation over all clients of the accuracy of each client's own model on its own
+test split, after the last round. global: the accuracy of the global model on all test images, omitted if the head is
+never uploaded. Parameters are the numbers that a client of the cohort uploads and downloads, as a mean over rounds;
+`all` is their sum over the run.
 """
 
 import argparse
@@ -23,7 +24,8 @@ RUNS = {
     "fedrep": ["method={name: fedrep, head_epochs: 2, body_epochs: 1}", "evaluate.protocol=[personal]"],
     "ditto": ["method={name: ditto, lam: 0.75}", "evaluate.protocol=[personal]"],
     "fedpac": ["method={name: fedpac}", "evaluate.protocol=[personal]"],
-    # init: factors, the authors', starts a net without normalisation so small that it does not leave chance here
+    # With init: factors, as in the authors' code, the initial weights of a network without normalisation are so small
+    # that the accuracy stays at chance level here.
     "fedpara": ["method={name: fedpara, ratio: 0.5, init: product}", GLOBAL],
     "fedatom": ["method={name: fedatom_personal}", GLOBAL],
     "fedatom-head": ["method={name: fedatom_personal, pers_head: local}", GLOBAL],

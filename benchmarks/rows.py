@@ -1,9 +1,10 @@
-"""The runs of a sweep as lines of CSV: labels, what is asked for of each run, and its last model's hash.
+"""Print the runs of a sweep as lines of CSV: labels, chosen metrics of each run, and the hash of its last model.
 
     python benchmarks/rows.py SWEEP.yaml [KEY=VALUE ...] --figures accuracy losses.shift [--of last] > FILE.csv
 
-A line a run that is done; a figure with a dot is of analysis.jsonl, the others are of summary.json: of a run without
-an accuracy that of the first protocol which has one. `fedmpi table` shows means of the same figures.
+One line per finished run. A metric whose name contains a dot is read from analysis.jsonl, others from summary.json; if
+a run has no accuracy of the global model, that of the first protocol with one is used. `fedmpi table` shows means of
+the same metrics.
 """
 
 import argparse
@@ -16,12 +17,12 @@ from fedmpi.sweeps import expand, progress
 
 
 def row(labels, settings, figures, of):
-    """[label, ..., figure, ..., hash]; None of a run that is not done."""
+    """Return [label, ..., metric, ..., hash] of a run; None if the run is not finished."""
     state = progress.read_state(settings)
     if state.what != progress.DONE:
         return None
     other = replace(state, summary=progress.diagnostics(settings))
-    looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol)]  # accuracy: of what the run evaluates
+    looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol)]  # prefixes of the run's protocols
 
     def value(name):
         if progress.is_diagnostic(name):

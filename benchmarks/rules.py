@@ -1,11 +1,11 @@
-"""W3: what each server rule costs, next to the weighted mean and to a bare product.
+"""W3: measure the cost of each aggregation rule, relative to the weighted mean and to a plain matrix product.
 
     python benchmarks/rules.py [RULE ...] [--m 5 12 30 100] [--d 1700000 25600000] [--gib 1.5]
 
-The rows (m, d) are random float32 and already at the server. Every rule of `server.rule` with its defaults, then that
-of FedLD tensor by tensor, as on a model of 20 tensors. mean: fedmpi's own, sums in float64; product: `p @ rows` in
-float32 by torch in one thread, without fedmpi's exactness. In turn; medians. A pair of m and d
-whose rows take more than --gib is left out, and said.
+The rows (m, d) are random float32 and already at the server. Every rule of `server.rule` is run with its defaults, then
+FedLD's rule for each tensor of a model of 20 tensors. mean: fedmpi's weighted mean with sums in float64; product:
+`p @ rows` in float32 by torch in one thread, with less precision. The rules run in turn; results are medians. Pairs of
+m and d whose rows take more than --gib are skipped with a message.
 """
 
 import argparse
@@ -24,18 +24,18 @@ from fedmpi.method.context import Uploads
 from fedmpi.runtime.device import keep_freed_memory
 
 TENSORS = 20
-SLOW = {"median", "trimmed_mean"}  # they sort every column: one turn, and not beyond
-SORTED = 1e8  # numbers
+SLOW = {"median", "trimmed_mean"}  # rules that sort every column: one turn, and at most SORTED numbers
+SORTED = 1e8
 
 
 def segments(d):
-    """TENSORS even pieces of a vector (d,)."""
+    """Divide a vector (d,) into TENSORS segments of equal length."""
     ends = [d * i // TENSORS for i in range(TENSORS + 1)]
     return [Segment(f"t{i}", (b - a,), a, "body") for i, (a, b) in enumerate(pairwise(ends))]
 
 
 def sides(names, m, d):
-    """{name: what to time}"""
+    """Return {name: function to time} for rows (m, d)."""
     g = torch.Generator().manual_seed(0)
     rows = torch.randn(m, d, generator=g)
     p = torch.full((m,), 1 / m, dtype=torch.float64)
@@ -61,7 +61,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=12, help="for one pair of m and d, the first turn apart")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every run does
+    keep_freed_memory()  # the setting of every run
     torch.manual_seed(0)
     for d in asked.d:
         for m in asked.m:

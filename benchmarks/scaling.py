@@ -1,20 +1,20 @@
-"""W5: a round by the number of ranks; its costs fitted, and what the fit says of 1,024 ranks.
+"""W5: measure the time of a round by the number of ranks, fit a cost model, and extrapolate it to 1,024 ranks.
 
     python benchmarks/scaling.py [--ranks 2 4 8 16] [--backend gloo]
 
-Rank 0 serves, the others train; a client's training is a pause of --train seconds, as if a device of its own made it,
-so that the ranks of one host do not take each other's cores. strong: 48 clients, whatever the ranks; weak: three a
-rank. d = 10,000 and 1,000,000. Beside it the training alone: the busiest rank's clients, one after another; and
-server.reduce: local, in turn with root.
+Rank 0 is the server, the other ranks train. A client's training is a pause of --train seconds, as if it ran on a device
+of its own, so that the ranks of one host do not compete for cores. strong: 48 clients for any number of ranks; weak:
+three clients per rank. d = 10,000 and 1,000,000. For comparison: the time of the training alone, which is that of the
+busiest rank's clients one after another; and server.reduce: local, in turn with root.
 
-What a round takes beside training is fitted, without negative terms, over all that was measured:
+The time of a round in addition to training is fitted, without negative terms, over all measurements:
 
     seconds = alpha + beta * bytes through rank 0 + gamma * clients + delta * ranks + epsilon * bytes * log2(ranks)
               + zeta * clients of the busiest rank
 
-with errors relative to what was measured. Its worth is said in two ways: each point by a fit without it, and the
-largest number of ranks by a fit to the smaller ones. All ranks of this host share its cores and its memory's speed, and
-use no network: what is said of 1,024 is of 1,024 ranks behind one such rank 0, and no more.
+with errors relative to the measurements. The quality of the fit is tested in two ways: each point is predicted by a fit
+without it, and the largest number of ranks by a fit to the smaller ones. All ranks share the cores and the memory
+bandwidth of this host, and use no network: the extrapolation is valid only for 1,024 ranks with such a rank 0.
 """
 
 import argparse
@@ -44,12 +44,12 @@ TERMS = (
 
 
 def busiest(m, ranks):
-    """Clients of the rank that trains most."""
+    """Return the number of clients of the rank that trains most."""
     return math.ceil(m / max(ranks - 1, 1))
 
 
 def terms(point):
-    """What the costs of a point are multiplied with."""
+    """Return the six terms of a point, by which the costs of the fit are multiplied."""
     down, up = 4 * point["d"] * math.ceil(math.log2(point["ranks"])), 4 * point["d"] * point["clients"]
     gb = (4 * point["d"] + up) / 1e9
     return [1, gb, point["clients"], point["ranks"], down / 1e9, busiest(point["clients"], point["ranks"])]
@@ -60,7 +60,7 @@ def beside(point):
 
 
 def fit(points):
-    """The costs (6,), none negative, with the least sum of squared relative errors."""
+    """Return the non-negative costs (6,) with the least sum of squared relative errors."""
     A = np.array([terms(p) for p in points])
     y = np.array([beside(p) for p in points])
     return nnls(A / y[:, None], np.ones(len(y)))[0]
@@ -71,7 +71,7 @@ def said(costs, point):
 
 
 def errors(points):
-    """|predicted / measured - 1| of each point by a fit to the others."""
+    """Return |predicted / measured - 1| of each point, predicted by a fit to the other points."""
     found = []
     for i, point in enumerate(points):
         costs = fit(points[:i] + points[i + 1 :])
@@ -80,7 +80,7 @@ def errors(points):
 
 
 def measure(rounds, seconds):
-    """This rank's part; the points that rank 0 has found. Started once per rank."""
+    """Run the rounds on this rank, and return the measured points on rank 0. Called once per rank."""
     from vectors import federation, one_round
 
     job = detect(os.environ)
@@ -103,7 +103,7 @@ def measure(rounds, seconds):
 
 
 def show(points):
-    """The fit, and what it says."""
+    """Fit the costs, and print them with their errors and the extrapolation."""
     several = [p for p in points if p["ranks"] > 1]
     if len(several) <= len(TERMS):
         print(f"no fit: {len(several)} points for {len(TERMS)} costs; measure more numbers of ranks")
@@ -150,7 +150,7 @@ def main():
         for p in found:
             what = f"{p['kind']}, {p['ranks']} ranks, {p['clients']} clients, d={p['d']:,}"
             line(what, ("fedmpi", p["seconds"]), ("training alone", p["training"]))
-            if ranks > 1 and p["d"] == max(D):  # the rows of fewer entries are not added up
+            if ranks > 1 and p["d"] == max(D):  # shorter rows are not summed by the ranks
                 line(f"{what}, server.reduce", ("local", p["local"]), ("root", p["seconds"]))
         points += [p | {"pause": asked.train} for p in found]
     show(points)

@@ -1,12 +1,13 @@
-"""What a client costs where training is next to nothing: many clients, small models.   python benchmarks/small.py
+"""Measure the cost of a client in runs with many clients and small models.   python benchmarks/small.py
 
-fedmpi one by one, and with compute.pack: auto.
+fedmpi trains clients one by one, and with compute.pack: auto.
 
-1,000 clients with 30 samples of 28x28 pixels, 100 a round, batches of 10, one local epoch (3 steps), SGD; softmax
-regression and a multilayer perceptron. By hand, per client: copy w into the model, read the samples in one piece, take
-the steps with torch's fused kernel on the model's own parameters, write the difference into a row; then the weighted
-mean of the rows, in float32. Nothing is checked, seeded, measured or kept. One process, one thread, no evaluation.
-Milliseconds of processor time a client, in turn in one run; medians and their ratios.
+1,000 clients with 30 samples of 28x28 pixels, 100 per round, batches of 10, one local epoch (3 steps), SGD; softmax
+regression and a multilayer perceptron. The loop by hand, for each client: copy w into the model, read all samples at
+once, make the steps with torch's fused kernel on the model's own parameters, write the difference into a row; then
+compute the weighted mean of the rows in float32. It has no checks, seeds, metrics or stored state. One process, one
+thread, no evaluation. Results are milliseconds of processor time per client, measured in turn in one run: medians and
+their ratios.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def settings(model, rounds):
 
 
 class ByHand:
-    """The leanest loop that does the same: parameters are views of one vector."""
+    """A minimal loop that does the same work; the parameters are views of one vector."""
 
     def __init__(self, module, data):
         self.module, self.data = module, data
@@ -54,7 +55,7 @@ class ByHand:
         for p in self.parameters:
             p.data = self.live[at : at + p.numel()].view(p.shape)
             at += p.numel()
-        self.places = [p.detach() for p in self.parameters]  # the same memory, written to without no_grad
+        self.places = [p.detach() for p in self.parameters]  # the same memory, which can be written to without no_grad
 
     def round(self, members):
         parameters, sizes = self.parameters, [len(self.data.train[k]) for k in members]
@@ -89,7 +90,7 @@ def compare(model, rounds):
     times, mark = {"one": [], "packed": [], "hand": []}, [time.process_time()]
 
     def between(line):
-        """After round t: one by one if t is even."""
+        """Record the time of a round, run a round by hand, and switch packing, which only odd rounds use."""
         times["packed" if line["round"] % 2 else "one"].append(time.process_time() - mark[0])
         fed.trainer.pack = 1 if line["round"] % 2 else made.pack
         began = time.process_time()
@@ -111,6 +112,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every run does
+    keep_freed_memory()  # the setting of every run
     for model in ({"name": "logistic"}, {"name": "mlp"}):
         compare(model, arguments.rounds)

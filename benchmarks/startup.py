@@ -1,10 +1,10 @@
-"""How long a run takes to its first local step, and to its end.   python benchmarks/startup.py [--ranks 5]
+"""Measure the time of a run until its first local step, and until its end.   python benchmarks/startup.py [--ranks 5]
 
-`fedmpi run configs/quickstart.yaml rounds=1`, in one process and under mpirun, beside a process that imports torch and
-reads the same file of digits. In turn, each a process of its own; bytecode is there. Seconds of processor time (of the
-process, the mean of the ranks that train) and of wall; medians. Ranks that share fewer cores wait for each other while
-they import: on two cores five of them take 2.5 times as long as one, at the least. How long it is shows the process
-that imports torch and reads, started as often by the same mpirun.
+`fedmpi run configs/quickstart.yaml rounds=1`, in one process and under mpirun, is compared with a process that imports
+torch and reads the same file of digits. They run in turn, each in new processes, with compiled bytecode. Results are
+medians of processor seconds (the mean of the ranks that train) and of wall seconds. If there are fewer cores than
+ranks, the ranks wait for each other during imports: on two cores five ranks take at least 2.5 times as long as one. The
+process that only imports torch and reads the file, started on as many ranks by the same mpirun, shows this effect.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean, median
 
 ROOT = Path(__file__).parents[1]
-REPORT = "FEDMPI_FIRST_STEP"  # environment variable: the file into which each process says what it has taken
+REPORT = "FEDMPI_FIRST_STEP"  # environment variable: the file to which each process writes its times
 BY_HAND = """
 import runpy, sys
 import numpy, torch
@@ -40,7 +40,7 @@ def report(what):
 
 
 def net(input_shape, classes):
-    """quickstart's model, which reports its first pass in training."""
+    """Return quickstart's model, with a hook that reports the time of its first forward pass in training."""
     import torch
 
     from fedmpi.models.cnns import mcmahan_cnn
@@ -57,7 +57,10 @@ def net(input_shape, classes):
 
 
 def measure(command, folder):
-    """{"to the first step": (processor, wall), "to the end": (processor of all processes, wall)}."""
+    """Run a command and return its processor seconds and wall seconds "to the first step" and "to the end".
+
+    Processor seconds are a mean over the ranks that train in the first case, and a sum over processes in the second.
+    """
     file = folder / "report"
     file.unlink(missing_ok=True)
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}

@@ -1,12 +1,12 @@
-"""W6: 10,000 clients that keep state (SCAFFOLD), under a memory cap, next to no cap and to a loop by hand.
+"""W6: measure 10,000 clients with client state (SCAFFOLD) with a memory limit, without a limit, and in a loop by hand.
 
     python benchmarks/states.py [--clients 10000] [--cohort 500] [--rounds 12] [--cap 0.05]
 
-Softmax regression on 28x28 pixels (7,850 parameters, so a client keeps 31 kB), 2 samples a client, one step. Each side
-is a process of its own: a whole `fedmpi.run` with state.memory: --cap (GiB), which writes a checkpoint a round; the
-same without a cap; and by hand: a loop with the clients' rows in one memory-mapped file, which writes no checkpoint and
-survives no crash. Seconds are medians of a round. Memory is the peak of the process (VmHWM) beyond what it held before
-it had a model and data (63 MB); of the mapped file that which the system has left in memory counts.
+Softmax regression on 28x28 pixels (7,850 parameters, 31 kB of state per client), 2 samples per client, one step. Each
+side is a process of its own: a complete `fedmpi.run` with state.memory: --cap (GiB), which writes a checkpoint per
+round; the same without a limit; and a loop by hand with the clients' rows in one memory-mapped file, which writes no
+checkpoint and cannot be resumed after a crash. Seconds are medians of a round. Memory is the increase of the process's
+peak (VmHWM) since before it had model and data (63 MB); pages of the mapped file count while they are in memory.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SAMPLES, PIXELS, CLASSES, LR = 2, 784, 10, 0.05
 
 
 def samples(root: Path, *, clients: int) -> Dataset:
-    """A data source: random pixels."""
+    """Return a data set of random pixels; a data source of the config."""
     g = torch.Generator().manual_seed(0)
     x = torch.rand(clients * SAMPLES + 100, 1, 28, 28, generator=g)
     y = torch.randint(CLASSES, (len(x),), generator=g)
@@ -39,7 +39,7 @@ def samples(root: Path, *, clients: int) -> Dataset:
 
 
 def by_fedmpi(asked, folder, cap):
-    """Seconds of each round."""
+    """Run fedmpi with a memory limit of `cap` GiB, and return the seconds of each round."""
     import fedmpi
     from fedmpi.config import Settings
 
@@ -66,7 +66,7 @@ def by_fedmpi(asked, folder, cap):
 
 
 def by_hand(asked, folder):
-    """SCAFFOLD with option II:  c_i+ = c_i - c + (w - w_i) / (K lr)."""
+    """Run SCAFFOLD with option II, c_i+ = c_i - c + (w - w_i) / (K lr), by hand; return the seconds of each round."""
     data = samples(folder, clients=asked.clients)
     x, y = data.train_x.flatten(1), data.train_y
     d = (PIXELS + 1) * CLASSES
@@ -95,13 +95,13 @@ def by_hand(asked, folder):
 
 
 def inner(asked):
-    """One side, in a process of its own: prints {seconds, bytes}."""
+    """Run one side in this process, and print {seconds, bytes}."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
         if asked.inner != "hand":
-            import_module("fedmpi.runtime.run")  # code is no state
-        torch.ones(1, requires_grad=True).sum().backward()  # autograd's own threads and memory are nobody's
+            import_module("fedmpi.runtime.run")  # imported before the measurement, since code does not count
+        torch.ones(1, requires_grad=True).sum().backward()  # start autograd's threads, whose memory does not count
         before = memory("VmRSS")
         forget_peak()
         sys.stdout, out = sys.stderr, sys.stdout

@@ -1,8 +1,9 @@
-"""The whole suite, or parts of it:   python benchmarks/suite.py [PART ...] [--results benchmarks/results]
+"""Run all benchmarks or some of them:   python benchmarks/suite.py [PART ...] [--results benchmarks/results]
 
-Runs the programs of this folder with quick defaults, one after another, on a machine that does nothing else; keeps what
-each has printed in results/PART.json with command, machine, versions and date. A part that fails is said and keeps
-what was there; the others go on; exit code 1 then. Then:   python docs/make_performance.py > docs/performance.md
+Runs the programs of this folder with quick defaults, one after another; the machine should do nothing else. The output
+of each part is written to results/PART.json with command, machine, versions and date. If a part fails, its previous
+results are kept, the other parts are run, and the exit code is 1. To update the page of the results:
+    python docs/make_performance.py > docs/performance.md
 """
 
 import argparse
@@ -19,7 +20,10 @@ RESULTS = HERE / "results"
 
 
 class Part:
-    """commands: words after `python benchmarks/`; (ranks, words) under mpirun."""
+    """A part of the suite: its title, and its commands.
+
+    A command is the text after `python benchmarks/`, or (number of ranks, text) to run it under mpirun.
+    """
 
     def __init__(self, title, *commands):
         self.title, self.commands = title, commands
@@ -49,7 +53,7 @@ PARTS = {
 
 
 def split(command):
-    """(ranks, file, its arguments)"""
+    """Split a command into the number of ranks, the program's file and its arguments."""
     ranks, text = command if isinstance(command, tuple) else (1, command)
     name, *words = shlex.split(text)
     return ranks, HERE / name, words
@@ -61,14 +65,14 @@ def words_of(command):
 
 
 def said_of(command):
-    """As a person would type it."""
+    """Return a command as a user would type it."""
     ranks, file, words = split(command)
     start = f"mpirun -n {ranks} " if ranks > 1 else ""
     return f"{start}{shlex.join(['python', f'benchmarks/{file.name}', *words])}"
 
 
 def run(command):
-    """(exit code, printed lines, seconds); the lines are shown as they come."""
+    """Run a command and show its output; return the exit code, the printed lines and the seconds."""
     began, lines = time.perf_counter(), []
     with subprocess.Popen(words_of(command), stdout=subprocess.PIPE, text=True) as process:
         for text in process.stdout:
@@ -78,7 +82,7 @@ def run(command):
 
 
 def measure(name, results):
-    """Whether all its commands ended well."""
+    """Run a part and write its results; return whether all its commands succeeded."""
     found = {"part": name, "machine": machine(), "commands": []}
     for command in PARTS[name].commands:
         print(f"== {name}: {said_of(command)}", flush=True)

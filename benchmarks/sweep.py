@@ -1,6 +1,7 @@
-"""Runs of the quickstart by `fedmpi sweep` beside a loop over `fedmpi run`.   python benchmarks/sweep.py [--runs 30]
+"""Compare `fedmpi sweep` with a loop over `fedmpi run`, for the quickstart.   python benchmarks/sweep.py [--runs 30]
 
-In parts that take turns, a seed a run; wall and processor seconds, and whether the hashes are the same.
+Each run has its own seed. Both sides run in turn, a part of the runs at a time; results are wall and processor seconds,
+and whether the hashes agree.
 """
 
 import argparse
@@ -20,7 +21,7 @@ FILE = "base: [{base}]\nname: {name}\noutput: {output}\nreport: false\nover: {{s
 
 
 def timed(commands, folder):
-    """(wall, processor) seconds of commands, one after the other."""
+    """Run commands one after another; return their wall seconds and processor seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     for command in commands:
         done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)

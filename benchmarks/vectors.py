@@ -1,13 +1,13 @@
-"""What moving and adding vectors costs: fedmpi's whole round against a hand-written loop.
+"""Measure the cost of sending and summing vectors: a complete round of fedmpi and a loop by hand.
 
-A model that is one vector of 25.6 M parameters, trivial training (one step on one sample whose gradient is a constant),
-8 clients. By hand:
-    python benchmarks/vectors.py                copy w into the model, take the same step, keep the difference; add the
+The model is one vector of 25.6 M parameters, training is one step on one sample with a constant gradient, and there are
+8 clients. The loop by hand:
+    python benchmarks/vectors.py                copy w into the model, make the same step, store the difference; add the
                                                 rows to w
     mpirun -n 3 python benchmarks/vectors.py    the same over ranks: broadcast, clients, point-to-point to rank 0, sum
                                                 (torch.distributed)
-Both forms add in float32 by hand, in float64 in fedmpi. The two run in turn in one process; medians and their ratio.
-Then the server alone: FedLD's rule against the weighted mean of the same 12 rows.
+The loop by hand sums in float32, fedmpi in float64. The two run in turn in one process; results are medians and their
+ratio. Then the server alone: FedLD's rule is compared with the weighted mean of the same 12 rows.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CLIENTS = 8
 
 
 class Vector(nn.Module):
-    """d parameters; the loss is <w, 1> / d, so that a step costs one pass over w."""
+    """A model of d parameters w with the loss <w, 1> / d, so that a step costs one pass over w."""
 
     def __init__(self, d):
         super().__init__()
@@ -49,7 +49,7 @@ def vector(input_shape: tuple[int, ...], classes: int, *, d: int) -> Vector:
 
 
 class Task:
-    """seconds: that a step takes beside, as if another device made it."""
+    """A task whose loss pauses for `seconds`, as if another device made the step."""
 
     names = ("zero",)
 
@@ -65,7 +65,7 @@ class Task:
 
 
 def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epochs=1, **server):
-    """fedmpi on such a model, one step a client and epoch."""
+    """Build a federation of fedmpi for a model of d parameters, with one step per client and epoch."""
     here = str(Path(__file__).resolve())
     s = Settings.model_validate(
         {
@@ -85,14 +85,14 @@ def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epoc
 
 
 def one_round(fed, t):
-    """Round t on this rank, from its announcement to the server's step."""
-    fed.control.first_round = fed.reporter.reported_in = t  # the round before is neither hashed nor evaluated
+    """Run round t on this rank, from the broadcast to the server's step."""
+    fed.control.first_round = fed.reporter.reported_in = t  # the previous round is neither hashed nor evaluated
     fed.reporter.metrics_row = None
     fed.run_round(t)
 
 
 def by_hand(model, rows, rank, size, comm_w):
-    """One round; `rows` (clients, d) at rank 0, (own clients, d) elsewhere."""
+    """Run one round by hand; `rows` is (clients, d) on rank 0, and (own clients, d) on other ranks."""
     if size > 1:
         dist.broadcast(comm_w, 0)
     mine = range(CLIENTS) if size == 1 else range(rank - 1, CLIENTS, size - 1) if rank else ()
@@ -120,7 +120,7 @@ def by_hand(model, rows, rank, size, comm_w):
 
 
 def group_by_hand(comm):
-    """torch's default process group, which the hand-written loop uses; fedmpi has one of its own."""
+    """Create torch's default process group for the loop by hand; fedmpi has a group of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     port = comm.allgather_bytes(port.encode(), 60)[0].decode()
@@ -128,7 +128,7 @@ def group_by_hand(comm):
 
 
 def finished(device):
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished all its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""What a stranger on the same host may do to the ports of a job: garbage, silence, lengths that cannot be, floods."""
+"""Attack the ports of a job as another process of the host could: garbage, silence, impossible lengths, floods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GARBAGE = [
 
 
 def listeners(pids: list[int]) -> dict[tuple[str, int], int]:
-    """(address, port) at which these processes listen -> which."""
+    """Return {(address, port): process id} of the TCP sockets on which these processes listen."""
     inodes = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -48,7 +48,14 @@ def listeners(pids: list[int]) -> dict[tuple[str, int], int]:
 
 
 class Attacker:
-    """Until `stop`: all of that, on all of these ports, again and again; some connections are held open."""
+    """Sends random garbage to ports repeatedly until `stop` is called, and keeps some connections open.
+
+    Args:
+        where: (address, port) of each port.
+        hold: number of connections that are kept open.
+        seed: seed of the random choices.
+        pause_s: longest pause between two passes over the ports, in seconds.
+    """
 
     def __init__(self, where, hold: int = 60, seed: int = 0, pause_s: float = 0.01) -> None:
         self.where, self.hold, self.chance, self.pause_s = list(where), hold, random.Random(seed), pause_s

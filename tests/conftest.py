@@ -1,4 +1,4 @@
-"""What all tests share: an option, and a Slurm to run in."""
+"""Fixtures and options of all tests: the option --write-golden, and a Slurm cluster."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from helpers import ROOT, clean_env
 
-os.environ.setdefault("FEDMPI_SECRET", secrets.token_hex(32))  # no test writes into the home of who starts it
+os.environ.setdefault("FEDMPI_SECRET", secrets.token_hex(32))  # tests must not write to the user's home directory
 
 
 def pytest_addoption(parser):
@@ -17,7 +17,7 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="session")
 def slurm_env():
-    """The environment of a running Slurm: the caller's, or one of our own for as long as the tests run."""
+    """Yield the environment variables of a running Slurm: the caller's, or one that is started for the tests."""
     if not shutil.which("sbatch"):
         pytest.skip("no sbatch on PATH")
     env = clean_env()
@@ -28,7 +28,7 @@ def slurm_env():
     script = str(ROOT / "tests" / "slurm_cluster.sh")
     if os.geteuid() != 0 or not shutil.which("slurmctld", path="/usr/sbin:/usr/bin"):
         pytest.skip("no Slurm is running, and starting one needs root, slurm-wlm and munge")
-    # The daemons keep the script's stderr: captured, it would never end.
+    # The daemons inherit the script's stderr; capturing it would wait until they end.
     started = subprocess.run([script, "start"], env=env, stdout=subprocess.PIPE, text=True)
     if started.returncode:
         pytest.skip("the Slurm of the tests does not start here; its log stands above")

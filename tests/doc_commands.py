@@ -1,18 +1,18 @@
-"""The files and commands of README and the pages: what tests/unit/test_docs.py checks and what tests/docs runs.
+"""Extract the files and commands of README and docs/; tests/unit/test_docs.py checks them, and tests/docs runs them.
 
-A python or yaml block whose first line is a comment with a file name is that file; any other python block quotes
-fedmpi, any other yaml block is part of a config. A block marked `sh` is run, page by page, each command once; one
-marked `bash` is for machines that are not here. Commands run in a directory that looks like a checkout and holds those
-files. They run as they stand, but for:
+A python or yaml block whose first line is a comment with a file name is the content of that file; any other python
+block quotes fedmpi, any other yaml block is part of a config. Commands of blocks marked `sh` are run, page by page,
+each command once; blocks marked `bash` are for other machines. Commands run in a directory that looks like a checkout
+and contains those files. They run unchanged, with these exceptions:
 
-    source .venv/bin/activate   nothing: the environment of the tests is the one
-    make TARGET                 make --dry-run TARGET: setting up takes minutes, and `make test` would come back here
-    what trains, or measures    with rounds=1 (2 where its curve is asked for), and two ranks in place of four or five,
-                                unless each has a site; a sweep with softmax regression and two seeds
-    data.root=/data             where the real data are; skipped where they are not
-    srun, sbatch                in the Slurm of the tests, skipped without
-    fedmpi                      has imported torch (fork_server.py)
-    mpirun, torchrun            told by variables what launch/*.sh tells them: root, more ranks than cores, the address
+    source .venv/bin/activate   is not run: the tests already run in their environment
+    make TARGET                 becomes make --dry-run TARGET: a set-up takes minutes, `make test` would run these tests
+    training, measuring         gets rounds=1 (2 if a curve is plotted), and two ranks instead of four or five, unless
+                                each rank has a site; a sweep gets softmax regression and two seeds
+    data.root=/data             is the folder of the real data; the command is skipped if they are missing
+    srun, sbatch                run in the tests' Slurm, and are skipped if there is none
+    fedmpi                      has torch imported already (fork_server.py)
+    mpirun, torchrun            get by variables the settings of launch/*.sh: root, more ranks than cores, the address
 """
 
 import os
@@ -41,18 +41,18 @@ LAUNCHERS = {
 
 
 def blocks(page):
-    """(language, text) of each block of a page."""
+    """Return (language, text) of each code block of a page."""
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
 def file_name(language, text):
-    """The name of a block that is a file, else None."""
+    """Return the file name in a block's first line; None if the block is not a file."""
     named = re.match(r"# (\w+\.(?:py|yaml))\n", text)
     return named[1] if named and language in ("python", "yaml") else None
 
 
 def unique(lines):
-    """Each command in the order in which it first stands, as it stands there."""
+    """Return the commands without repetitions, in the order of their first occurrences."""
     first = {}
     for line in lines:
         first.setdefault(tuple(shlex.split(line, comments=True)), line)
@@ -60,7 +60,7 @@ def unique(lines):
 
 
 def commands(pages):
-    """The lines of all blocks marked `sh`."""
+    """Return the command lines of all blocks that are marked `sh`."""
     texts = [text for page in pages for language, text in blocks(ROOT / f"{page}.md") if language == "sh"]
     return unique(line for text in texts for line in text.splitlines())
 
@@ -75,7 +75,7 @@ SITES = {"configs/heart_disease.yaml", *(name for name, text in FILES.items() if
 
 
 def shortened(line, rounds="rounds=1"):
-    """The words of a command that trains as little as it can."""
+    """Return the words of a command, changed so that it trains as little as possible."""
     command = shlex.split(line, comments=True)
     trains = "run" in command or command[0].startswith("launch/") or command[0] == "sbatch"
     if command[:2] in (["fedmpi", "sweep"], ["fedmpi", "table"]):
@@ -94,7 +94,7 @@ def shortened(line, rounds="rounds=1"):
 
 
 def run(command, checkout, **variables):
-    """Run a command in a checkout; the test fails where it does. Returns what it prints."""
+    """Run a command in a checkout and return its output; the test fails if the command fails."""
     env = warm(clean_env(**LAUNCHERS) | variables)
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"

@@ -1,11 +1,11 @@
-"""Every method on a tiny federation, in one job of any size. Once per rank:  every_method.py FILE BACKEND [DEVICE]
+"""Run every method on a tiny federation, in one job of any size. Once per rank:  every_method.py FILE BACKEND [DEVICE]
 
-Rank 0 writes {case: what must not depend on ranks} into FILE, and what each rank counted.
-DEVICE cuda gives each rank the GPU of its local rank, and the CPU to a rank that sees none.
-Ranks that share a GPU talk through gloo, with their server on the CPU: its bits are there those of the CPU's kernels.
-With BACKEND gloo one process alone has it there, too; with auto, where clients train.
-FEDMPI_CASES in the environment names some cases, one a line, if not all are to run; FEDMPI_COMPUTE is their section
-`compute`, as JSON.
+Rank 0 writes {case: results} to FILE: results that must not depend on the ranks, and the bytes that each rank counted.
+DEVICE cuda gives each rank the GPU of its local rank, or the CPU if the rank sees no GPU.
+Ranks that share a GPU communicate through gloo and have their server on the CPU, so that the server's bits are those of
+CPU kernels. A single process has its server on the CPU with BACKEND gloo, and on the clients' device with auto.
+The variable FEDMPI_CASES selects cases, one per line (default: all); FEDMPI_COMPUTE is the section `compute` of their
+configs, as JSON.
 """
 
 import json
@@ -34,7 +34,7 @@ PERSONAL = "fedatom_personal"
 TABLE_4 = ROOT / "configs/papers/fedsol_table4.py"
 BEST = {"data": {"validation": 0.2}, "evaluate": {"best": {"metric": "accuracy", "patience": 1}}, "rounds": 5}
 
-# Beside each method as it comes: options, rules and placements that take other ways through the engine.
+# In addition to each method with its defaults: options, rules and placements that use other parts of the engine.
 VARIANTS = {
     "fedavg, five by five kernels": ("fedavg", "cnn", {}),
     "fedld, the authors' code": ("fedld", "norm", {"options": {"variant": "code"}}),
@@ -103,20 +103,22 @@ def pick_device(kind, job):
 
 
 def sizes(messages, t):
-    """Entries of a download, of a client's own and of an upload in round t: what rested in the round before is not
-    told again."""
+    """Return the numbers of entries of a broadcast, of a per-client download and of an upload in round t.
+
+    Layout groups that did not change in the previous round are not broadcast again.
+    """
     told = messages.announcement(messages.groups(t - 1) if t else None)
     return told.packing.size, messages.per_client.size, messages.upload(t).size
 
 
 def main() -> None:
-    # Slots of the tiny models are large, too: they are added as they come, or shared out.
+    # Make the tiny models' slots count as large, so that they are summed while they arrive, or sharded.
     linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = 64, 128, 64
     job, backend = detect(os.environ), sys.argv[2]
     device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
-    # What ranks took would decide who sends what, and how many bytes that is.
+    # Measured speeds would decide which rank trains which client, and so the number of bytes sent.
     RankSpeeds.pace = lambda self, t: {}
     comm = connect(job, backend, device, Timeouts(start=300, round=600))
     if job.size == 1 and backend == "gloo":

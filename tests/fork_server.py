@@ -1,11 +1,11 @@
-"""`fedmpi ...` by the hundred: a process that has imported what a run needs, and forks a child for each command.
+"""Run hundreds of `fedmpi` commands fast: a server that has imported torch and fedmpi forks a child for each command.
 
-The child is what the console would have started: its own process, `fedmpi.cli.main()` with these arguments, this
-environment, its own directory and its own three streams. Only the seconds that importing torch takes are not
-spent anew.
+The child behaves like a command of the shell: a process of its own that calls `fedmpi.cli.main()` with the given
+arguments, environment, working directory and standard streams. Only the seconds for importing torch are saved.
 
-WORDS are what a launcher may start in place of `fedmpi`, or of `python` with a program of the tests: a small process,
-which has it done by the server, hands its signals on, ends as it ends, and takes it with it where it is killed.
+WORDS is a command that a launcher may start in place of `fedmpi`, or of `python` with a program of the tests. It is a
+small process that asks the server to run the command, forwards its signals to the child and ends with the child's exit
+code. If it is killed, the child is killed, too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-SOCKET = "FEDMPI_FORK_SERVER"  # environment variable: where the server listens
+SOCKET = "FEDMPI_FORK_SERVER"  # environment variable: path of the server's socket
 WORDS = [sys.executable, "-I", "-S", __file__]
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Server:
-    """The parent's side. It ends with the process that has started it."""
+    """Starts the server as a child process, which ends with this process."""
 
     def __init__(self, env: dict[str, str]) -> None:
-        self._folder = tempfile.TemporaryDirectory()  # which nobody else may enter
+        self._folder = tempfile.TemporaryDirectory()  # only this user may access it
         self.name = f"{self._folder.name}/socket"
         words = [sys.executable, __file__, "serve", self.name]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
@@ -45,7 +45,7 @@ class Server:
         command.chmod(0o755)
 
     def known(self, env: dict[str, str]) -> dict[str, str]:
-        """An environment in which WORDS find this server, and `fedmpi` without a path is WORDS."""
+        """Return environment variables with which WORDS find this server, and the command `fedmpi` starts WORDS."""
         return env | {SOCKET: self.name, "PATH": f"{self._folder.name}:{env['PATH']}"}
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Server:
         self._folder.cleanup()
 
 
-# ---- in place of the command ----
+# ---- the process that is started in place of the command ----
 def _stand_in() -> None:
     asked = socket.socket(socket.AF_UNIX)
     asked.connect(os.environ[SOCKET])
@@ -64,7 +64,7 @@ def _stand_in() -> None:
     asked.sendall(job)
 
     def hand_on(number: int, frame: object) -> None:
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the child has just ended
             asked.send(bytes([number]))
 
     for number in HANDED_ON:
@@ -80,7 +80,7 @@ def _stand_in() -> None:
 
 # ---- the server ----
 def _serve(name: str) -> NoReturn:
-    del sys.path[0]  # this folder, where the command would not look
+    del sys.path[0]  # this folder is not in the module path of a real command
     import fedmpi.common.torchvision_compat
     import fedmpi.data.sources.pictures.class_pictures
     import fedmpi.reports.report
@@ -93,7 +93,7 @@ def _serve(name: str) -> NoReturn:
     woken.setblocking(False)
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C
     print("ready", flush=True)
     selector, children = selectors.DefaultSelector(), dict[int, socket.socket]()
     for each in (listener, wakes, sys.stdin):
@@ -144,9 +144,9 @@ def _bury(children: dict[int, socket.socket], selector: selectors.BaseSelector) 
 
 
 def _hand_on(asked: Any, children: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
-    """Signals that somebody has sent to the stand-in; nothing at all: it is dead, or waits no longer."""
+    """Forward the signals that WORDS has received to the child; kill the child if WORDS has ended."""
     pid = next((pid for pid, each in children.items() if each is asked), None)
-    if pid is None:  # buried in this very moment
+    if pid is None:  # the child has just ended
         return
     numbers = b""
     with contextlib.suppress(OSError):
@@ -160,13 +160,13 @@ def _hand_on(asked: Any, children: dict[int, socket.socket], selector: selectors
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    if number == signal.SIGKILL:  # and what it has started
+    if number == signal.SIGKILL:  # kill the processes that it has started, too
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, number)
 
 
 def _be(job: dict[str, Any], files: list[int]) -> None:
-    """Become the command, and never come back."""
+    """Run the command in this child process, and exit with its exit code."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -187,7 +187,7 @@ def _be(job: dict[str, Any], files: list[int]) -> None:
 
 
 def _run(words: list[str]) -> int:
-    """The command with these arguments, or a program of the tests; the exit code."""
+    """Run `fedmpi` with these arguments, or a Python program of the tests, and return the exit code."""
     try:
         if words[0].endswith(".py"):
             sys.argv, sys.path[:0] = words, [os.path.dirname(words[0])]

@@ -1,4 +1,4 @@
-"""What several tests start from: a tiny federation in which states migrate, one way to run it, and the launchers."""
+"""Helpers of several tests: a tiny federation whose client states migrate, functions to run it, and the launchers."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ over:
   method: {FedAvg: {}, FedProx: {method: {name: fedprox, mu: 0.1}}}
   seed: [0, 1]
 """
-BIN = Path(sys.executable).parent  # where fedmpi, mpirun and torchrun of this environment are
+BIN = Path(sys.executable).parent  # the folder of this environment's fedmpi, mpirun and torchrun
 CPU = torch.device("cpu")
 NETS: dict[str, dict[str, Any]] = {
     "mlp": {"name": "mlp", "hidden": [16]},
     "norm": {"name": "helpers:norm_net"},  # batch statistics travel, and dropout draws
     "cnn": {"name": "mcmahan_cnn"},  # convolution weights lie channels-last in the flat vector
 }
-# What a method needs beyond its registry line; everything else about it is read off its declarations.
+# Options that the tests give to a method; its other requirements are read from its declarations.
 SPECIAL: dict[str, dict[str, Any]] = {
     "fedrep": {"head_epochs": 2},  # ten, the paper's, only take longer
     "ditto": {"lam": 0.3},
 }
 
 
-# A layer in factors is smaller than a dense one only where that is wide enough.
+# Models with a layer so wide that its low-rank factors have fewer parameters.
 WIDE: dict[str, dict[str, Any]] = {"mlp": {"name": "mlp", "hidden": [32]}, "norm": {"name": "helpers:wide_net"}}
-# There are atoms where there are convolutions.
+# A model with convolutions, since only these have atoms.
 CONVOLUTIONS: dict[str, dict[str, Any]] = {"mlp": {"name": "helpers:conv_net"}}
 NETS_OF = {"fedpara": NETS | WIDE, "pfedpara": NETS | WIDE, "fedatom": NETS | CONVOLUTIONS}
 NETS_OF["fedatom_personal"] = NETS_OF["fedatom"]
 
 
 def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """(C, 8, 8) -> convolution, batch normalisation, pool, dropout -> linear `classes`."""
+    """Return a network for images (C, 8, 8): convolution, batch normalisation, pooling, dropout and a linear layer."""
     channels, height, width = input_shape
     return nn.Sequential(
         nn.Conv2d(channels, 6, 3, padding=1),
@@ -85,42 +85,50 @@ def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def conv_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """(1, 8, 8) -> two convolutions, the second one 1x1, pool -> linear 12 -> linear `classes`; nothing but weights."""
+    """Return a network without buffers for images (1, 8, 8): a convolution, a 1x1 convolution, two linear layers."""
     layers = [nn.Conv2d(input_shape[0], 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(5 * 9, 12), nn.ReLU(), nn.Linear(12, classes))
 
 
 def wide_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """norm_net with a second convolution of 6 on 6 maps, 324 weights; in factors of rank 3 they are 234."""
+    """Return norm_net with a second convolution from 6 to 6 maps: 324 weights, or 234 as factors of rank 3."""
     net = norm_net(input_shape, classes)
     return nn.Sequential(*net[:4], nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(), *net[4:])
 
 
 def cumulative_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """norm_net whose batch statistics are means over all batches so far: the count is an integer that stays home."""
+    """Return norm_net with batch statistics that are means over all batches; their integer count is never uploaded."""
     net = norm_net(input_shape, classes)
     net[1].momentum = None
     return net
 
 
 def images(n: int = 170, tests: int = 60, classes: int = 4, seed: int = 0) -> Dataset:
-    """Noisy pictures (1, 8, 8) of `classes` random patterns; learnable, but not in one round."""
+    """Return noisy images (1, 8, 8) of `classes` random patterns, which a model learns in more than one round."""
     g = torch.Generator().manual_seed(seed)
     patterns = torch.randn(classes, 1, 8, 8, generator=g)
     y = torch.randint(classes, (n + tests,), generator=g)
-    y[:classes] = y[n : n + classes] = torch.arange(classes)  # no class is missing
+    y[:classes] = y[n : n + classes] = torch.arange(classes)  # ensure that every class occurs
     x = 0.6 * patterns[y] + torch.randn(n + tests, 1, 8, 8, generator=g)
     return Dataset(x[:n], y[:n], x[n:], y[n:], classes)
 
 
 def federated(clients: int = 7, seed: int = 0, client_test: Any = "aligned") -> Federated:
-    """Seven clients with skewed labels and 10 to 50 samples each, so that batches differ in size, and the last of 10
-    is not full."""
+    """Divide `images` among seven clients with skewed labels and 10 to 50 samples each.
+
+    With batches of 10 the last batch of most clients is smaller.
+    """
     return split(images(), "dirichlet", clients, seed, client_test, alpha=0.5, min_size=7)
 
 
 def settings(method: str = "fedavg", net: str = "mlp", **changes: Any) -> Settings:
-    """A tiny experiment; `changes` are sections to merge: train={"lr": 0.1}, rounds=2, method options as options={}."""
+    """Return the settings of a tiny experiment.
+
+    Args:
+        method: the method.
+        net: a key of NETS.
+        changes: keys and sections to merge, such as train={"lr": 0.1} or rounds=2; `options` are those of the method.
+    """
     options = changes.pop("options", SPECIAL.get(method, {}))
     needs = load(method, registry, "method").needs
     tree: dict[str, Any] = {
@@ -137,26 +145,26 @@ def settings(method: str = "fedavg", net: str = "mlp", **changes: Any) -> Settin
         "evaluate": {"protocol": ["global", "personal"]},
     }
     for key, value in changes.items():
-        merged = isinstance(value, dict) and key != "model"  # another model has other options
+        merged = isinstance(value, dict) and key != "model"  # a model is replaced, since others have other options
         tree[key] = {**tree.get(key, {}), **value} if merged else value
     return Settings.model_validate(tree)
 
 
 def small_settings(method: str, net: str = "mlp", **changes: Any) -> Settings:
-    """`settings` for what every method is tried on: with the net that this one needs."""
+    """Return `settings` for a test of all methods, with a network that has the layers that this method needs."""
     return settings(method, net, **{"model": NETS_OF.get(method, NETS)[net], **changes})
 
 
 @dataclass
 class FinishedRun:
-    """One experiment that was run: `rows` as in metrics.jsonl, and the rows of the other files by their names."""
+    """An experiment and its results: `rows` as in metrics.jsonl, `files` with the rows of the other files by name."""
 
     fed: Federation
     made: build.Experiment
     rows: list[dict[str, Any]]
     files: dict[str, list[dict[str, Any]]]
     reason: str
-    w0: torch.Tensor  # where the run began, and b0
+    w0: torch.Tensor  # initial weights; b0: initial float buffers
     b0: torch.Tensor
 
     @property
@@ -177,13 +185,13 @@ class FinishedRun:
 
     @property
     def uploads(self) -> Views:
-        """What the clients of the last round sent, one row each."""
+        """Return the uploads of the last round's cohort, one row per client."""
         t, members = self.rows[-1]["round"], self.rows[-1]["cohort"]
         packing = self.made.messages.upload(t).packing
         return packing.views(self.fed.transport.buffers.rows("rows", len(members), packing.size))
 
     def kept(self, k: int) -> Views:
-        """What client k keeps; `_w` and `_b` are its own parts of the model."""
+        """Return the client state of client k; `_w` and `_b` are its personal weights and buffers."""
         return self.made.messages.client_state.views(self.fed.states.rows[k])
 
     @property
@@ -198,7 +206,7 @@ def prepare(
     stop: Any = lambda: False,
     device: torch.device = CPU,
 ) -> FinishedRun:
-    """The experiment, ready to run."""
+    """Build an experiment without running it."""
     torch.set_num_threads(1)
     data = data or federated()
     data = data if data.validation else hold_out(data, config.data.validation, config.seed)
@@ -213,19 +221,19 @@ def prepare(
 
 
 def play(config: Settings, data: Federated | None = None, comm: Any = None) -> FinishedRun:
-    """The experiment, run."""
+    """Build an experiment and run it."""
     it = prepare(config, data, comm)
     it.reason = it.fed.run()
     return it
 
 
 def digest(x: torch.Tensor) -> str:
-    """Of the bits, so that -0 is not 0 and a nan equals itself."""
+    """Return a hash of a tensor's bits, so that -0 differs from 0 and nan equals itself."""
     return hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def record(it: FinishedRun) -> dict[str, Any]:
-    """All that must not depend on ranks: every round's bits and figures, and at the root the final state."""
+    """Return all results that must not depend on the ranks: hashes and metrics of each round, rank 0's final state."""
     times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
     best = it.fed.server.best if it.fed.server else None
     return {
@@ -241,7 +249,7 @@ def record(it: FinishedRun) -> dict[str, Any]:
 
 # ---- processes ----
 def by_rank(script: Path, *commands: str) -> Path:
-    """A program that does another command on each rank of an mpirun (the last one also on all ranks beyond)."""
+    """Write a program that runs a different command on each rank of an mpirun; further ranks run the last one."""
     cases = [f'[ "$OMPI_COMM_WORLD_RANK" = {rank} ] && exec {command}' for rank, command in enumerate(commands)]
     script.write_text("\n".join(["#!/bin/sh", *cases, f"exec {commands[-1]}", ""]))
     script.chmod(0o755)
@@ -249,7 +257,7 @@ def by_rank(script: Path, *commands: str) -> Path:
 
 
 def clean_env(**more: str) -> dict[str, str]:
-    """The caller's environment without launcher variables: the suite itself may run under srun or mpirun."""
+    """Return the caller's environment without launcher variables, since the tests may run under srun or mpirun."""
     launchers = ("SLURM_", "OMPI_", "PMI", "PRTE", "MPI_LOCAL", "TORCHELASTIC")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     env = {k: v for k, v in os.environ.items() if not k.startswith(launchers) and k not in ranks}
@@ -257,7 +265,10 @@ def clean_env(**more: str) -> dict[str, str]:
 
 
 def mpirun_files() -> dict[str, str]:
-    """A place for one mpirun's own files: in a common one a killed mpirun's end the next of its process number."""
+    """Return a variable that gives one mpirun its own folder for temporary files.
+
+    In a common folder, files that a killed mpirun has left end a later mpirun with the same process number.
+    """
     return {"PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=mpirun_places())}
 
 
@@ -269,7 +280,7 @@ def mpirun_places() -> str:
 
 
 def launcher(kind: str, size: int) -> list[str]:
-    """The words before `program arguments` that start `size` ranks; `alone` starts one."""
+    """Return the words of a launcher's command before the program, for `size` ranks; none for kind "alone"."""
     if kind == "alone":
         return []
     command = shutil.which(kind, path=clean_env()["PATH"])
@@ -288,8 +299,8 @@ def launcher(kind: str, size: int) -> list[str]:
 
 @functools.cache
 def fork_server() -> Any:
-    """The one that `fedmpi` below asks; it ends with the tests."""
-    from fork_server import Server  # here: configs name this file as a plug-in, which finds no file beside it
+    """Return the fork server that `fedmpi` uses; it ends with the tests."""
+    from fork_server import Server  # here, because as a plug-in this file cannot import files of its folder
 
     server = Server(clean_env())
     atexit.register(server.close)
@@ -297,7 +308,7 @@ def fork_server() -> Any:
 
 
 def warm(env: dict[str, str] | None = None) -> dict[str, str]:
-    """An environment in which `fedmpi`, and WORDS of fork_server.py, have imported torch."""
+    """Return environment variables with which `fedmpi`, and WORDS of fork_server.py, start with torch imported."""
     return fork_server().known(clean_env() if env is None else env)
 
 
@@ -309,14 +320,15 @@ def _version(command: str) -> str:
 def fedmpi(
     *arguments: object, kind: str = "alone", size: int = 1, limit_s: float = 120, cold: bool = False, **options: Any
 ) -> Any:
-    """Run `fedmpi arguments` to its end; the result has returncode, stdout and stderr.
+    """Run `fedmpi arguments` to its end, and return an object with returncode, stdout and stderr.
 
     Args:
-        kind: a launcher; with "alone" the command runs within this process, unless `cold` asks for one of its own.
-        size: ranks to start.
-        limit_s: seconds after which a command in processes of its own is a failure.
-        cold: start Python anew in every rank; else what a run needs is imported already (fork_server.py).
-        options: env and cwd of the command; those of `subprocess.run` where it has processes of its own.
+        arguments: the command and its arguments.
+        kind: a launcher; with "alone" the command runs within this process, unless `cold` is true.
+        size: number of ranks.
+        limit_s: time limit in seconds if the command runs in processes of its own.
+        cold: start a new Python in every rank; otherwise torch is already imported (fork_server.py).
+        options: env and cwd of the command; in processes of its own any options of `subprocess.run`.
     """
     if kind == "alone" and not cold:
         return invoke(*arguments, **options)
@@ -327,7 +339,7 @@ def fedmpi(
 
 
 def invoke(*arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
-    """Run the console entry `fedmpi arguments` within this process, which is left as it was."""
+    """Run `fedmpi arguments` within this process, and restore the process's state afterwards."""
     from fedmpi import cli
 
     words, out, err = ["fedmpi", *map(str, arguments)], io.StringIO(), io.StringIO()
@@ -358,7 +370,7 @@ def invoke(*arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = No
 
 
 def left_over(word: str) -> list[str]:
-    """Processes that were started with this word among their arguments."""
+    """Return the ids of processes that have this word in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -370,7 +382,10 @@ def left_over(word: str) -> list[str]:
 
 
 def gone(word: str) -> bool:
-    """Whether none of them is left within two minutes, which only a machine that stands still needs."""
+    """Return whether all processes with this word in their command line end within two minutes.
+
+    The limit is long because the machine may be overloaded.
+    """
     for _ in range(1200):
         if not left_over(word):
             return True

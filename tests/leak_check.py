@@ -1,6 +1,7 @@
-"""What a process holds and writes while runs of many rounds go on in it.  leak_check.py FOLDER METHOD...
+"""Measure memory and files of a process during runs of many rounds.  leak_check.py FOLDER METHOD...
 
-Prints {method: [figures after EARLY rounds, figures after LATE]}: kB of memory, open files, threads, bytes written.
+Prints {method: [numbers after EARLY rounds, numbers after LATE rounds]}: kB of memory, open files, threads, bytes
+written, and files of checkpoints and client state.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # which torch.optim imports at its first step, as in the last round of ccvr's server
+import torch._dynamo  # imported here, because torch.optim does so at its first step, which ccvr makes in the last round
 from helpers import small_settings
 
 from fedmpi.runtime.record.recorder import Recorder

@@ -1,8 +1,8 @@
-"""Conflicting updates made to agree on the vectors themselves, as FedGH's paper and FedLD's authors write it."""
+"""A direct implementation of the projection of conflicting updates, as in FedGH's paper and FedLD's code."""
 
 
 def literal_pairs(G):
-    """The vectors after all pairs, in float64; one pair after the other on the vectors themselves."""
+    """Return the vectors in float64 after the projections of all pairs, applied one pair after another."""
     g = [row.copy() for row in G]
     for i in range(len(g)):
         for j in range(i + 1, len(g)):

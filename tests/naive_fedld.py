@@ -1,14 +1,17 @@
-"""FedLD's server as its paper prints it: loops over clients and directions, vectors in R^d.
+"""A direct implementation of FedLD's server, as in its paper: loops over clients and directions, vectors in R^d.
 
-The principal directions come from a singular value decomposition of the updates, not from their Gram matrix, so that
-the two have nothing in common.
+The principal directions are computed by a singular value decomposition of the updates, not from their Gram matrix, so
+that this code is independent of fedmpi's.
 """
 
 import numpy as np
 
 
 def principal_mean(G, p, keep=0.8, share="l2", correction="text"):
-    """G (m, d) float64, p (m,) -> (d,).   No ties among the singular values, please: directions are then arbitrary."""
+    """Return FedLD's server update (d,) from the updates G (m, d) in float64 and the weights p (m,).
+
+    The singular values must be distinct; otherwise the directions are arbitrary.
+    """
     m = len(G)
     U, s, _ = np.linalg.svd(G.T, full_matrices=False)  # (d, min), (min,)
     lam = np.zeros(m)
@@ -19,7 +22,7 @@ def principal_mean(G, p, keep=0.8, share="l2", correction="text"):
     total = np.zeros(G.shape[1])
     for i in range(m):
         revised = np.zeros(G.shape[1])
-        for j in range(kept if correction == "text" else 0):  # the sum first, then its length
+        for j in range(kept if correction == "text" else 0):  # sum first, then take the norm
             revised += lam[j] * (G[i] @ U[:, j]) * U[:, j]
         if np.linalg.norm(revised):
             revised *= np.linalg.norm(G[i]) / np.linalg.norm(revised)

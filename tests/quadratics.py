@@ -1,7 +1,7 @@
-"""A federation whose mathematics fits on a line: client k minimises f_k(x) = sum_j a_kj (x_j - b_kj)^2 / 2.
+"""A federation of quadratic problems with closed-form solutions: client k minimises sum_j a_kj (x_j - b_kj)^2 / 2.
 
-Written as a user would write it, and named in a config as `tests/quadratics.py:point` and so on: one float64 vector x
-as the model, targets that mean nothing, a task that says neither what it derives from nor what its metrics are called.
+It is written as a user's plug-in, which configs name as `tests/quadratics.py:point` and so on: the model is one float64
+vector x, the targets are ignored, and the task has no base class and declares no names of metrics.
 """
 
 from pathlib import Path
@@ -11,12 +11,12 @@ from torch import nn
 
 from fedmpi.data.dataset import Dataset
 
-# f_0 = x^2 / 2, f_1 = 3 (x - 4)^2 / 2: the sum is least at 12 / 4 = 3. The tests take 10 steps of .05 from x = 1.
+# f_0 = x^2 / 2, f_1 = 3 (x - 4)^2 / 2: the minimum of the sum is at 12 / 4 = 3. Tests make 10 steps of .05 from x = 1.
 TWO = {"a": [[1.0], [3.0]], "b": [[0.0], [4.0]], "copies": [1, 1]}
 
 
 class Point(nn.Module):
-    """x (n,), the same answer to every sample."""
+    """A model with the parameters x (n,), which returns x for every sample."""
 
     def __init__(self, start: list[float]) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class Point(nn.Module):
 
 
 def point(input_shape: tuple[int, ...], classes: int, start: list[float]) -> Point:
-    """A point that starts at `start`."""
+    """Return the model with x = `start`."""
     return Point(start)
 
 
 def bowls(root: Path, *, a: list[list[float]], b: list[list[float]], copies: list[int]) -> Dataset:
-    """One row (a_k, b_k) a client; it stands `copies[k]` times, which changes the client's weight and nothing else."""
+    """Return data with one row (a_k, b_k) per client, repeated `copies[k]` times to change only the client's weight."""
     sites = torch.arange(len(copies)).repeat_interleave(torch.tensor(copies))
     rows = torch.cat([torch.tensor(a), torch.tensor(b)], 1)[sites]  # (N, 2 n)
     y = torch.zeros(len(rows))
@@ -40,7 +40,7 @@ def bowls(root: Path, *, a: list[list[float]], b: list[list[float]], copies: lis
 
 
 class Bowl:
-    """mean over rows of sum_j a_j (x_j - b_j)^2 / 2; its figures are the coordinates of x."""
+    """The task whose loss is the mean over rows of sum_j a_j (x_j - b_j)^2 / 2; its metrics are the entries of x."""
 
     def __init__(self, classes):
         pass

@@ -1,4 +1,4 @@
-"""A job of real processes: started in the background, watched through its record, struck by signals, and ended."""
+"""Run a job of real processes in the background, follow its records, send it signals, and end it."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import yaml
 from helpers import ROOT, clean_env, fedmpi, launcher, warm
 
 AGAIN = 75  # exit code of a run that can be resumed
-LIMIT_S = 240  # for what takes seconds: a machine that others use may be slow
+LIMIT_S = 240  # limit of waits that normally take seconds, since the machine may be busy
 CONFIG = {
     "name": "run",
     "rounds": 100_000,  # it ends because a test ends it, never by itself
@@ -24,7 +24,7 @@ CONFIG = {
 }
 
 
-PARTIAL = CONFIG | {  # with cohorts of which some clients have their state on disk
+PARTIAL = CONFIG | {  # a part of the clients per round, some with their state on disk
     "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.3}},
     "cohort": {"fraction": 0.5},
     "state": {"memory": 0.0005},  # two or three of the six rows
@@ -32,7 +32,7 @@ PARTIAL = CONFIG | {  # with cohorts of which some clients have their state on d
 
 
 def wait_until(condition, describe=lambda: "", limit_s=LIMIT_S):
-    """Wait until condition() is true; fail with describe() if it does not become so."""
+    """Wait until condition() is true; fail with the message describe() after a time limit."""
     end = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {limit_s} s: {describe()}"
@@ -41,7 +41,7 @@ def wait_until(condition, describe=lambda: "", limit_s=LIMIT_S):
 
 
 def processes(*words):
-    """The processes whose command line and environment hold all of these words: {number: its environment}."""
+    """Return {process id: environment} of the processes whose command line and environment contain all these words."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -53,26 +53,26 @@ def processes(*words):
 
 
 def rows(run, name="metrics.jsonl"):
-    """The rows of a record of a run directory; none where there is none yet, nor of a line that is being written."""
+    """Return the complete rows of a file of a run directory; an empty list if the file does not exist yet."""
     path = run / name
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def hashes(run):
-    """The SHA-256 of the global model after each round."""
+    """Return the SHA-256 of the global model after each round."""
     return [row["sha256"] for row in rows(run)]
 
 
 def succeed(*words, **how):
-    """Run `fedmpi words`, which must succeed."""
+    """Run `fedmpi words` and return the result; fail if the exit code is not 0."""
     done = fedmpi(*words, **how)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
 
 def assert_same(a, b):
-    """Rounds, bits and figures of two runs; each round once."""
+    """Check that two runs have the same rounds, each once, the same metrics and the same bits."""
     times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
     left, right = ([{k: v for k, v in row.items() if k not in times} for row in rows(x)] for x in (a, b))
     assert left == right
@@ -86,7 +86,7 @@ def assert_same(a, b):
 
 
 def undisturbed(job, rounds):
-    """The run directory of a run of `rounds` rounds in one process, of the same config as a job."""
+    """Run the config of a job for `rounds` rounds in one process, undisturbed, and return the run directory."""
     done = fedmpi("run", job.folder / "run.yaml", f"name=whole-{rounds}", f"rounds={rounds}", limit_s=600)
     assert done.returncode == 0, done.stderr
     return job.folder / f"whole-{rounds}"
@@ -94,7 +94,7 @@ def undisturbed(job, rounds):
 
 @contextlib.contextmanager
 def inherited(number, handler):
-    """What a process that is started meanwhile does with a signal; pytest itself may be under nohup."""
+    """Set the handler of a signal that processes inherit within this context; pytest itself may run under nohup."""
     before = signal.signal(number, handler)
     try:
         yield
@@ -106,12 +106,12 @@ class Job:
     """An endless run in the background.
 
     Args:
-        folder: is made; holds run.yaml, the run directory `run` and what the job prints.
+        folder: is created; contains run.yaml, the run directory `run` and the output of the job.
         kind: launcher; "script mpirun" and "script torchrun" are the scripts of launch/, "ulfm" is mpirun --with-ft.
         size: number of ranks.
-        env: variables beside those of the tests.
-        cold: start Python anew in every rank; else what a run needs is imported already (fork_server.py).
-        changes: to CONFIG.
+        env: environment variables in addition to those of the tests.
+        cold: start a new Python in every rank; otherwise torch is already imported (fork_server.py).
+        changes: keys that replace those of CONFIG.
     """
 
     def __init__(self, folder, kind="alone", size=1, cold=True, env=None, **changes):
@@ -126,18 +126,18 @@ class Job:
     def _command(self, kind, size):
         if kind.startswith("script "):
             kind = kind.split()[1]
-            launcher(kind, size)  # skips the test where there is no such launcher
+            launcher(kind, size)  # skips the test if the launcher is missing
             return [str(ROOT / "launch" / f"{kind}.sh"), str(size)]
         command = launcher("mpirun" if kind == "ulfm" else kind, size)
         if kind == "ulfm":
             command[1:1] = ["--with-ft", "ulfm"]
-        elif kind == "torchrun":  # which prints a traceback of its own beside what the ranks print
+        elif kind == "torchrun":  # separate logs, because torchrun prints a traceback of its own
             command[1:1] = ["--redirects", "3", "--log-dir", str(self.folder / "ranks")]
         return [*command, "fedmpi", "run"]
 
     def start(self, *overrides):
-        # A session of its own: what a terminal's Ctrl-C reaches is the launcher and whoever shares its group.
-        with inherited(signal.SIGHUP, signal.SIG_DFL):  # a shell cannot trap what it was started to ignore
+        # A new session, so that signals to the launcher's process group do not reach pytest.
+        with inherited(signal.SIGHUP, signal.SIG_DFL):  # a shell cannot trap a signal that it was started to ignore
             self.process = subprocess.Popen(
                 [*self.command, str(self.folder / "run.yaml"), *overrides],
                 env=self.env,
@@ -165,43 +165,43 @@ class Job:
         return json.loads((self.run / "summary.json").read_text())
 
     def text(self):
-        """What launcher and ranks have printed."""
+        """Return the output of the launcher and of the ranks."""
         return (self.folder / "out").read_text(errors="replace") + self.said() * (self.kind == "torchrun")
 
     def said(self):
-        """What the ranks have printed; of mpirun, what mpirun has printed, too."""
+        """Return the output of the ranks; under mpirun it includes that of mpirun."""
         logs = sorted((self.folder / "ranks").rglob("*.log"))
         return "".join(path.read_text(errors="replace") for path in (logs or [self.folder / "out"]))
 
     def only_message(self):
-        """The one message in which the job says why it failed."""
+        """Return the job's error message; fail if there are several, or none."""
         messages = [line for line in self.said().splitlines() if line.startswith("fedmpi")]
         assert len(messages) == 1, self.said()
         assert "Traceback" not in self.said()
         return messages[0]
 
     def find_rank(self, number):
-        """The process of a rank, or None."""
+        """Return the process id of a rank, or None if there is no such process."""
         found = processes(str(self.folder / "run.yaml"))
         names = (f"OMPI_COMM_WORLD_RANK={number}", f"RANK={number}")
         return next((pid for pid, environment in found.items() if set(names) & set(environment)), None)
 
     def rank(self, number):
-        """The process of a rank, which is waited for."""
+        """Wait until the process of a rank exists, and return its id."""
         return self.wait_for(lambda: self.find_rank(number))
 
     def alive(self):
-        """The processes of this job that are left."""
+        """Return the ids of this job's processes that are alive."""
         return sorted(processes(str(self.folder / "run.yaml")))
 
     def wait(self, limit_s=LIMIT_S):
-        """Wait for the job's end and return its exit code; no process of the job may outlive it."""
+        """Wait for the job's end and return its exit code; fail if a process of the job does not end."""
         wait_until(lambda: self.process.poll() is not None, self.text, limit_s)
         wait_until(lambda: not self.alive(), lambda: f"{self.alive()} are left: {self.text()}")
         return self.process.returncode
 
     def kill(self):
-        """End all processes of the job, as a power cut does."""
+        """Kill all processes of the job at once, to simulate a power failure."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         for pid in self.alive():
@@ -210,9 +210,10 @@ class Job:
         self.process.wait()
 
     def assert_stopped(self, number):
-        """The run was stopped by a signal, and its run directory is whole; None: rank 0 did not hear the signal.
+        """Check that a signal stopped the run, and that its run directory is complete.
 
-        Where all ranks hear it, rank 0 may be told by another one before it hears the signal itself.
+        number: the signal; None if rank 0 did not receive it. Even if all ranks receive it, rank 0 may get another
+            rank's request to stop before its own signal.
         """
         rounds = [row["round"] for row in self.rows()]
         assert rounds == list(range(len(rounds)))

@@ -1,16 +1,16 @@
-"""A CUDA device simulated on the CPU, to find device errors and host synchronisation where there is no GPU.
+"""Simulate CUDA devices on the CPU, to find device errors and host synchronisation on machines without a GPU.
 
     python simulated_cuda.py [--gpus N] SCRIPT ARGUMENTS
     python simulated_cuda.py [--gpus N] -m MODULE ARGUMENTS
 
-runs a program that sees N GPUs; with --server-on-cpu rank 0 of a torchrun sees none. All tensors lie in host memory and
-all kernels are those of the CPU; each storage carries the device on which it would lie. What CUDA refuses is refused
-here: operands on two devices, a CPU generator for a tensor on a GPU, `numpy()` of it, a message over gloo from it and,
-where deterministic algorithms are asked for, kernels without a deterministic form. What an asynchronous copy brings to
-pinned memory is there once the host has waited, and nan before. `COUNTS` holds how often the program launched a kernel,
-copied between devices or made the host wait for the GPU.
+runs a program that sees N GPUs; with --server-on-cpu rank 0 of a torchrun sees none. All tensors are in host memory and
+all kernels are CPU kernels; each storage is marked with its simulated device. Errors of CUDA are raised here, too: for
+operands on two devices; for a CPU generator, a call of `numpy()` or a message over gloo with a tensor on a GPU; and,
+with deterministic algorithms, for kernels without a deterministic form. Pinned memory contains nan after an
+asynchronous copy until the host has synchronised. `COUNTS` contains the numbers of kernel launches, copies between
+devices and synchronisations of the host.
 
-The patches stay until the process ends, so each use has a process of its own.
+The patches stay until the process ends, so that each use needs a process of its own.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ KNOWN_VERSIONS = ("2.13.",)  # of torch: the patches rest on internals that chan
 CPU = torch.device("cpu")
 MEMORY = 8 << 30  # bytes of a simulated GPU
 COUNTS: Counter[str] = Counter()  # launch, upload, asynchronous upload, download or sync -> times
-UNDER_WAY: list[tuple[Tensor, Tensor]] = []  # asynchronous copies to pinned memory: target, what will be there
+UNDER_WAY: list[tuple[Tensor, Tensor]] = []  # asynchronous copies to pinned memory: target, its future values
 SETTINGS = SimpleNamespace(gpus=1, nccl=False)
 
-# The result of these operators has a shape or a value that the host must know, for which it waits.
+# The results of these operators have a shape or a value that the host must know, so that it waits for the GPU.
 SYNCHRONISING = {
     *("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim"),
     *("unique_consecutive", "bincount", "_linalg_check_errors", "linalg_eigh", "_linalg_eigh", "linalg_lstsq"),
@@ -58,8 +58,8 @@ NOT_DETERMINISTIC = {
 COPIES = {"copy_", "_to_copy", "_copy_from"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
-# gpu: the current one, 0 in each new thread; target: where what is being copied or made is to lie; graph: what is
-# captured
+# gpu: the current GPU, 0 in each new thread; target: the device of a tensor that is being copied or created; graph: the
+# graph that is being captured
 _thread = threading.local()
 _original = SimpleNamespace(
     **{name: getattr(Tensor, name) for name in ("to", "numpy", "tolist")},
@@ -68,7 +68,7 @@ _original = SimpleNamespace(
 )
 
 
-# ---- where a tensor lies ----
+# ---- the device of a tensor ----
 def _storage(x: Tensor) -> torch.UntypedStorage:
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
@@ -77,7 +77,7 @@ def _storage(x: Tensor) -> torch.UntypedStorage:
 
 
 def place_of(x: Tensor) -> torch.device | None:
-    """The device of a tensor; None if torch's own C++ code has made it and nothing yet tells where."""
+    """Return the device of a tensor; None if torch's C++ code has created it and the device is not known yet."""
     try:
         return getattr(_storage(x), "simulated_device", None)
     except NotImplementedError:  # a tensor without a storage
@@ -85,7 +85,7 @@ def place_of(x: Tensor) -> torch.device | None:
 
 
 def _resolve(device: object) -> torch.device:
-    """A device with its index."""
+    """Return a device with its index."""
     if isinstance(device, int):
         return torch.device("cuda", device)
     device = torch.device(device)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def _resolve(device: object) -> torch.device:
 
 
 def _mark(x: Tensor, device: torch.device) -> Tensor:
-    """Set the device of a storage that has none yet."""
+    """Set the device of a tensor's storage if it has none yet, and return the tensor."""
     storage = _storage(x)
     if getattr(storage, "simulated_device", None) is None:
         storage.simulated_device = device
@@ -117,7 +117,7 @@ def _count(what: str) -> None:
 
 
 def _count_upload(waits: bool) -> None:
-    """Count a copy to a GPU; a blocking one ends when the GPU has done all that it was asked for before."""
+    """Count a copy to a GPU; a blocking copy also waits for all earlier work of the GPU."""
     _count("upload" if waits else "asynchronous upload")
     if waits:
         _count("sync")
@@ -133,11 +133,11 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 class SimulatedCuda(TorchDispatchMode):
-    """Checks the devices of each operator's operands, runs it on the CPU and marks what it returns."""
+    """A dispatch mode that checks the devices of each operator's operands, runs it on the CPU and marks its results."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        # In inference mode torch leaves the parts of a compound operator to whoever is asked first.
+        # In inference mode torch does not decompose compound operators before it calls this mode.
         if torch.is_inference_mode_enabled() and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -186,7 +186,7 @@ class SimulatedCuda(TorchDispatchMode):
         return found
 
     def _check_operands(self, func, name, args, kwargs, places, gpus) -> None:
-        """Raise what CUDA raises for operands that lie on several devices."""
+        """Raise the error of CUDA if operands are on several devices."""
         if len(gpus) > 1:
             first, second = sorted(map(str, gpus))[:2]
             raise RuntimeError(
@@ -201,7 +201,7 @@ class SimulatedCuda(TorchDispatchMode):
                 _count_upload(waits=True)
             on_cpu = [x for x in on_cpu if id(x) not in moved]
         if name == "_pack_padded_sequence":
-            on_cpu = [x for x in on_cpu if x is not args[1]]  # the lengths have to lie there
+            on_cpu = [x for x in on_cpu if x is not args[1]]  # the lengths must be on the CPU
         if name not in ("clamp", "clamp_") and (
             torch.Tag.pointwise in func.tags
             or name in ("where", "masked_fill", "fill_")
@@ -216,14 +216,14 @@ class SimulatedCuda(TorchDispatchMode):
             )
 
     def _find_generator(self, args, kwargs, result) -> torch.Generator | None:
-        """The generator among the arguments, which is always one on the CPU: fedmpi makes no others."""
+        """Return the generator among the arguments, which is a CPU generator, since fedmpi creates no others."""
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Generator)), None)
         if given is not None and result is not None and result.type == "cuda":
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         return given
 
     def _launch(self, func, name, args, kwargs, device, generator):
-        """Run the operator as a kernel of that GPU."""
+        """Run the operator as a kernel of a simulated GPU."""
         if func.is_view or name in ("detach", "alias", "lift_fresh", "_unsafe_view"):
             return func(*args, **kwargs)
         names = {name, f"{name}.{func._overloadname}"}
@@ -242,7 +242,10 @@ class SimulatedCuda(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _copy(self, func, name, args, kwargs, asked):
-        """Copies may cross devices. In the call of a C++ function `asked` is the CPU for tensors of both devices."""
+        """Run a copy operator, whose operands may be on two devices, and count the copy.
+
+        In calls by a C++ function `asked` is the CPU for tensors of both devices.
+        """
         if name == "_to_copy":
             source = place_of(args[0])
             target = getattr(_thread, "target", None) or (
@@ -250,7 +253,7 @@ class SimulatedCuda(TorchDispatchMode):
             )
         else:
             target, source = (place_of(x) for x in args[:2])
-            target = target or source  # C++ code has made what it copies to
+            target = target or source  # the target may have been created by C++ code, which sets no device
         found = func(*args, **kwargs)
         if target is not None and source is not None and target != source:
             waits = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
@@ -260,7 +263,7 @@ class SimulatedCuda(TorchDispatchMode):
                 _count_upload(waits)
             else:
                 _count("download")
-                place = found if name == "_to_copy" else args[0]  # which `to` makes in pinned memory
+                place = found if name == "_to_copy" else args[0]  # `to` creates its result in pinned memory
                 if waits or (name == "copy_" and not is_pinned(place)):
                     _count("sync")
                 else:
@@ -275,10 +278,10 @@ class SimulatedCuda(TorchDispatchMode):
 
 
 def _find_written(func, args, kwargs) -> list[Tensor]:
-    """The operands that an operator writes to."""
+    """Return the operands that an operator writes to."""
     arguments = func._schema.arguments
     given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
-    # Of running statistics no schema tells.
+    # The schemas of operators do not declare that running statistics are written to.
     written = [
         each.name
         for each in arguments
@@ -288,7 +291,7 @@ def _find_written(func, args, kwargs) -> list[Tensor]:
 
 
 def _is_exempt(name: str, args: tuple) -> bool:
-    """Whether this call of an operator in NOT_DETERMINISTIC is deterministic after all."""
+    """Return whether this call of an operator in NOT_DETERMINISTIC is deterministic."""
     if name == "cumsum":
         return not args[0].is_floating_point()
     return name == "bincount" and (len(args) < 2 or args[1] is None)
@@ -352,7 +355,10 @@ def _clone_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def _make_factory(function, from_data: bool):
-    """A function of torch that makes a tensor from Python; without a device it makes one on the CPU."""
+    """Wrap a torch function that creates a tensor; without a device it creates the tensor on the CPU.
+
+    from_data: the function takes data, such as `torch.tensor`.
+    """
 
     def factory(*args, **kwargs):
         device = _resolve(CPU if kwargs.get("device") is None else kwargs["device"])
@@ -366,7 +372,7 @@ def _make_factory(function, from_data: bool):
         if isinstance(made, Tensor) and not made.is_meta:
             given = args[0] if from_data and args and isinstance(args[0], Tensor) else None
             if given is not None and device.type == "cpu" and kwargs.get("device") is None:
-                device = given.device  # as_tensor of a tensor leaves it where it is
+                device = given.device  # as_tensor of a tensor keeps the device
             _mark(made, device)
             if pinned:
                 _storage(made).simulated_pinned = True
@@ -377,7 +383,7 @@ def _make_factory(function, from_data: bool):
 
 
 def _make_like(function):
-    """A function that makes a tensor like another one, on the device of that one if no other is named."""
+    """Wrap a torch function that creates a tensor like another one, by default on that tensor's device."""
 
     def like(x, *args, **kwargs):
         device = kwargs.get("device")
@@ -403,7 +409,7 @@ _gpu_generators: list[torch.Generator] = []
 
 @contextmanager
 def _drawing_from(device: torch.device) -> Iterator[None]:
-    """Within it the CPU's global generator is that of a GPU."""
+    """Replace the state of the CPU's global generator by that of a GPU's generator within this context."""
     default, generator = torch.default_generator, _gpu_generators[device.index]
     before = default.get_state()
     default.set_state(generator.get_state())
@@ -421,7 +427,7 @@ def _seed_all(seed: int) -> None:
 
 # ---- torch.cuda and torch.distributed ----
 class _Stream:
-    """A stream or an event: everything happens at once."""
+    """A stream or an event. All work is done immediately, so that `synchronize` only counts its calls."""
 
     def __init__(self, *args, **kwargs) -> None:
         pass
@@ -500,12 +506,12 @@ def _patch_cuda() -> None:
 
 
 class CUDAGraph:
-    """Operators in the order in which they were captured; none of what a capture writes to is changed by it."""
+    """A list of captured operators, which `replay` runs in order. A capture itself changes no tensor."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple] = []  # operator, arguments, named ones, results
-        self.before: dict[tuple, tuple[Tensor, Tensor]] = {}  # what is written to, and what it held before the capture
-        self.own: set[int] = set()  # storages that were made in it
+        self.calls: list[tuple] = []  # operator, positional arguments, keyword arguments, results
+        self.before: dict[tuple, tuple[Tensor, Tensor]] = {}  # tensors that are written to, with copies from before
+        self.own: set[int] = set()  # storages that were created during the capture
 
     def record(self, func, args, kwargs, found) -> None:
         if not func.is_view:
@@ -513,7 +519,7 @@ class CUDAGraph:
         self.own |= {id(_storage(x)) for x in _tensors(found)}
 
     def save(self, func, args, kwargs) -> None:
-        """Copy what the operator is about to write to."""
+        """Save copies of the tensors that the operator is about to write to."""
         for each in _find_written(func, args, kwargs):
             if id(_storage(each)) not in self.own:
                 self.before.setdefault((each.data_ptr(), each.shape), (each, _unwatched(each.clone)))
@@ -532,7 +538,7 @@ class CUDAGraph:
 
 
 def _unwatched(function, *args, **kwargs):
-    """Call a function of torch as if nothing were simulated."""
+    """Call a torch function without the simulation and without autograd."""
     with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
         return function(*args, **kwargs)
 
@@ -550,14 +556,14 @@ def _capture(graph: CUDAGraph, pool=None, stream=None, capture_error_mode="globa
 
 
 class _Autocast(torch.autocast):
-    """Autocast of a GPU casts in the CPU's kernels, which are those that run."""
+    """Autocast for a simulated GPU, which casts for the CPU, since the CPU's kernels run."""
 
     def __init__(self, device_type, *args, **kwargs) -> None:
         super().__init__("cpu", *args, **kwargs)
 
 
 class PolledWork:
-    """A message of gloo, which ends only where one waits for it, as one that can be polled, as NCCL's."""
+    """A message of gloo that can be polled like a message of NCCL: a thread waits for it."""
 
     def __init__(self, work) -> None:
         self.error, self.thread = None, threading.Thread(target=self._wait_for, args=(work,), daemon=True)
@@ -579,7 +585,7 @@ class PolledWork:
 
 
 def _patch_distributed() -> None:
-    """NCCL's collectives run over gloo; gloo's own process group takes tensors on the CPU only."""
+    """Patch torch.distributed: run NCCL's operations over gloo, and let gloo itself reject tensors on a GPU."""
     initialise, batch, broadcast = dist.init_process_group, dist.batch_isend_irecv, dist.broadcast
 
     def init_process_group(backend, *args, device_id=None, **kwargs):
@@ -619,14 +625,14 @@ def _patch_distributed() -> None:
 
 # ---- installation ----
 def unsupported_reason() -> str | None:
-    """Why this torch cannot be simulated on, or None."""
+    """Return why the simulation does not support this version of torch, or None."""
     if torch.__version__.startswith(KNOWN_VERSIONS):
         return None
     return f"the simulated CUDA device knows torch {', '.join(KNOWN_VERSIONS)}x, not {torch.__version__}"
 
 
 def install(gpus: int = 1) -> None:
-    """Give this process simulated GPUs until it ends; with 0 torch says that there is no GPU."""
+    """Give this process simulated GPUs until it ends; with gpus = 0 torch reports that there is no GPU."""
     reason = unsupported_reason()
     if reason:
         raise RuntimeError(reason)
@@ -641,7 +647,7 @@ def install(gpus: int = 1) -> None:
     Tensor.numpy, Tensor.tolist, Tensor.new_tensor = _numpy, _tolist, _new_tensor
     Tensor.pin_memory, Tensor.is_pinned = _pin_memory, is_pinned
     torch.UntypedStorage.clone = _clone_storage
-    importlib.import_module("torch._decomp.decompositions_for_jvp")  # compiles functions of torch as they are
+    importlib.import_module("torch._decomp.decompositions_for_jvp")  # compiles torch functions, so before the patches
 
     for owner, names in ((torch, "zeros ones empty full rand randn randint"), (Tensor, "zeros ones empty full")):
         for name in names.split():
@@ -681,6 +687,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The program may import this file, whose state is to be that of the patches.
+    # The program may import this file, and must get the module whose state the patches use.
     sys.modules["simulated_cuda"] = sys.modules["__main__"]
     main()

@@ -1,7 +1,7 @@
-"""Several hosts on one machine: each has network interfaces, a host name and an /etc/hosts of its own.
+"""Simulate several hosts on one machine, each with its own network interfaces, host name and /etc/hosts.
 
-A host is a process that sleeps in namespaces of its own (network, mounts, host name); `nsenter` starts others there. A
-bridge, in one more network namespace, connects all of them; nothing of the machine's own network changes.
+A host is a sleeping process with its own namespaces (network, mounts, host name), in which `nsenter` starts other
+processes. A bridge in another network namespace connects the hosts; the machine's own network is not changed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ NEEDED = ("ip", "unshare", "nsenter", "mount", "hostname")
 
 
 class UnavailableError(Exception):
-    """This machine, or this user, cannot make namespaces."""
+    """Namespaces cannot be created on this machine or by this user."""
 
 
 class SimulatedHosts:
-    """A context manager that makes hosts, which are counted from 0.
+    """A context manager that creates simulated hosts, which are numbered from 0.
 
     Host i has the address 10.77.0.(i+1) on its interface net0, and 10.78.0.(i+1) on fast0.
 
     Args:
-        folder: for files.
-        names: of the hosts.
-        hosts_files: text of each host's /etc/hosts.
+        folder: folder for temporary files.
+        names: the host names.
+        hosts_files: the content of each host's /etc/hosts.
 
-    Raises UnavailableError when it is entered where namespaces cannot be made.
+    Raises:
+        UnavailableError: on entry, if namespaces cannot be created.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], hosts_files: Sequence[str]) -> None:
@@ -102,7 +103,7 @@ class SimulatedHosts:
             )
 
     def sent_bytes(self, host: int, interface: str) -> int:
-        """Return how many bytes have left a host over an interface."""
+        """Return the number of bytes that a host has sent over an interface."""
         command = [*self.words(host), "cat", "/proc/self/net/dev"]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         return next(int(line.split()[9]) for line in lines if line.split()[0] == f"{interface}:")

@@ -1,9 +1,9 @@
-"""Ranks as threads with a simulated clock: the protocols of fedmpi/comm without a network and without waiting.
+"""Test the protocols of fedmpi/comm with ranks as threads and a simulated clock, without network and real waits.
 
-Time stands still while any thread of any rank runs. Once all of them wait, it jumps to the earliest deadline. A rank
-can be killed or frozen at any point; what it holds (its connections, and the store of rank 0) ends with it. The classes
-under test are the product's own: `ErrorReporter`, `GroupMembership` and `Gloo`; simulated are the
-clock, the store, the process group and the process of a rank.
+The simulated time does not change while any thread of any rank runs. When all threads wait, it jumps to the earliest
+deadline. A rank can be killed or frozen at any point; its connections, and rank 0's store, end with it. The tests use
+the real classes `ErrorReporter`, `GroupMembership` and `Gloo`; the clock, the store, the process group and the rank's
+process are simulated.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fedmpi.comm.launchers import Job
 from fedmpi.comm.rendezvous.store_server import ALL
 from fedmpi.comm.timeouts import Clock, Timeouts
 
-LIMIT_S = 120.0  # of real time, for a whole job: a deadlock of threads that do not wait through the clock
+LIMIT_S = 120.0  # limit of real time for a job, in case threads that do not use the clock are in a deadlock
 
 
 class RankExit(BaseException):
-    """Ends a thread of a rank that is dead."""
+    """Raised in the threads of a dead rank to end them."""
 
 
 class Condition:
@@ -47,7 +47,7 @@ NEVER = Condition(lambda: False)
 
 @dataclass(eq=False)
 class Wait:
-    """One waiting thread."""
+    """A thread of a rank that waits for an event until a deadline."""
 
     rank: SimulatedRank
     event: Any
@@ -59,7 +59,7 @@ class Wait:
 
 
 class SimulatedTime:
-    """The one time of all ranks, which passes only while every thread waits."""
+    """The simulated time of all ranks, which advances only while every thread waits."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -84,14 +84,14 @@ class SimulatedTime:
             return bool(event.is_set())
 
     def wake(self) -> None:
-        """Wake the threads that can go on; if none can and none runs, let time pass until one can."""
+        """Wake the threads that can continue; if none can and none runs, advance the time until one can."""
         ready = [wait for wait in self.waits if wait.can_go_on(self.now)]
         if not ready and not self.running and self.waits:
             deadline = min((wait.deadline for wait in self.waits if not wait.rank.frozen), default=inf)
             frozen = [wait.rank for wait in self.waits if wait.rank.frozen]
             if deadline < inf:
                 self.now = deadline
-            elif frozen:  # nobody else is left
+            elif frozen:  # all other ranks have ended
                 for rank in frozen:
                     rank.dead, rank.code = True, -9
             else:
@@ -121,7 +121,7 @@ class SimulatedTime:
 
 
 class SimulatedStore:
-    """A rank's connection to the store that rank 0 holds."""
+    """A rank's connection to the simulated store, which ends with rank 0."""
 
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank, self.values = rank, rank.job.values
@@ -172,7 +172,7 @@ class SimulatedStore:
             return verdict in self.values or self.values.keys() | there >= set(keys) or self._is_gone()
 
         self.rank.clock.wait(Condition(is_decided), seconds)
-        with self.rank.job.time.lock:  # what the store has decided reaches all ranks, also if rank 0 ends at once
+        with self.rank.job.time.lock:  # the verdict reaches all ranks, even if rank 0 ends immediately afterwards
             if verdict not in self.values:
                 self.check([])
                 missing = [str(each) for each, key in zip(ranks, keys, strict=True) if key not in self.values]
@@ -192,7 +192,7 @@ class SimulatedStore:
 
 
 class SkippingClock(Clock):
-    """Time that passes only where somebody sleeps, and then at once."""
+    """A clock that advances only by calls of `sleep`, which return at once."""
 
     def __init__(self):
         self.time = 0.0
@@ -205,7 +205,7 @@ class SkippingClock(Clock):
 
 
 class RankClock(Clock):
-    """The clock of one rank."""
+    """The clock of one rank, which reads the simulated time and stops the rank's threads while it is frozen."""
 
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank, self.time = rank, rank.job.time
@@ -231,7 +231,7 @@ class RankClock(Clock):
 
 
 class SimulatedProcess:
-    """What a rank prints, and how it ends."""
+    """A simulated process of a rank, which records its messages and its exit code."""
 
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank = rank
@@ -260,9 +260,10 @@ class SimulatedProcess:
 
 
 class SimulatedGroup:
-    """A process group as gloo's: a send ends when its peer has received it, and both fail once the other side is gone.
+    """A process group that behaves like gloo's.
 
-    Its connections end when nobody refers to the group any more, or when its rank dies.
+    A send completes when the peer has received the message; sends and receives fail if the connection to the peer has
+    ended. A member's connections end when its rank dies, or no reference to the group is left.
     """
 
     def __init__(self, rank: SimulatedRank, name: str, place: int) -> None:
@@ -299,11 +300,11 @@ class Message:
 
 
 class Connections:
-    """One member's end of its connections."""
+    """A group member's side of its connections."""
 
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank, self.closed = rank, False
-        self.inbox: dict[int, deque[Message]] = defaultdict(deque)  # by the place of the sender
+        self.inbox: dict[int, deque[Message]] = defaultdict(deque)  # number of the sender in the group -> messages
 
     @property
     def ended(self) -> bool:
@@ -329,15 +330,15 @@ class Work:
 
 @dataclass(eq=False)
 class SimulatedRank:
-    """One rank: what its program may use."""
+    """A simulated rank, which is the argument of the rank's program."""
 
     job: SimulatedJob
     number: int
     dead: bool = False
     frozen: bool = False
-    code: int | None = None  # how its process has ended; -9: killed
+    code: int | None = None  # exit code of its process; -9: killed
     died_at: float = 0.0
-    at_end: dict[str, bytes] = field(default_factory=dict, repr=False)  # what the store sets then
+    at_end: dict[str, bytes] = field(default_factory=dict, repr=False)  # values that the store sets when the rank ends
     comm: Gloo = field(init=False, repr=False)
     error_reporter: ErrorReporter = field(init=False, repr=False)
 
@@ -345,11 +346,11 @@ class SimulatedRank:
         self.clock = RankClock(self)
 
     def die(self, code: int = -9) -> None:
-        """End the process of this rank, whichever rank asks."""
+        """End the process of this rank; any rank may call this."""
         with self.job.time.lock:
             if not self.dead:
                 self.dead, self.code, self.died_at = True, code, self.job.time.now
-                self.job.values.update(self.at_end)  # by the store, as the connection ends
+                self.job.values.update(self.at_end)  # the store sets these when the connection ends
             self.job.time.wake()
 
     def kill(self) -> NoReturn:
@@ -367,7 +368,7 @@ class SimulatedRank:
             self.job.time.wake()
 
     def connect(self) -> Gloo:
-        """What `fedmpi.comm.connect` builds, with simulated parts."""
+        """Connect this rank to the job like `fedmpi.comm.connect`, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
         self.error_reporter = ErrorReporter(job, timeouts, SimulatedProcess(self), lambda: self.job.launcher_alive)
         store = SimulatedStore(self)
@@ -390,22 +391,27 @@ class SimulatedRank:
         return group
 
     def fail(self, error: Exception, code: int = 1) -> NoReturn:
-        """End the job for an error, as the command does."""
+        """End the job because of an error, as the command line does."""
         if isinstance(error, RankTimeoutError):
             error = error.blame(self.error_reporter.find_root_cause(error.peers))
         self.error_reporter.fail(f"error: {error}", code, reacts=isinstance(error, ConnectionLostError))
 
 
 class SimulatedJob:
-    """`size` ranks that run one program each, `per_host` of them on each host, which has a console of its own (None:
-    all on one host). Limits: fields of `Timeouts` other than its defaults."""
+    """A simulated job.
+
+    Args:
+        size: number of ranks.
+        per_host: ranks per host, each of which has its own console; None: all ranks are on one host.
+        limits: fields of `Timeouts` that differ from the defaults.
+    """
 
     def __init__(self, size: int, per_host: int | None = None, **limits: float) -> None:
         self.size, self.per_host, self.limits = size, per_host or size, limits
         self.time = SimulatedTime()
         self.values: dict[str, bytes] = {}
         self.groups: dict[str, dict[int, Connections]] = defaultdict(dict)
-        self.messages: list[tuple[int, str]] = []  # (rank, what it printed)
+        self.messages: list[tuple[int, str]] = []  # (rank, printed text)
         self.errors: list[BaseException] = []
         self.launcher_alive = True
         self.first_of_host: dict[int, SimulatedRank] = {}
@@ -415,9 +421,12 @@ class SimulatedJob:
         return number // self.per_host
 
     def run(self, program: Callable[[SimulatedRank], Any], absent: tuple[int, ...] = ()) -> dict[int, Any]:
-        """Run program(rank) on every rank but the absent ones; {rank: what it returned} of those that came to its end.
+        """Run program(rank) on all ranks that are not absent.
 
-        A frozen rank is killed once all others have ended.
+        A frozen rank is killed when all others have ended.
+
+        Returns:
+            {rank: result}, of the ranks whose programs returned.
         """
         results: dict[int, Any] = {}
 
@@ -426,7 +435,7 @@ class SimulatedJob:
             rank.die(0)
 
         present = [rank for rank in self.ranks if rank.number not in absent]
-        with self.time.lock:  # no thread runs, and no time passes, before all are there
+        with self.time.lock:  # the time must not advance before all threads have started
             threads = [self.time.start(rank, lambda rank=rank: body(rank)) for rank in present]
         for thread in threads:
             thread.join(LIMIT_S)

@@ -1,5 +1,4 @@
-"""Ranks as threads of one process, of which any may die at any of its messages, or lose its patience: the engine's side
-of a lost rank."""
+"""Run ranks as threads of one process, any of which may die at any message or time out, to test rank failures."""
 
 from __future__ import annotations
 
@@ -18,14 +17,19 @@ FOR_EVER = AssertionError("a rank waits for ever")
 
 
 class Dead(BaseException):
-    """Ends the thread of a rank."""
+    """Raised in the thread of a rank to end it."""
 
 
 class Hall:
-    """What the ranks share: boxes for messages, who is dead, who has come to meet."""
+    """The state that the ranks share: queues of messages, the dead ranks, and the votes of those that regroup."""
 
     def __init__(self, size: int, dies: dict[int, Sequence[int]]) -> None:
-        """dies: rank -> the numbers of the messages before which it dies; the first one counts."""
+        """Create the shared state of `size` ranks.
+
+        Args:
+            size: number of ranks.
+            dies: {rank: numbers of messages}, counted from 1; the rank dies before the first of these messages.
+        """
         self.size, self.dies = size, dies
         self.changed = threading.Condition()
         self.boxes: dict[tuple[int, int, int], deque[torch.Tensor]] = defaultdict(deque)  # generation, from, to
@@ -41,7 +45,7 @@ class Hall:
 
 
 class Seat(Communicator):
-    """One rank's place in the hall."""
+    """The communicator of one rank that is a thread."""
 
     can_regroup = ""
 
@@ -51,7 +55,7 @@ class Seat(Communicator):
         self.patience_s = LIMIT_S
 
     def step(self) -> None:
-        """One more message; perhaps the last one."""
+        """Count a message, and end the rank if it is to die before this message."""
         self.count += 1
         hall = self.hall
         if self.count in hall.dies.get(self.rank, ()):
@@ -135,9 +139,12 @@ class Seat(Communicator):
 def play_in_threads(
     size: int, dies: dict[int, Sequence[int]], make: Callable[[Seat], Any], one: Callable[[Any], Any]
 ) -> dict[int, Any]:
-    """rank -> what one(make(its seat)) returned, or the error that it raised; dead ranks are left out.
+    """Run one(make(communicator)) for each rank in a thread.
 
-    What is made is made by one rank after another: torch's global generator gives the initial weights.
+    The calls of `make` run one after another, because torch's global generator draws the initial weights.
+
+    Returns:
+        {rank: the result, or the error that was raised}, without ranks that have died.
     """
     hall, found = Hall(size, dies), dict[int, Any]()
     made = [make(Seat(hall, rank)) for rank in range(size)]
@@ -149,7 +156,7 @@ def play_in_threads(
             return
         except Exception as error:
             found[rank] = error
-            with hall.changed:  # whoever waits for it must not wait for ever
+            with hall.changed:  # wake ranks that wait for this one
                 hall.dead.add(rank)
                 hall.changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""APPFL (`appfl`, tried with 1.12.0): its simulation, in which the clients' agents train one after another."""
+"""Run APPFL (`appfl`, tested with 1.12.0): its simulation, in which the clients' agents train one after another."""
 
 import sys
 import tempfile
@@ -13,7 +13,7 @@ from appfl.vsim import ClientProfile, SyncSimDriver
 from task import asked, images, report
 from torch.utils.data import TensorDataset
 
-LEAN = {"optimize_memory": False}  # else it collects garbage several times a client, which takes seconds
+LEAN = {"optimize_memory": False}  # otherwise it collects garbage several times per client, which takes seconds
 
 
 class Driver(SyncSimDriver):

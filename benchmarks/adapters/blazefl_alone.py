@@ -1,4 +1,4 @@
-"""BlazeFL (`blazefl`, tried with 2.0.3, which wants Python 3.12): its trainer that goes from client to client."""
+"""Run BlazeFL (`blazefl`, tested with 2.0.3, which needs Python 3.12): its trainer of one client after another."""
 
 import sys
 import time

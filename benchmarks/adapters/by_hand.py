@@ -1,4 +1,4 @@
-"""A bare loop in PyTorch; parameters and the mean are lists of tensors."""
+"""Run a plain loop in PyTorch, whose parameters and mean are lists of tensors."""
 
 import sys
 import time

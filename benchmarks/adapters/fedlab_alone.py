@@ -1,4 +1,4 @@
-"""FedLab (`fedlab`, tried with 1.3.0): its standalone pipeline, in which one trainer goes from client to client."""
+"""Run FedLab (`fedlab`, tested with 1.3.0): its standalone pipeline, whose trainer trains one client after another."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""fedmpi in one process, on the task as it is: no checkpoints, no evaluation."""
+"""Run fedmpi in one process on the task, without checkpoints and evaluation."""
 
 import sys
 import time

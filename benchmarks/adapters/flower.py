@@ -1,7 +1,7 @@
-"""Flower (`flwr[simulation]`, tried with 1.41.0 and ray 2.55.1): its simulation, with one actor of one core.
+"""Run Flower (`flwr[simulation]`, tested with 1.41.0 and ray 2.55.1): its simulation, with one actor of one core.
 
-A client is a call of Ray in that actor's process, which gets a message and answers it; what it does there is what
-Flower's own example for PyTorch does.
+A client is a call of Ray in that actor's process, which receives a message and replies to it. The client's code follows
+Flower's own example for PyTorch.
 """
 
 import os

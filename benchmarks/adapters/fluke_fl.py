@@ -1,4 +1,4 @@
-"""fluke (`fluke-fl`, tried with 0.8.1)."""
+"""Run fluke (`fluke-fl`, tested with 0.8.1) on a task."""
 
 import sys
 import time

@@ -1,6 +1,6 @@
-"""pfl-research (`pfl`, tried with 0.6.0) on the task of benchmarks/many_clients.py: python FILE CLIENTS ROWS ROUNDS
+"""Run pfl-research (`pfl`, tested with 0.6.0) on the task of many_clients.py:   python FILE CLIENTS ROWS ROUNDS
 
-Which rows a client has is two arrays, of which a client's rows are taken when it is drawn.
+Two arrays describe which rows a client has; a client's rows are selected when the client is drawn.
 """
 
 import sys

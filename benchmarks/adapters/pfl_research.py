@@ -1,4 +1,4 @@
-"""pfl-research (`pfl`, tried with 0.6.0)."""
+"""Run pfl-research (`pfl`, tested with 0.6.0) on a task."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
-"""The tasks of benchmarks/peers.py and benchmarks/many_clients.py, for programs of any kind: needs torch alone.
+"""The tasks of benchmarks/peers.py and benchmarks/many_clients.py for adapters of any program; it needs only torch.
 
-An adapter is a file of this folder that trains the task with another program and ends with `report(seconds)`; the first
-argument names the task, the second the rounds. Nothing is evaluated where the program lets one choose.
+An adapter is a file of this folder that trains a task with another program and ends with `report(seconds)`. Its first
+argument is the name of the task, the second one the number of rounds. Adapters switch evaluation off if they can.
 """
 
 import json
@@ -21,13 +21,13 @@ FEATURES, CLASSES, COHORT, BATCH, LR = 16, 10, 50, 50, 0.05  # of many_clients.p
 
 
 def asked():
-    """(the task, rounds)"""
+    """Return the task and the number of rounds from the command line."""
     torch.set_num_threads(1)
     return TASKS[sys.argv[1]], int(sys.argv[2])
 
 
 def images(task):
-    """x (clients, samples, 1, 28, 28), y (clients, samples)"""
+    """Return random images x (clients, samples, 1, 28, 28) and labels y (clients, samples)."""
     g = torch.Generator().manual_seed(0)
     shape = task["clients"], task["samples"]
     return torch.randn(*shape, 1, 28, 28, generator=g), torch.randint(10, shape, generator=g)
@@ -35,12 +35,12 @@ def images(task):
 
 @cache
 def images_of(name):
-    """`images` of the task with this name, made once."""
+    """Return the images of the task with this name, created once per process."""
     return images(TASKS[name])
 
 
 def model(name):
-    """Softmax regression, or the CNN of FedAvg's paper."""
+    """Return the model of a task: softmax regression, or the CNN of FedAvg's paper."""
     torch.manual_seed(0)
     if name == "softmax":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
@@ -50,17 +50,17 @@ def model(name):
 
 
 def report(seconds):
-    """seconds: of each round."""
+    """Print the seconds of each round as JSON."""
     print(json.dumps(seconds))
 
 
 def numbers(rows):
-    """x (rows, FEATURES), y (rows,)"""
+    """Return random data x (rows, FEATURES) and labels y (rows,)."""
     g = torch.Generator().manual_seed(0)
     return torch.randn(rows, FEATURES, generator=g), torch.randint(CLASSES, (rows,), generator=g)
 
 
 def report_peak():
-    """The most memory that this process has held, in bytes."""
+    """Print the peak memory of this process in bytes."""
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     print(json.dumps({"peak": int(found[1]) * 1024}), flush=True)

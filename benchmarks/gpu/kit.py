@@ -1,14 +1,14 @@
 """Check and measure a machine with one GPU, without a network.   python3 benchmarks/gpu/kit.py [PART ...] [--quick]
 
-Seconds a round next to loops written by hand, and memory; then the tests of tests/jobs/gpu (the communication battery
-over NCCL and gloo, every method alone and over ranks that share the GPU, the same bits twice and after going on).
---quick: what users start, about one minute: `fedmpi run` in bf16, with an LSTM, with packs, with all analyses, with
-rank 0 on the CPU, compiled; and a profile of ten steps. --device cpu does the same with small shares of the tasks;
---device simulated does so on the GPUs of tests/simulated_cuda.py, without what they cannot do.
+Measures memory and the seconds of a round, compared with loops by hand; then runs the tests of tests/jobs/gpu (tests of
+communication over NCCL and gloo, every method alone and over ranks that share the GPU, the same bits in two runs and
+after a resume). --quick: typical runs, about one minute: `fedmpi run` in bf16, with an LSTM, with packed clients, with
+all analyses, with rank 0 on the CPU, compiled; and a profile of ten steps. --device cpu runs the same with smaller
+tasks; --device simulated runs on the GPUs of tests/simulated_cuda.py, without parts that they do not support.
 
-It needs a Python with torch; what else is missing is listed first, with the commands that bring it. Each part has a
-time limit, at which all its processes are ended; a part that fails does not stop the others; exit code 1 then. Results
-are in one JSON file, written anew after each part. --page FILE.json writes them into docs/gpu.md.
+A Python with torch is required; other missing packages are listed first, with the commands that install them. Each part
+has a time limit, at which all its processes are ended. If a part fails, the others are run, and the exit code is 1.
+Results are written to one JSON file, which is updated after each part. --page FILE.json writes them to docs/gpu.md.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from measure import machine, read  # noqa: E402
 SIMULATION = "tests/simulated_cuda.py"
 PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "build" / "gpu"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
-MARK = "FEDMPI_GPU_PART"  # the environment variable by which the processes of a part are known
+MARK = "FEDMPI_GPU_PART"  # the environment variable that identifies the processes of a part
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
 PROBE_S = 120  # the first use of a GPU after the machine has started can take that long
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "pytest-xdist": "xdist"}  # else the package's own name
@@ -57,7 +57,7 @@ print(json.dumps(found))
 
 class Part(NamedTuple):
     name: str
-    words: list[str]  # of its command, after the interpreter
+    words: list[str]  # arguments of its command, after the interpreter
     limit_s: float
 
 
@@ -99,9 +99,9 @@ def what_users_start(device: str, folder: Path) -> Iterator[Part]:
 
 
 def simulate(part: Part) -> Part:
-    """The same part with GPUs that are simulated on the CPU, by a program that starts its script or its module."""
+    """Return the part with the command changed so that its script or module runs on simulated GPUs."""
     server = "benchmarks/gpu/server_without_gpu.py"
-    if "pytest" in part.words:  # which starts processes with a simulation of their own
+    if "pytest" in part.words:  # the tests start processes with a simulation of their own
         return part
     options = ["--gpus", "2", "--server-on-cpu"] if server in part.words else []
     at = part.words.index(server) if options else 2 * (part.words[0] == "-W")
@@ -109,7 +109,7 @@ def simulate(part: Part) -> Part:
 
 
 def write_texts(folder: Path) -> list[str]:
-    """Write texts of this project as those of four authors; return the words of a config that reads them."""
+    """Write four texts of this project as texts of four authors; return the overrides of a config that reads them."""
     (folder / "authors").mkdir()
     for file in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"):
         shutil.copy(ROOT / file, folder / "authors" / f"{Path(file).stem}.txt")
@@ -120,7 +120,7 @@ def write_texts(folder: Path) -> list[str]:
 
 
 def write_pictures(folder: Path) -> list[str]:
-    """Write random pictures that are resized when read; return the words of a config that reads them."""
+    """Write random images that are resized when read; return the overrides of a config that reads them."""
     import numpy as np
 
     x = np.random.default_rng(0).integers(0, 256, (400, 3, 40, 36), dtype=np.uint8)
@@ -129,9 +129,9 @@ def write_pictures(folder: Path) -> list[str]:
     return [f"data={{source: npz, root: '{folder}', path: pictures.npz, augment: [{{resize: 32}}, flip], {partition}}}"]
 
 
-# ---- what it needs ----
+# ---- required packages ----
 def requirements(with_tests: bool) -> list[str]:
-    """The packages that fedmpi, and the tests if wanted, depend on, as pyproject.toml names them."""
+    """Return the packages that fedmpi, and the tests if wanted, depend on, as named in pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text()  # Python 3.10 has no reader of TOML
     wanted = re.findall(r'"(.*?)"', re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
     dev = re.findall(r'"(.*?)"', re.search(r"^dev = \[(.*)\]$", text, re.MULTILINE)[1])
@@ -150,7 +150,7 @@ def version_of(package: str) -> str:
 
 
 def find_missing(wanted: list[str]) -> dict[str, str]:
-    """{requirement: why it is not met}"""
+    """Return {requirement: why it is not met}."""
     missing = {}
     for requirement in wanted:
         name = name_of(requirement)
@@ -167,17 +167,17 @@ def numbers(version: str) -> list[int]:
 
 
 def explain(missing: dict[str, str]) -> str:
-    """Say what is missing, and the commands that bring it, for this Python, from a machine with a network."""
+    """Return a message about missing packages, with commands that download them for this Python on another machine."""
     torch, numpy = version_of("torch"), version_of("numpy")
     system = [f"--platform {tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     python = f"--python-version {sys.version_info.major}.{sys.version_info.minor} --implementation cp"
     download = f"python3 -m pip download --dest wheels --only-binary=:all: {python} {' '.join(system)}"
-    # torchvision depends on torch: pip would bring a second one, which would hide the one that is here.
+    # torchvision depends on torch: pip would install a second torch, which would hide the existing one.
     stays = torch and "torch" not in map(name_of, missing)
     vision = [each for each in missing if name_of(each) == "torchvision" and stays]
     others = [each for each in missing if each not in vision] + ["pillow"] * bool(vision)
     if others and numpy and "numpy" not in map(name_of, others):
-        others.append(f"numpy=={numpy}")  # the one that torch here was tried with
+        others.append(f"numpy=={numpy}")  # keep the installed version, with which this torch works
     lines = [f"{download} {shlex.join(others)}"] * bool(others)
     if vision:
         minor = numbers(torch)[1] + 15  # torch 2.6 and torchvision 0.21 belong together, and so on
@@ -204,16 +204,16 @@ def explain(missing: dict[str, str]) -> str:
 
 # ---- processes ----
 def environment() -> dict[str, str]:
-    """That of a part: fedmpi is found here, and what the caller's PYTHONPATH names stays on it."""
+    """Return the environment of a part: the caller's, with this fedmpi first on PYTHONPATH."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    defaults = {"OMP_NUM_THREADS": "1", "FEDMPI_SECRET": secrets.token_hex(32)}  # no file in anybody's home
+    defaults = {"OMP_NUM_THREADS": "1", "FEDMPI_SECRET": secrets.token_hex(32)}  # write no file to the home directory
     return defaults | os.environ | {"PYTHONPATH": path}
 
 
 def run(words: list[str], limit_s: float) -> tuple[int, str, float]:
-    """Run Python with these words in a process group of its own: (exit code, what it printed, seconds)."""
+    """Run Python with these arguments in a new process group; return the exit code, the output and the seconds."""
     mark, began = secrets.token_hex(8), time.perf_counter()
-    with tempfile.TemporaryFile("w+", errors="replace") as output:  # a pipe would last as long as any grandchild
+    with tempfile.TemporaryFile("w+", errors="replace") as output:  # a grandchild could keep a pipe open
         process = subprocess.Popen(
             [sys.executable, *words],
             cwd=ROOT,
@@ -234,7 +234,7 @@ def run(words: list[str], limit_s: float) -> tuple[int, str, float]:
 
 
 def end(process: subprocess.Popen, mark: str) -> None:
-    """End all processes of a part: its group, and the ranks, to which torchrun gives groups of their own."""
+    """End all processes of a part: its process group, and the ranks, to which torchrun gives groups of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = marked(mark)
         if process.poll() is None:
@@ -248,7 +248,7 @@ def end(process: subprocess.Popen, mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that have inherited the mark, which a rank keeps in whatever group it is."""
+    """Return the ids of the processes that have inherited the mark, an environment variable, in any process group."""
     found = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -258,7 +258,10 @@ def marked(mark: str) -> list[int]:
 
 
 def probe() -> dict[str, object]:
-    """What torch says of the GPU: in a process of its own, as it keeps memory there, and a broken driver hangs."""
+    """Return what torch reports about the GPU.
+
+    It is asked in a child process, since it allocates memory on the GPU, and a broken driver may hang.
+    """
     code, text, _ = run(["-W", "ignore", "-c", PROBE], PROBE_S)
     lines = text.strip().splitlines() or [""]
     found = (
@@ -275,14 +278,14 @@ def probe() -> dict[str, object]:
 
 # ---- results ----
 def save(found: dict, path: Path) -> None:
-    """Write the file; whoever reads it meets the old one or the new one, whole."""
+    """Replace the file of results atomically, so that readers never see a part of it."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(found, indent=1) + "\n")
     new.replace(path)
 
 
 def table(found: dict) -> str:
-    """The lines between the markers of docs/gpu.md."""
+    """Return the table of results that is inserted between the markers of docs/gpu.md."""
     head = "; ".join(f"{key} {value}" for key, value in found["machine"].items() if value is not None)
     state = f", {found['seconds']} s" if found["running"] is None else f", broken off in {found['running']}"
     lines = [f"`{found['command']}` on {found['device']}{state}: {head}.", ""]
@@ -305,7 +308,7 @@ def table(found: dict) -> str:
 
 
 def fill(page: str, text: str) -> str:
-    """The page with `text` between its markers."""
+    """Return the page with `text` between its markers."""
     head, rest = page.split(BEGIN)
     return f"{head}{BEGIN}{text}{END}{rest.split(END)[1]}"
 
@@ -321,13 +324,13 @@ def main() -> None:
     if asked.page:
         PAGE.write_text(fill(PAGE.read_text(), table(json.loads(asked.page.read_text()))))
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as if by Ctrl-C: the part that runs is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as for Ctrl-C, so that the running part is ended, too
     with tempfile.TemporaryDirectory(prefix="fedmpi-gpu-") as folder:
         sys.exit(check(asked, parser, Path(folder)))
 
 
 def check(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> int:
-    """Run the parts that were asked for; return the exit code."""
+    """Run the selected parts; return the exit code."""
     wanted = requirements(with_tests=not asked.quick and (not asked.parts or "test_" in "".join(asked.parts)))
     missing = find_missing(wanted)
     if missing:

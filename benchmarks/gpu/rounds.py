@@ -1,16 +1,17 @@
-"""A round on a device, next to the same work by hand.   python benchmarks/gpu/rounds.py [cnn cifar10 packed profile]
+"""Compare a round on a device with a loop by hand.   python benchmarks/gpu/rounds.py [cnn cifar10 packed profile]
 
-cnn       100 clients of 600 grey 28x28 images, 10 a round, the 1.66 M-parameter CNN, batch 50, one local epoch,
-          momentum 0.9; the global model on 10,000 images
+cnn       100 clients of 600 grey 28x28 images, 10 per round, the 1.66 M-parameter CNN, batch 50, one local epoch,
+          momentum 0.9; the global model is evaluated on 10,000 images
 cifar10   pfl-research's configuration (its benchmarks/image_classification/configs/baseline.yaml): 1,000 users of 50
-          colour 32x32 images, cohort 50, two 3x3 convolutions, pool, dropout, 128, 1.63 M parameters, batch 10, one
-          local epoch, SGD without momentum, all users alike; no evaluation
-packed    1,000 clients of 30 images, 100 a round, softmax regression, batches of 10: fedmpi with compute.pack: 32 next
-          to fedmpi one client after another
+          colour 32x32 images, cohort 50, two 3x3 convolutions, pooling, dropout, 128 units, 1.63 M parameters, batch
+          10, one local epoch, SGD without momentum, uniform weights; no evaluation
+packed    1,000 clients of 30 images, 100 per round, softmax regression, batches of 10: fedmpi with compute.pack: 32
+          compared with fedmpi training one client after another
 profile   only if named: ten steps of one client of the CNN by operation, and how often the host waited for the device
-By hand, per client: copy w into the model, take the steps with torch's fused kernel on the model's own parameters, add
-the difference to a sum. All images lie on the device. In turn in one process; medians and their ratio. Random images:
-speed does not depend on what they show. Memory is the most that torch held on the GPU while fedmpi's round ran.
+The loop by hand, for each client: copy w into the model, make the steps with torch's fused kernel on the model's own
+parameters, add the difference to a sum. All images are on the device. Both run in turn in one process; results are
+medians and their ratio. The images are random, since their content does not affect speed. Memory is torch's peak on the
+GPU during fedmpi's round.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from fedmpi.data.federated import split
 from fedmpi.runtime import build
 
 LR = 0.1
-PROFILED = {  # what is counted of a profile: how its names begin
+PROFILED = {  # name of a count -> beginnings of the names of operations in the profile that it counts
     "kernel launches": ("cudaLaunchKernel", "cuLaunchKernel"),
     "graph launches": ("cudaGraphLaunch",),
     "copies": ("cudaMemcpy",),
@@ -49,7 +50,7 @@ PROFILED = {  # what is counted of a profile: how its names begin
 
 
 def simple_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """The model of pfl-research's benchmarks."""
+    """Return the model of pfl-research's benchmarks."""
     flat = 64 * math.prod((side - 4) // 2 for side in input_shape[1:])
     layers = [nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [nn.Dropout(0.25), nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Dropout(0.5)]
@@ -57,7 +58,7 @@ def simple_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 def cnn(rounds, share):
-    """(settings, data), 1/share of it all."""
+    """Return the settings and data of the task cnn, with 1/share of its images."""
     return settings(rounds, True), split(images(100, 600 // share, 10_000 // share), "iid", 100, 0, "global")
 
 
@@ -82,7 +83,7 @@ def cifar10(rounds, share):
 
 
 class ByHand:
-    """The leanest loop that does the same; parameters and gradients are the model's own."""
+    """A minimal loop that does the same work on the model's own parameters and gradients."""
 
     def __init__(self, s, module, data, evaluates):
         self.module, self.data, self.evaluates = module, data, evaluates
@@ -126,7 +127,7 @@ class ByHand:
 
 
 def wait(device):
-    """Until the device has done what it was told."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -162,7 +163,7 @@ def compare(name, device, rounds, share):
 
 
 def packed(device, rounds, share):
-    """32 clients at once, next to one by one."""
+    """Compare training 32 clients at once with training them one by one."""
     clients, sides = 1000 // share, {}
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(clients * 30, 1, 28, 28, generator=g), torch.randint(10, (clients * 30,), generator=g)

@@ -1,4 +1,4 @@
-"""`fedmpi` on several ranks, of which rank 0 sees no GPU.   torchrun ... server_without_gpu.py run CONFIG"""
+"""Run `fedmpi` on several ranks, with the GPU hidden from rank 0.   torchrun ... server_without_gpu.py run CONFIG"""
 
 import os
 

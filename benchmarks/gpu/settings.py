@@ -1,7 +1,8 @@
-"""What each setting of `compute` gains on a GPU, next to a round without it.   python benchmarks/gpu/settings.py
+"""Measure the effect of each setting of `compute` on the time of a round on a GPU.   python benchmarks/gpu/settings.py
 
-Both sides are fedmpi, on the same data and device, in turn in one process; medians of their seconds and their ratio.
-Random images: speed does not depend on what they show. Names on the command line choose some of SETTINGS.
+fedmpi runs with and without the setting, on the same data and device, in turn in one process; results are medians of
+the seconds and their ratio. The images are random, since their content does not affect speed. Names on the command line
+select some of SETTINGS.
 """
 
 import argparse
@@ -29,11 +30,11 @@ from fedmpi.runtime.device import set_numerics
 
 class Setting(NamedTuple):
     model: str
-    shape: tuple[int, ...]  # of an image
-    samples: int  # of a client
+    shape: tuple[int, ...]  # shape of an image
+    samples: int  # samples per client
     batch_size: int
-    change: dict  # of the config
-    without: dict = {}  # on the other side
+    change: dict  # changes of the config
+    without: dict = {}  # changes of the config for the side without the setting
 
 
 GRAPHS, ONE_BY_ONE = {"compute": {"graphs": True}}, {"compute": {"graphs": False}}
@@ -54,7 +55,7 @@ CLIENTS = 10
 
 
 def make_round(setting, change, device, rounds, share):
-    """Return a function that makes the next round of a federation, and the config's numerics set."""
+    """Return a function that sets the config's numerics and runs the next round of a federation."""
     g, n = torch.Generator().manual_seed(0), CLIENTS * (setting.samples // share) + 100
     x, y = torch.randn(n, *setting.shape, generator=g), torch.randint(10, (n,), generator=g)
     tree = {

@@ -1,7 +1,7 @@
-"""FedLab (`fedlab`, tried with 1.3.0) on a task handed over:  python by_fedlab.py FOLDER ...
+"""Run FedLab (`fedlab`, tested with 1.3.0) on tasks from fedmpi:  python by_fedlab.py FOLDER ...
 
 options: {"algorithm": "fedprox", "handler": "FedProxServerHandler", "trainer": "FedProxSerialClientTrainer",
-"setup": arguments of the trainer's setup_optim, "server": of the handler's}.
+"setup": arguments of the trainer's setup_optim, "server": arguments of the handler's setup_optim}.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""flgo (`flgo`, tried with 0.4.4) on a task handed over:  python by_flgo.py FOLDER ...
+"""Run flgo (`flgo`, tested with 0.4.4) on tasks from fedmpi:  python by_flgo.py FOLDER ...
 
-options: {"algorithm": "feddyn", "args": the algorithm's own}. Its clients' `train` and its server's `aggregate` as they
-are; who calls them is this file, as flgo's own rounds read tasks from disk.
+options: {"algorithm": "feddyn", "args": arguments of the algorithm}. The clients' `train` and the server's `aggregate`
+are flgo's; this file calls them, because flgo's own rounds read tasks from disk.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 
 class Net(FModule):
-    task = None  # flgo makes new ones without arguments
+    task = None  # a class attribute, since flgo creates instances without arguments
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Net(FModule):
 
 
 class Calculator:
-    """What a flgo task tells: the loss and the optimiser; it keeps the losses."""
+    """The part of a flgo task that provides the loss and the optimiser; it also records the losses."""
 
     def __init__(self):
         self.losses = []

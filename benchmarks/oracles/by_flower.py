@@ -1,9 +1,9 @@
-"""Flower's server rules (`flwr`, tried with 1.42.0) on models that clients of fedmpi trained:
+"""Run Flower's aggregation rules (`flwr`, tested with 1.42.0) on models that clients of fedmpi have trained:
 
     python by_flower.py FOLDER ...
 
-options: {"strategy": "FedAdam", "options": {...}}: of flwr.serverapp.strategy. Nothing is trained here: the strategy
-gets what the clients of each round sent, with their samples as weights where "weighted" is true.
+options: {"strategy": a class of flwr.serverapp.strategy such as "FedAdam", "options": {...}}. Nothing is trained here:
+the strategy gets the uploads of each round's clients, with their numbers of samples as weights if "weighted" is true.
 """
 
 import logging
@@ -17,7 +17,7 @@ from task import serve
 
 
 class Grid:
-    """The nodes, as far as a strategy asks for them."""
+    """A grid of nodes with the methods that a strategy calls."""
 
     def __init__(self, m):
         self.m = m
@@ -46,5 +46,5 @@ def run(task):
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # messages ask for them
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # messages need them
     serve(run)

@@ -1,7 +1,7 @@
-"""fluke (`fluke-fl`, tried with 0.8.1) on a task handed over:  python by_fluke.py FOLDER ...
+"""Run fluke (`fluke-fl`, tested with 0.8.1) on tasks from fedmpi:  python by_fluke.py FOLDER ...
 
-options: {"algorithm": "fedprox.FedProx", "client": {...}, "server": {...}, "kept": what of a client is compared}. The
-algorithm is fluke's as it is; given to it are the loaders (our passes), the initial model and who takes part.
+options: {"algorithm": "fedprox.FedProx", "client": {...}, "server": {...}, "kept": the part of a client to compare}.
+The algorithm is fluke's; it gets loaders with fedmpi's passes, the initial model and the cohorts.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from task import flat, serve
 
 
 class Loader(FastDataLoader):
-    """A client's rows, pass after pass as handed over."""
+    """A client's rows; each iteration yields the next pass in fedmpi's order."""
 
     def __init__(self, task, client):
         rows = task.rows(client)
@@ -57,7 +57,7 @@ class Watch(FederationObserver, ClientObserver):
 
 
 def kept(client, what):
-    """What a client has after the last round; zeros for one that has nothing."""
+    """Return the part of a client to compare after the last round: prototypes, a model, or a part of a model."""
     if what == "prototypes":
         return client.prototypes
     model = client.personalized_model if what == "personal" else client.model
@@ -81,7 +81,7 @@ def run(task):
     }
     found = importlib.import_module(f"fluke.algorithms.{module}")
     algorithms = getattr(found, name)
-    if hasattr(found, "FastDataLoader"):  # what a client makes of its own rows comes as handed over, too
+    if hasattr(found, "FastDataLoader"):  # loaders that clients create use fedmpi's order, too
         found.FastDataLoader = lambda x, y, **_: Loader(task, task.owner(x))
     if asked.get("own_model"):
         client["model"] = deepcopy(model)
@@ -91,13 +91,13 @@ def run(task):
     )
     settings = DDict(model=given, client=DDict(client), server=server)
     fluke, watch = algorithms(task.clients, Splitter(task), settings), Watch(task)
-    if asked.get("copies"):  # a model given by name is made anew for each client, one given as a module is not
+    if asked.get("copies"):  # fluke creates one model per client if it is given by name, but not if given as a module
         for each in fluke.clients:
             each.model = deepcopy(each.model)
     watch.algorithm, cohorts = fluke, iter(task.cohorts.tolist())
     fluke.server.get_eligible_clients = lambda _: [fluke.clients[k] for k in next(cohorts)]
     fluke.set_callbacks([watch])
-    fluke.finalize = lambda: None  # evaluation and fine-tuning after the last round
+    fluke.finalize = lambda: None  # skip evaluation and fine-tuning after the last round
     fluke.run(len(task.cohorts), task.cohorts.shape[1] / task.clients)
     what = asked.get("kept")
     own_parts = [kept(each, what) for each in fluke.clients] if what else []

@@ -1,7 +1,7 @@
-"""pfl-research (`pfl`, tried with 0.6.0) on a task handed over:  python by_pfl.py FOLDER ...
+"""Run pfl-research (`pfl`, tested with 0.6.0) on tasks from fedmpi:  python by_pfl.py FOLDER ...
 
-options: {"algorithm": "fedavg" | "fedprox" | "scaffold", "weighting": "samples" | "uniform", "mu": of fedprox,
-"central": [name in torch.optim, its options]}. pfl forms updates in float32.
+options: {"algorithm": "fedavg" | "fedprox" | "scaffold", "weighting": "samples" | "uniform", "mu": for fedprox,
+"central": [name in torch.optim, its options]}. pfl computes updates in float32.
 """
 
 import torch
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 class User(Dataset):
-    """A client's rows, pass after pass as handed over."""
+    """A client's rows, in passes in fedmpi's order."""
 
     def __init__(self, task, client):
         rows = task.rows(client)
@@ -49,7 +49,7 @@ class User(Dataset):
     def iter(self, batch_size):
         if batch_size == self.task.batch:
             yield from self.task.passes(self.client)
-        else:  # it looks at all rows before it trains
+        else:  # pfl reads all rows before it trains
             yield from super().iter(batch_size)
 
 

@@ -1,8 +1,9 @@
-"""PFLlib (github.com/TsingZ0/PFLlib, tried with d832e76) on a task handed over:  python by_pfllib.py FOLDER ...
+"""Run PFLlib (github.com/TsingZ0/PFLlib, tested with d832e76) on tasks from fedmpi:  python by_pfllib.py FOLDER ...
 
-PFLlib is no package: its folder `system` must be on the interpreter's path. options: {"server": "serverprox.FedProx",
-"args": of its command line, "kept": what of a client is compared, "whole": whether a pass is one batch, so that its
-order does not matter}. Replaced are what reads files, the loaders, who takes part, and evaluation; losses are not told.
+PFLlib is not a package: its folder `system` must be on the interpreter's path. options: {"server":
+"serverprox.FedProx", "args": command-line arguments, "kept": the part of a client to compare, "whole": whether a pass
+is one batch, so that its order does not matter}. This file replaces the reading of files, the loaders, the choice of
+the cohort and the evaluation. Losses are not compared, since PFLlib does not report them.
 """
 
 import importlib
@@ -14,11 +15,11 @@ import torch
 from task import Loader, flat, serve
 from utils import data_utils
 
-data_utils.read_client_data = lambda *_, **__: []  # before flcore takes it; the task's rows come in `run`
+data_utils.read_client_data = lambda *_, **__: []  # before flcore imports it; `run` provides the rows
 
 from flcore.trainmodel.models import BaseHeadSplit  # noqa: E402
 
-USUAL = {  # of main.py
+USUAL = {  # defaults of main.py
     "algorithm": "",
     "dataset": "",
     "device": "cpu",

@@ -1,4 +1,4 @@
-"""What is compared: a method in fedmpi, the same in another program, and how the other one differs where it does."""
+"""The cases that are compared: a method in fedmpi and in another program, with the reason of known differences."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,11 +8,18 @@ UNIFORM = {"cohort.weighting": "uniform"}
 
 @dataclass(frozen=True)
 class Case:
-    """One method in two programs.
+    """A method in fedmpi and in another program.
 
-    ours: settings (ours.py); theirs: what by_PEER.py is told. kept: what clients keep, by our name, is compared, too.
-    why: where they differ, the key of the explanation in docs/oracles.md; reading: settings with which fedmpi does
-    what the other program does (readings.py), which must take the difference away.
+    Args:
+        peer: the other program.
+        method: the label of the method.
+        ours: settings of fedmpi (ours.py).
+        theirs: options for by_PEER.py.
+        kept: a slot of fedmpi's client state that is compared, too.
+        loss: compare the clients' mean loss.
+        why: if they differ, the key of the explanation in docs/oracles.md.
+        reading: settings with which fedmpi uses the other program's equations (readings.py), so that the difference
+            must vanish.
     """
 
     peer: str

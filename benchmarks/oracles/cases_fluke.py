@@ -6,7 +6,11 @@ from cases import ADAM, SGD_SERVER, UNIFORM, Case, method, reading, server
 
 
 def fluke(label: str, ours: dict[str, Any], algorithm: str, *, samples: bool = False, **more: Any) -> Case:
-    """samples: means weighted by samples, else uniform. client, server, own_model, shared, kept_there: see by_fluke."""
+    """Return a case for fluke.
+
+    samples: means are weighted by samples, otherwise uniform; `client`, `server`, `own_model`, `shared` and
+        `kept_there` are options of by_fluke.py.
+    """
     case = {key: more.pop(key) for key in ("kept", "loss", "why", "reading") if key in more}
     server = {"weighted": samples, **more.pop("server", {})}
     kept = {"kept": more.pop("kept_there")} if "kept_there" in more else {}

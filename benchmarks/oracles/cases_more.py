@@ -1,4 +1,4 @@
-"""What pfl-research, FedLab, PFLlib and flgo train, and the rules by which Flower aggregates."""
+"""Cases for the methods of pfl-research, FedLab, PFLlib and flgo, and for Flower's aggregation rules."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from cases import ADAM, SGD_SERVER, UNIFORM, Case, method, reading, server
 
 
 def fedlab(label: str, ours: dict[str, Any], algorithm: str, name: str, **more: Any) -> Case:
-    """setup, server: arguments of the trainer's and the handler's setup_optim."""
+    """Return a case for FedLab; setup, server: arguments of the trainer's and of the handler's setup_optim."""
     case = {key: more.pop(key) for key in ("why", "reading") if key in more}
     theirs = {"algorithm": algorithm, "handler": f"{name}ServerHandler", "trainer": f"{name}SerialClientTrainer"}
     case |= {"reading": UNIFORM | case["reading"]} if "reading" in case else {}
@@ -42,7 +42,7 @@ FEDLAB = [
 
 
 def pfl(label: str, ours: dict[str, Any], algorithm: str, *, samples: bool = False, **more: Any) -> Case:
-    """mu: of fedprox; central: the server's optimiser, a name in torch.optim and its options."""
+    """Return a case for pfl-research; mu: for fedprox; central: name in torch.optim and options for the server."""
     case = {key: more.pop(key) for key in ("why", "reading") if key in more}
     weights = {} if samples else UNIFORM
     theirs = {"algorithm": algorithm, "weighting": "samples" if samples else "uniform", **more}
@@ -80,7 +80,7 @@ PFL = [
 
 
 def flower(label: str, ours: dict[str, Any], strategy: str, *, weighted: bool = True, **more: Any) -> Case:
-    """weighted: by samples, else uniform; options: of the strategy."""
+    """Return a case for Flower; weighted: weights by samples, otherwise uniform; options: of Flower's strategy."""
     case = {key: more.pop(key) for key in ("why", "reading") if key in more}
     theirs = {"strategy": strategy, "weighted": weighted, "options": {"fraction_train": 1.0, **more}}
     return Case("flower", label, ours if weighted else UNIFORM | ours, theirs, loss=False, **case)
@@ -140,7 +140,10 @@ FLOWER = [
 
 
 def pfllib(label: str, ours: dict[str, Any], name: str, *, samples: bool = False, **more: Any) -> Case:
-    """name: of the server's module and class; kept_there: an attribute of the client; more: of its args."""
+    """Return a case for PFLlib.
+
+    name: the server's module and class; kept_there: the client's attribute to compare; more: PFLlib's arguments.
+    """
     case = {key: more.pop(key) for key in ("kept", "why", "reading") if key in more}
     weights = {} if samples else UNIFORM
     kept, whole = more.pop("kept_there", None), more.pop("whole", False)

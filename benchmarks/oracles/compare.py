@@ -1,12 +1,12 @@
-"""The same run in fedmpi and in other programs: the same rows, batches, initial weights and cohorts.
+"""Compare runs in fedmpi and in other programs with the same rows, batches, initial weights and cohorts.
 
     python benchmarks/oracles/compare.py [PEER[:METHOD] ...] [--python PEER=INTERPRETER ...] [--to results/oracles.csv]
 
-Each method of cases_*.py runs in fedmpi, which writes down what it started from and which batches it drew; by_PEER.py
-runs the same in the other program, as a process of its own, since that may need other versions: --python names the
-interpreter that has it (default: this one). Five small uneven clients, three of them a round, three rounds, float64.
-Compared are the clients' mean loss, the global model and, where there are some, the clients' own models. A program that
-is not installed is said to be so. Lines of the CSV that this call did not make anew stay as they are.
+Each method of cases_*.py runs in fedmpi, which writes its initial weights and its batches to a file; by_PEER.py repeats
+the run in the other program. It is a process of its own, since the program may need other versions of packages:
+--python names its interpreter (default: this one). Five small clients of different sizes, three per round, three
+rounds, float64. The clients' mean loss, the global model and, if there are any, the clients' own models are compared.
+If a program is not installed, a message says so. Lines of the CSV about other programs or methods are kept.
 """
 
 import argparse
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for the methods of readings.py
+sys.path.insert(0, str(HERE))  # so that configs find the methods of readings.py
 
 import ours  # noqa: E402
 from cases import Case  # noqa: E402
 from cases_fluke import FLUKE  # noqa: E402
 from cases_more import FEDLAB, FLGO, FLOWER, PFL, PFLLIB  # noqa: E402
 
-PEERS = {  # name: (package, the module that must import)
+PEERS = {  # name: (package, module that must be importable)
     "fluke": ("fluke-fl", "fluke"),
     "pfl": ("pfl", "pfl.algorithm.scaffold"),
     "fedlab": ("fedlab", "fedlab.core.standalone"),
@@ -46,12 +46,12 @@ except importlib.metadata.PackageNotFoundError:
     print(subprocess.run(['git', '-C', place, 'log', '-1', '--format=%h'], capture_output=True, text=True).stdout)
 """  # the package's version, or the commit of its sources
 COLUMNS = ("peer", "version", "method", "what", "ours", "theirs", "relative", "with_reading", "verdict", "why")
-AGREE = 1e-5  # relative
+AGREE = 1e-5  # largest relative difference of values that agree
 CASES = [*FLUKE, *PFL, *FEDLAB, *FLOWER, *PFLLIB, *FLGO]
 
 
 def version(peer: str, python: str) -> str | None:
-    """Of an installed program; None where it does not import."""
+    """Return the version of an installed program; None if it cannot be imported."""
     package, module = PEERS[peer]
     words = [python, "-W", "ignore", "-c", FOUND.format(package=package, module=module)]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -59,9 +59,10 @@ def version(peer: str, python: str) -> str | None:
 
 
 def figures(mine: ours.Ours, theirs: dict[str, torch.Tensor], case: Case) -> dict[str, tuple[float, float, float]]:
-    """what -> (a number of ours, the same of theirs, the relative difference).
+    """Return {quantity: (fedmpi's value, the other program's value, the relative difference)}.
 
-    Of models: how far they moved from the initial weights, and the distance of the two over the longer way.
+    The values of models are their distances from the initial weights; the relative difference is the distance between
+    the two models divided by the larger of these.
     """
     found = {}
     if case.loss and "loss" in theirs:
@@ -82,7 +83,7 @@ def figures(mine: ours.Ours, theirs: dict[str, torch.Tensor], case: Case) -> dic
 
 
 def _part(mine: ours.Ours, width: int) -> slice | None:
-    """Body or head of the flat model, whichever is so wide."""
+    """Return the slice of the flat model, body or head, that has this length; None if neither has."""
     d, head = len(mine.w0), (ours.WIDTH + 1) * ours.CLASSES
     return slice(d - head, d) if width == head else slice(0, d - head) if width == d - head else None
 
@@ -93,7 +94,7 @@ def moved(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> tuple[float,
 
 
 def compare(cases: list[Case], python: str) -> Iterator[list[dict[str, str]]]:
-    """The lines of each case, without the version. cases: of one program, which does them in one process."""
+    """Yield the CSV lines of each case, without the version; cases: those of one program, run in one process."""
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / str(i) for i in range(2 * len(cases))]
         asked = [changes for case in cases for changes in (case.ours, case.reading)]
@@ -101,7 +102,7 @@ def compare(cases: list[Case], python: str) -> Iterator[list[dict[str, str]]]:
         for changes, folder, case in zip(asked, folders, (case for case in cases for _ in range(2)), strict=True):
             folder.mkdir()
             runs.append(ours.run(changes, folder, case.theirs) if changes else None)
-        # What the other program does depends on our run only where it is given our clients' models.
+        # The other program's results depend on our run only if the program aggregates our clients' models.
         own = {2 * i: 2 * i + (case.peer == "flower" and bool(case.reading)) for i, case in enumerate(cases)}
         given = sorted({*own.keys(), *own.values()})
         words = [python, "-W", "ignore", str(HERE / f"by_{cases[0].peer}.py"), *(str(folders[i]) for i in given)]
@@ -113,7 +114,15 @@ def compare(cases: list[Case], python: str) -> Iterator[list[dict[str, str]]]:
 
 
 def _lines(case: Case, mine: ours.Ours, read: ours.Ours | None, folder: Path, second: Path) -> Iterator[dict[str, str]]:
-    """folder: of the program's run beside ours; second: beside our run with its reading."""
+    """Yield the CSV lines of a case.
+
+    Args:
+        case: the case.
+        mine: fedmpi's run.
+        read: fedmpi's run with the equations of the other program, if the case has them.
+        folder: the other program's results for `mine`.
+        second: the other program's results for `read`.
+    """
     if (folder / "error.txt").exists():
         said = (folder / "error.txt").read_text().splitlines()[-1]
         yield _who(case) | {"what": said, "verdict": "does not run", "why": case.why}
@@ -127,7 +136,7 @@ def _lines(case: Case, mine: ours.Ours, read: ours.Ours | None, folder: Path, se
 
 
 def _found(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """theirs.npz, and how many passes were not asked for."""
+    """Return the arrays of theirs.npz, and the number of passes that the other program has not used."""
     with np.load(folder / "theirs.npz") as file:
         return {name: torch.from_numpy(file[name]) for name in file.files if file[name].ndim}, int(file["left"])
 

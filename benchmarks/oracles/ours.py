@@ -1,4 +1,4 @@
-"""fedmpi's side: runs a case, writes down what the other program is to start from and to see, and what came out."""
+"""Run a case in fedmpi, and write the initial weights and batches for the other program, and the results."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SIZES, CLASSES, FEATURES, WIDTH, ROUNDS = (35, 18, 38, 12, 16), 5, 12, 16, 3
 
 @dataclass
 class Ours:
-    """w (rounds, d), loss (rounds,), kept: what each client keeps, by name (N, ...)."""
+    """The results of fedmpi: w0 (d,), w (rounds, d), loss (rounds,); kept: client state (N, ...) by name."""
 
     w0: Tensor
     w: Tensor
@@ -32,7 +32,7 @@ class Ours:
 
 
 def clients(sizes: Sequence[int]) -> Federated:
-    """A client of so many rows each; every one has two of the five classes."""
+    """Return a federation with clients of these sizes, each with two of the five classes."""
     g = torch.Generator().manual_seed(7)
     centres, xs, ys = torch.randn(CLASSES, FEATURES, generator=g), [], []
     for k, n in enumerate(sizes):
@@ -49,10 +49,10 @@ def clients(sizes: Sequence[int]) -> Federated:
 
 
 def settings(changes: dict[str, Any]) -> Settings:
-    """A small run with uneven clients, three of five a round; changes: key -> value, as on the command line."""
+    """Return the settings of a small run with three of five clients per round; changes: {config key: value}."""
     tree: dict[str, Any] = {
         "rounds": ROUNDS,
-        "seed": 4,  # every client takes part, and all but one of them twice
+        "seed": 4,  # with this seed every client takes part, and all except one of them twice
         "data": {"source": "made here", "partition": {"scheme": "site"}},
         "model": {"name": "mlp", "hidden": [WIDTH]},
         "method": {"name": "fedavg"},
@@ -71,9 +71,12 @@ def settings(changes: dict[str, Any]) -> Settings:
 
 
 def run(changes: dict[str, Any], folder: Path | None = None, options: dict[str, Any] | None = None) -> Ours:
-    """The run; with a folder the task, for a program that is given `options`, is written there.
+    """Run fedmpi and return the results.
 
-    changes: as in `settings`, and sizes: rows of each client.
+    Args:
+        changes: as in `settings`; and "sizes", the number of rows of each client.
+        folder: if given, the task for the other program is written there.
+        options: options for the other program.
     """
     changes = dict(changes)
     sizes = changes.pop("sizes", SIZES)

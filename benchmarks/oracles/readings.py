@@ -1,7 +1,8 @@
-"""What other programs compute where it is not what we do: their equations as methods of fedmpi, for cases.py.
+"""Methods of fedmpi with the equations of other programs, where these differ from fedmpi's; for cases.py.
 
-With these fedmpi must give their numbers, which shows that the equation is the whole of the difference. Names: the
-program, and what it calls the method. Explained in docs/oracles.md. Symbols as in fedmpi/methods.
+With these methods fedmpi must give the other programs' numbers, which shows that the equations are the only difference.
+A class is named after the program and its name of the method. Explanations are in docs/oracles.md; symbols are those of
+fedmpi/methods.
 """
 
 from dataclasses import dataclass
@@ -33,10 +34,10 @@ from fedmpi.methods._prototypes import class_means
 @final
 @dataclass(frozen=True)
 class AdaptiveServer(Method):
-    """Adam, Yogi and Adagrad as in aggregation/optimizers.py, but for what programs have otherwise.
+    """Adam, Yogi and Adagrad as in aggregation/optimizers.py, with the variations of other programs.
 
-    scale: of D before anything else; v: its start; correct: the step times sqrt(1 - beta2^n) / (1 - beta1^n) with
-    n = round + correct, round from 0; 0: not; eps_too: eps times that root, as in torch.optim.Adam.
+    scale: a factor of D; v: initial value of v; correct: multiply the step by sqrt(1 - beta2^n) / (1 - beta1^n) for
+    n = round + correct, round from 0, or 0 for no correction; eps_too: multiply eps by that root, as torch.optim.Adam.
     """
 
     rule: str = option("adam", "", choices=("adam", "yogi", "adagrad"))
@@ -71,10 +72,10 @@ class AdaptiveServer(Method):
 @final
 @dataclass(frozen=True)
 class OtherFedProto(Method):
-    """L = CE + lam MSE(z, P_y) as in FedProto, but
+    """FedProto's loss L = CE + lam MSE(z, P_y), with the variations of other programs.
 
-    to_zero: P_y = 0 where there is none, and L = CE in a client's first round, whenever that is;
-    forgets: a prototype that no client of the round has sent is gone.
+    to_zero: P_y = 0 if there is no prototype of y, and L = CE in the first round in which a client takes part;
+    forgets: a prototype that no client of the round has uploaded is deleted.
     """
 
     lam: float = option(1.0, "")
@@ -114,8 +115,9 @@ class OtherFedProto(Method):
 @final
 @dataclass(frozen=True)
 class PflScaffold(Method):
-    """c_i' = c_i - c + (y - x) / (K lr): SCAFFOLD's (2) with the other sign of (x - y), so that (1) adds what it should
-    take away."""
+    """SCAFFOLD of pfl-research, c_i' = c_i - c + (y - x) / (K lr).
+
+    The sign of (x - y) in SCAFFOLD's (2) is reversed, so that (1) adds the correction instead of subtracting it."""
 
     client_state = Slots(c_i=FLAT)
     server_state = Slots(c=FLAT)
@@ -138,7 +140,7 @@ class PflScaffold(Method):
 @final
 @dataclass(frozen=True)
 class FedLabFedDyn(Method):
-    """Its regularisers are formed of detached parameters, so that clients make plain SGD; and h loses more:
+    """FedDyn of FedLab: its regularisers have no gradient, so that clients make plain SGD, and h changes by more.
 
     h <- h - (alpha/N) (sum_k w_k - w)         FedDyn's (3): sum_k (w_k - w);           w <- mean_k w_k - h / alpha
     """
@@ -156,7 +158,10 @@ class FedLabFedDyn(Method):
 @final
 @dataclass(frozen=True)
 class PfllibFedDyn(Method):
-    """The term is (alpha/2) ||w - w0||, not its square: FedDyn's step with (alpha/2) (w - w0) / ||w - w0||."""
+    """FedDyn of PFLlib: the penalty is (alpha/2) ||w - w0||, not its square.
+
+    The gradient of this penalty is (alpha/2) (w - w0) / ||w - w0||.
+    """
 
     alpha: float = option(0.1, "")
 
@@ -178,7 +183,7 @@ class PfllibFedDyn(Method):
 @final
 @dataclass(frozen=True)
 class PfllibAPFL(Method):
-    """v trains by itself, and becomes the mixture at the end of the round:
+    """APFL of PFLlib: v is trained separately, and is replaced by the mixture at the end of the round.
 
     v <- v - lr g(v),   a <- a - lr (<v - w, a g(v) + (1 - a) g(w)> + 0.02 a)       each batch
     v <- (1 - a) w + a v                                                            at the end

@@ -1,4 +1,4 @@
-"""fluke's equations where they are not ours, as readings.py has those of other programs."""
+"""Methods of fedmpi with fluke's equations, where these differ from fedmpi's; see readings.py."""
 
 from dataclasses import dataclass
 from typing import final
@@ -24,7 +24,7 @@ from fedmpi.method import (
 @final
 @dataclass(frozen=True)
 class FlukeFedNova(Method):
-    """w <- sum_k c_k w_k,  c_k = p_k tau / a_k, whose sum is 1 only if all clients make as many steps.
+    """FedNova of fluke: w <- sum_k c_k w_k with c_k = p_k tau / a_k, whose sum is 1 only for equal numbers of steps.
 
     FedNova's (2) is this plus (1 - sum_k c_k) w.
     """
@@ -42,7 +42,7 @@ class FlukeFedNova(Method):
 @final
 @dataclass(frozen=True)
 class FlukeFedDyn(Method):
-    """L_k, which is -g_k / alpha in FedDyn, has the other sign and a factor alpha.
+    """FedDyn of fluke: L_k, which is -g_k / alpha in FedDyn, has the opposite sign and a factor alpha.
 
     step     g + a_k (w - w0 + L_k),   a_k = alpha / (N n_k / sum n)        FedDyn: a_k = alpha
     client   L_k <- L_k + a_k (w0 - w)                                      FedDyn: L_k <- L_k + (w - w0)
@@ -78,7 +78,7 @@ class FlukeFedDyn(Method):
 @final
 @dataclass(frozen=True)
 class FlukeSAM(Method):
-    """The first pass's gradient is added to what the second pass of the step before has left in `grad`:
+    """SAM of fluke: the gradient of the first pass is added to that of the previous step's second pass.
 
     eps = rho T^2 (g + h) / ||T (g + h)||,   h: the last gradient that was descended along, 0 at first;   T = 1 or |w|
     """
@@ -103,7 +103,7 @@ class FlukeSAM(Method):
 @final
 @dataclass(frozen=True)
 class FlukeMOON(Method):
-    """A client that takes part for the first time has the model received, not the initial one, in place of its last."""
+    """MOON of fluke: in a client's first round its previous model is the received model, not the initial one."""
 
     mu: float = option(1.0, "")
     tau: float = option(0.5, "")
@@ -123,7 +123,7 @@ class FlukeMOON(Method):
 @final
 @dataclass(frozen=True)
 class FlukeFedAvgM(Method):
-    """m = 0 in round 0, so that its D is lost;  m <- beta m + D  from then on;  w <- w + m."""
+    """FedAvgM of fluke: m = 0 in round 0, whose D is lost; then m <- beta m + D, w <- w + m."""
 
     beta: float = option(0.9, "")
 
@@ -137,7 +137,10 @@ class FlukeFedAvgM(Method):
 @final
 @dataclass(frozen=True)
 class FlukePFedMe(Method):
-    """theta is pulled towards itself, so that the pull is 0, and is what is sent: SGD with each batch K times."""
+    """pFedMe of fluke, which is SGD with each batch K times.
+
+    theta is pulled towards itself, so that the pull is 0, and theta is uploaded.
+    """
 
     steps: int = option(3, "")
 
@@ -151,7 +154,7 @@ class FlukePFedMe(Method):
 @final
 @dataclass(frozen=True)
 class FlukePerFedAvg(Method):
-    """The outer step starts at w', not at w:   w <- w - alpha grad F(w; b1) - beta grad F(w'; b2)."""
+    """Per-FedAvg of fluke, w <- w - alpha grad F(w; b1) - beta grad F(w'; b2): the outer step starts at w', not w."""
 
     alpha: float = option(0.05, "")
 
@@ -166,7 +169,7 @@ class FlukePerFedAvg(Method):
 @final
 @dataclass(frozen=True)
 class FlukeAPFL(Method):
-    """The gradient at the mixture reaches a copy, not v; what is left is  v <- (1 - alpha) w_k + alpha v."""
+    """APFL of fluke: the gradient at the mixture changes a copy, not v, so that v <- (1 - alpha) w_k + alpha v."""
 
     alpha: float = option(0.5, "")
 

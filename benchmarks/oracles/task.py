@@ -1,7 +1,7 @@
-"""What is handed over between fedmpi and another program: needs torch and numpy alone.
+"""Read the tasks that fedmpi writes for another program, and write that program's results; needs torch and numpy.
 
-A folder holds task.npz, which fedmpi's side writes (ours.py), and theirs.npz, which a by_*.py writes. Numbers are
-float64. Rows of x lie client after client; an order is a client's whole pass, rows in the order of its batches.
+A folder contains task.npz, which fedmpi writes (ours.py), and theirs.npz, which a by_*.py writes. Numbers are float64.
+The rows of x are sorted by client; an order is one pass over a client's rows, in the order of its batches.
 """
 
 import json
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 
 class Task:
-    """The arrays of task.npz as attributes, and what follows from them.
+    """A task with the arrays of task.npz as attributes.
 
     x (n, f), y (n,), sizes (N,) rows of each client, w0 (d,), widths (layers + 1,) of the network, cohorts (rounds, m),
-    p (rounds, m) weights in the mean, batch, lr, epochs; order_rows, order_client, order_length: passes one after
-    another; trained (rounds, m, d): the models that fedmpi's clients sent. `options`: of the other program, a dict.
+    p (rounds, m) weights of the mean, batch, lr, epochs; order_rows, order_client, order_length: all passes in
+    sequence; trained (rounds, m, d): the models that fedmpi's clients uploaded; options: a dict for the other program.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,16 +43,16 @@ class Task:
         return slice(self.starts[client], self.starts[client + 1])
 
     def owner(self, x: Tensor) -> int:
-        """Whose rows these are, a view of x."""
+        """Return the client whose rows x, a view of the task's x, contains."""
         return self.starts.index(x.storage_offset() // x.shape[1])
 
     def passes(self, client: int, size: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Batches (x, y) of the client's next pass, as fedmpi drew them; size: of a batch, if it is another."""
+        """Return the batches (x, y) of the client's next pass in fedmpi's order; size: a different batch size."""
         rows = self.orders[client].popleft()
         return [(self.x[part], self.y[part]) for part in rows.split(size or self.batch)]
 
     def network(self) -> tuple[nn.Sequential, nn.Linear]:
-        """Body and head, at w0."""
+        """Return the network's body and head, with the weights w0."""
         *inner, last = pairwise(self.widths.tolist())
         body = nn.Sequential(*(layer for a, b in inner for layer in (nn.Linear(a, b), nn.ReLU())))
         head = nn.Linear(*last)
@@ -60,14 +60,17 @@ class Task:
         return body, head
 
     def finish(self, **found: Tensor | list[Tensor]) -> None:
-        """Writes theirs.npz.   w (rounds, d) the global model after each round; loss (rounds,); kept (N, ...)"""
+        """Write theirs.npz.
+
+        found: w (rounds, d), the global model after each round; loss (rounds,); kept (N, ...), the clients' own models.
+        """
         arrays = {name: torch.stack(list(value)).detach().numpy() for name, value in found.items() if len(value)}
         left = sum(map(len, self.orders.values()))
         np.savez(self.folder / "theirs.npz", left=left, **arrays)
 
 
 class Loader:
-    """A client's batches: each iteration is its next pass as handed over."""
+    """A client's batches: each iteration yields the client's next pass in fedmpi's order."""
 
     def __init__(self, task: Task, client: int, size: int | None = None) -> None:
         self.task, self.client, self.size = task, client, size or task.batch
@@ -80,12 +83,12 @@ class Loader:
 
 
 def flat(parameters) -> Tensor:
-    """(d,) a copy"""
+    """Return a copy of parameters as one vector (d,)."""
     return nn.utils.parameters_to_vector(parameters).detach().clone()
 
 
 def serve(run: Callable[[Task], None]) -> None:
-    """One task after another, those of the folders named on the command line; what fails leaves error.txt there."""
+    """Call run(task) for the tasks of all folders on the command line; write error.txt to the folder if one fails."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     for folder in map(Path, sys.argv[1:]):

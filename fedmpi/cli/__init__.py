@@ -1,7 +1,7 @@
-"""The command line; `main` is the entry point of the console script.
+"""The command line of fedmpi; `main` is the entry point of the console script.
 
-A mistake that the user can correct ends in one message and exit code 2; under a launcher
-`fedmpi/comm/failures/error_reporter.py` sees to that, since ranks may make the same one, or one rank its own.
+An error that the user can correct leads to one message and exit code 2. Under a launcher, where one or all ranks may
+fail with it, `fedmpi/comm/failures/error_reporter.py` ensures that the message is printed once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """Run the command that sys.argv names, and end the process with its exit code.
 
-    Importing typer, pydantic and torch takes seconds, so signals are handled before: Ctrl-C ends the process without a
-    traceback, and `fedmpi run` remembers a request to stop, because a rank that a signal kills ends the whole job.
+    Importing typer, pydantic and torch takes seconds, so signal handlers are installed before: Ctrl-C ends the process
+    without a traceback, and `fedmpi run` remembers a request to stop, because a rank that a signal kills ends the whole
+    job.
     """
     process = CommandProcess()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_command` has its own handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_command` installs its own handler
     if sys.argv[1:2] in (["run"], ["resume"]):
-        gc.disable()  # until all is imported, which takes a tenth less time without it
+        gc.disable()  # imports take a tenth less time without it; enabled again before training
         process.stop.listen(signal.SIGINT)
     from fedmpi.cli.shared import run_command
 
@@ -35,14 +36,14 @@ def main() -> NoReturn:
 
 
 def load_app(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the app with all commands; for `run` and `resume` only those of runs.py, so that a rank starts sooner.
+    """Return the app with all commands; for `run` and `resume` with those of runs.py only, so that ranks start faster.
 
     words: the command line, without the name of the program.
     """
     from fedmpi.cli.runs import app
 
     if list(words[:1]) not in (["run"], ["resume"]):
-        from fedmpi.cli import inspect_runs, list_show, sweeps  # noqa: F401  register theirs
+        from fedmpi.cli import inspect_runs, list_show, sweeps  # noqa: F401  register their commands
         from fedmpi.cli.analyses import analyse
         from fedmpi.cli.list_show import data
 
@@ -55,7 +56,7 @@ def load_app(words: Sequence[str] = ()) -> typer.Typer:
 def invoke(words: Sequence[str], process: CommandProcess) -> int:
     """Run the command that `words` name and return its exit code.
 
-    Not by `app()`, which handles an interrupt differently from version to version.
+    `app()` is not called, because its handling of interrupts differs between versions of typer.
     """
     import typer
 

@@ -1,4 +1,4 @@
-"""The commands `fedmpi analyse ...`, which compute numbers and pictures of runs in one process."""
+"""The commands `fedmpi analyse ...`, which compute metrics and figures from runs or configs in one process."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,9 +32,9 @@ def variance(
 ) -> None:
     """Measure how much aggregated convolution kernels vary from one repetition of a round to the next.
 
-    CONFIG is trained. Every `evaluate.every` rounds the round is repeated `--replicates` times with other cohorts and
-    batches, and the variance of the kernels is compared for two ways of averaging: whole kernels, or atoms and
-    coefficients. Each measured round costs that many rounds more.
+    A model is trained by the settings in CONFIG. Every `evaluate.every` rounds the round is repeated `--replicates`
+    times with other cohorts and batches, and the variance of the kernels is compared for two ways of averaging: whole
+    kernels, or atoms and coefficients. Each repetition takes as long as one round.
     """
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "analyse")
@@ -45,8 +45,8 @@ def variance(
 
 @analyse.command(short_help="The models behind an aggregate.")
 def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"), trust: Trust = False) -> None:
-    """Make one more round from the final model of RUN_DIR and evaluate every product of one client's coefficients and
-    another's atoms."""
+    """Train one more round from the final model of RUN_DIR, and evaluate the models that combine one client's
+    coefficients with another client's atoms, for all pairs of clients."""
     settings = run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import filter_decomposition
     from fedmpi.runtime.trust import guard
@@ -61,7 +61,7 @@ def communication(
     metric: Annotated[str, Option(help="A metric in metrics.jsonl.")] = "accuracy",
     to: To = Path("analysis"),
 ) -> None:
-    """Compare runs: a metric against the parameters that their clients have sent and received by then."""
+    """Compare runs by a metric as a function of the number of parameters that their clients have sent and received."""
     fix_threads(1)
     require_single_process()
     from fedmpi.reports import run_facts
@@ -71,8 +71,8 @@ def communication(
 
 @analyse.command(short_help="What a local step costs beside FedAvg's.")
 def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")) -> None:
-    """Count the floating-point operations of a local step of CONFIG's method and of FedAvg's, and of a client's round:
-    the client with the most samples makes its first one with both."""
+    """Count the floating-point operations of one local step and of one client's round, for CONFIG's method and for
+    FedAvg. The client with the most samples trains its first round with both methods."""
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings, "analyse")
     from fedmpi.analysis import flops
@@ -86,7 +86,8 @@ def timeline(
     rounds: Annotated[int, Option(min=1, help="How many rounds are drawn, the last ones.")] = 10,
     to: To = Path("analysis"),
 ) -> None:
-    """Show how busy each rank of the run in RUN_DIR was and for what it waited, and draw its last rounds."""
+    """Show how much of the time each rank of the run in RUN_DIR computed, and what it waited for; plot the last
+    rounds."""
     fix_threads(1)
     require_single_process()
     from fedmpi.reports import timeline
@@ -105,8 +106,8 @@ def curvature(
     to: To = Path("analysis"),
     trust: Trust = False,
 ) -> None:
-    """The largest eigenvalues of the Hessian at the final model of RUN_DIR, by Lanczos on exact products, and the loss
-    along the first two eigenvectors."""
+    """Compute the largest eigenvalues of the Hessian of the training loss at the final model of RUN_DIR, by Lanczos
+    iteration on exact Hessian-vector products, and the loss along the first two eigenvectors."""
     settings = run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import curvature
     from fedmpi.runtime.trust import guard

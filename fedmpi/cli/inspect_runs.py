@@ -1,4 +1,4 @@
-"""The commands on existing runs: status, compare, report, verify, export, predict, reproduce."""
+"""Commands on existing runs (status, compare, report, verify, export, predict), and reproduce."""
 
 import json
 from pathlib import Path
@@ -32,9 +32,10 @@ def status(
     where: Annotated[Path, Argument(metavar="RUN_DIR | SWEEP_DIR | SWEEP")],
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a run is, by its files alone: round, time left, ranks, figures, bytes, faults, checkpoint; of
-    a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
-    and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
+    """Show the progress of a run, read from its files: round, time left, ranks, metrics, bytes, faults, checkpoint.
+    For a sweep, show which runs are finished, and which have failed and why. The exit code is 0 if the run is running
+    or finished; 75 if it was stopped or killed and can be resumed; 1 if it has failed or cannot be resumed. For a
+    sweep it is the worst of the runs' exit codes."""
     from fedmpi.sweeps.status import look
 
     facts, lines, code = look(where)
@@ -48,8 +49,9 @@ def compare(
     b: Annotated[Path, Argument(metavar="B", help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show which settings, data, code, versions and machines of two runs differ, and from which round on their results
-    do. Exit code: 0 the same results, 1 they differ, or one has more rounds."""
+    """Show the differences between two runs in settings, data, code, versions and machines, and the first round in
+    which their results differ. The exit code is 0 if the results are equal; 1 if they differ or one run has more
+    rounds."""
     facts = comparing.compare(a, b)
     typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(comparing.lines(facts)))
     raise typer.Exit(0 if facts["same"] else 1)
@@ -64,8 +66,8 @@ def report(
     alone: Annotated[Path | None, Option(metavar="RUN_DIR", help="With --sites: a run of method local.")] = None,
     about: Annotated[Path | None, Option(metavar="FILE", help="With --sites: YAML, `Intended use: text`.")] = None,
 ) -> None:
-    """Write all that is recorded of one run, of several, or of all in a sweep's directory as one file of HTML, which
-    needs nothing else: learning, clients, updates, classes, partition, traffic, time, faults, settings."""
+    """Write a report of one run, of several runs, or of all runs in a sweep's directory as one self-contained HTML
+    file: learning curves, clients, updates, classes, partition, traffic, time, faults and settings."""
     fix_threads(1)
     require_single_process()
     if not sites:
@@ -90,8 +92,9 @@ def verify(
     seal: Annotated[str | None, Option(metavar="HEX", help="The published seal, 8 digits or more.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Check that nothing in RUN_DIR was altered since the run ended, that its files follow from each other, and train N
-    random rounds once more to compare models and figures. Exit code 0: verified; 1: altered; 2: it cannot be told."""
+    """Check that no file in RUN_DIR was altered after the run ended and that the files agree with each other; train N
+    random rounds again, and compare models and metrics. The exit code is 0 if the run is verified, 1 if it was
+    altered, and 2 if this cannot be decided."""
     if rounds != "all" and not (rounds.isdecimal() and int(rounds)):
         raise UserError(f"--rounds: {rounds}; allowed: a whole number from 1 on, or all")
     if seal is not None and len(seal) < 8:
@@ -99,7 +102,7 @@ def verify(
     first = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
     try:
         run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides, "verify")
-    except UserError:  # which is told beside the other findings
+    except UserError:  # reported with the other findings
         require_single_process("verify")
         fix_threads(1)
     from fedmpi.runtime.finished import verify as checks
@@ -118,8 +121,9 @@ def export(
     out: Annotated[Path | None, Option(metavar="FILE", help="Default: RUN_DIR/export/model.FORMAT.")] = None,
     trust: Trust = False,
 ) -> None:
-    """Write the global model of RUN_DIR, or that of a client, as a file that needs no fedmpi. Outputs of ONNX files are
-    compared with the model's on test samples; where they differ there is an error, and no file."""
+    """Write the global model of RUN_DIR, or the model of one client, to a file that can be used without fedmpi. The
+    outputs of an ONNX file are compared with those of the model on test samples; if they differ, the command ends with
+    an error and writes no file."""
     run_settings(directory, trust, overrides, "export")
     from fedmpi.runtime.finished import export, models
 
@@ -138,9 +142,9 @@ def predict(
     best: Best = False,
     trust: Trust = False,
 ) -> None:
-    """Prepare the rows of FILE as those of the training were, and write what the model of RUN_DIR predicts: class and
-    probabilities, number, risk, labels, next symbol; masks as .npz. FILE is a table, a folder, a file or a CSV of
-    pictures, texts, or an .npz, as the run's data source reads it; its label column may be missing."""
+    """Preprocess the rows of FILE like the training data, and write the predictions of the model of RUN_DIR: class and
+    probabilities, number, risk, labels or next symbol; masks as .npz. FILE has the format that the run's data source
+    reads: a table, a folder, an image file or a CSV of images, texts, or an .npz. The label column may be missing."""
     run_settings(directory, trust, overrides, "predict")
     from fedmpi.runtime.finished import models, predict
 
@@ -155,9 +159,10 @@ def reproduce(
     jobs: Jobs = "auto",
     to: Annotated[Path | None, Option(metavar="DIR", help="Default: reproduction/TABLE.")] = None,
 ) -> None:
-    """Fetch or find the data of TABLE, train what is missing of its runs, show the table beside what is published, and
-    write it with a verdict for each cell. Without TABLE: show which there are, and which data they need. Exit code 1 if
-    a cell is missing or lies outside."""
+    """Reproduce a published table: fetch its data if they are missing, train the runs that are missing, show the
+    results beside the published ones, and write them with a verdict for each cell. Without TABLE, list the tables and
+    the data that they need. The exit code is 1 if a cell is missing or differs from the published value by more than
+    two published standard deviations."""
     require_single_process("reproduce")
     fix_threads(1)
     from fedmpi.sweeps import expand, reproduce
@@ -167,7 +172,7 @@ def reproduce(
     path = reproduce.find_table(name)
     asked = expand.load(path, overrides or ())
     apply_machine_settings(asked.settings(asked.first()[0]))
-    import fedmpi.runtime.run  # noqa: F401  once for all runs
+    import fedmpi.runtime.run  # noqa: F401  imported here once, for all child processes
     from fedmpi.sweeps import run as runs
 
     reproduce.fetch_data(asked, typer.echo)

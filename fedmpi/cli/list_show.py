@@ -1,4 +1,4 @@
-"""The commands that explain config keys and what a config may name (list, show), and that manage data sets (data)."""
+"""Commands that list the components for configs (list), explain config keys (show), and manage data sets (data)."""
 
 import os
 from pathlib import Path
@@ -21,8 +21,8 @@ def list_(
         str | None, Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KINDS)}; or what one of them shows.")
     ] = None,
 ) -> None:
-    """Show the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name; of one of
-    them what it does, and its options."""
+    """List the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name, or
+    describe one of them with its options."""
     if name is None or name in KINDS:
         for kind in [name] if name else KINDS:
             typer.echo(f"{kind}:")
@@ -42,7 +42,8 @@ def list_(
 def show_(
     key: Annotated[str, Argument(metavar="KEY", help="Such as train.schedule; of a section: train.")],
 ) -> None:
-    """Explain a key: type and bounds, default, meaning; of a section its keys. All: docs/configuration.md."""
+    """Show the type, bounds, default and meaning of a config key, or the keys of a section. All keys are in
+    docs/configuration.md."""
     known = {each.name: each for each in keys()}
     section = key.rpartition(".")[0]
     if key not in known:
@@ -76,7 +77,7 @@ Root = Annotated[Path | None, Option(metavar="DIR", help="Default: $FEDMPI_DATA,
 
 @data.command("list", short_help="Show the data sets.")
 def list_sets() -> None:
-    """Show the data sets that fedmpi knows, how many samples each has and how it is come by."""
+    """List the data sets that fedmpi knows, with their sizes and how to obtain them."""
     from fedmpi.data.fetching.getting import SETS
 
     shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
@@ -86,7 +87,7 @@ def list_sets() -> None:
 
 @data.command(short_help="Show what is missing of a data set.")
 def check(name: Name, root: Root = None) -> None:
-    """Show where the files of data set NAME go, and what is missing; exit code 1 if something is."""
+    """Show where the files of data set NAME belong, and which of them are missing. The exit code is 1 if any is."""
     from fedmpi.data.fetching import getting
 
     listing, where = getting.find(name), _root(root)
@@ -101,7 +102,7 @@ def check(name: Name, root: Root = None) -> None:
 
 @data.command(short_help="Fetch a data set.")
 def fetch(name: Name, root: Root = None) -> None:
-    """Fetch what is missing of data set NAME, and compare checksums."""
+    """Download the missing files of data set NAME, and check their checksums."""
     from fedmpi.data.fetching import getting
 
     where = _root(root)

@@ -1,4 +1,4 @@
-"""The commands that start runs (run, resume, replay) or check what a run would need (validate, plan, doctor)."""
+"""Commands that start runs (run, resume, replay) or check a config (validate, plan, partition, doctor)."""
 
 import gc
 import json
@@ -38,7 +38,7 @@ def root(
 
 @app.command(short_help="Train, and write a run directory.")
 def run(context: typer.Context, config: Config, overrides: Overrides = None) -> None:
-    """Train as CONFIG says; the results are written to a new directory under `output`."""
+    """Train a model by the settings in CONFIG, and write the results to a new directory below `output`."""
     _train(configs.load(config, overrides or ()), context.obj)
 
 
@@ -46,7 +46,7 @@ def _train(settings: Settings, process: CommandProcess) -> NoReturn:
     apply_machine_settings(settings)
     import fedmpi.runtime.run  # noqa: F401
 
-    gc.freeze()  # what is imported stays; `main` has left it alone until here
+    gc.freeze()  # imported objects are never collected; `main` has disabled the collector until here
     gc.enable()
     raise typer.Exit(train(settings, process))
 
@@ -65,8 +65,8 @@ def train(settings: Settings, process: CommandProcess) -> int:
 
 @app.command(short_help="Go on with a run.")
 def resume(context: typer.Context, directory: RunDir, overrides: Overrides = None) -> None:
-    """Go on with the run in RUN_DIR, on any number of ranks; rounds=N asks for more. Code, data and settings must be
-    those of its start, unless checkpoint.changes=accept."""
+    """Resume the run in RUN_DIR from its last checkpoint, on any number of ranks. The override rounds=N extends the
+    run. Code, data and settings must be the same as at the start of the run, unless checkpoint.changes=accept."""
     from fedmpi.runtime.reading.files import no_run
     from fedmpi.runtime.trust import resumed_settings
 
@@ -75,13 +75,13 @@ def resume(context: typer.Context, directory: RunDir, overrides: Overrides = Non
         raise no_run(directory)
     _refuse_other_place(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
-    copy = here / "initial.safetensors"  # of what it started from
+    copy = here / "initial.safetensors"  # a copy of the weights that the run started from
     start = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
     _train(resumed_settings(here, [*start, *(overrides or ()), *place]), context.obj)
 
 
 def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
-    """Raise UserError where an override would move the run to another directory, or start it anew."""
+    """Raise UserError if an override would move the run to another directory, or start the run again."""
     fixed = ("name", "output", "checkpoint.resume")
     override = next((each for each in overrides if each.partition("=")[0] in fixed), None)
     if override is not None:
@@ -90,8 +90,9 @@ def _refuse_other_place(directory: Path, overrides: Sequence[str]) -> None:
 
 @app.command(short_help="Check that a run can be repeated.")
 def replay(context: typer.Context, directory: RunDir, overrides: Overrides = None, trust: Trust = False) -> None:
-    """Train as in RUN_DIR once more, on any number of ranks, without its faults but with the clients that they cost in
-    each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
+    """Repeat the run in RUN_DIR on any number of ranks, and compare the model of every round with the original, bit by
+    bit. No rank is made to fail; clients that were lost in a round are left out of that round again. The results are
+    written to NAME-replay beside RUN_DIR."""
     from fedmpi.runtime.trust import replay_settings
 
     _refuse_other_place(directory, overrides or ())
@@ -104,8 +105,8 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
 
 @app.command(short_help="Check a config and its data.")
 def validate(config: Config, overrides: Overrides = None) -> None:
-    """Check CONFIG, its data and its partition, and show what would be run, without training. Of a sweep: all runs'
-    settings, and data, models and methods of so many that each of its values occurs."""
+    """Check CONFIG, its data and its partition, and show a summary of the run, without training. For a sweep, check
+    the settings of all runs, and the data, models and methods of enough runs to cover every value in the sweep."""
     from fedmpi.sweeps import expand
 
     if expand.is_sweep(config):
@@ -128,7 +129,7 @@ def plan(
     ranks: Annotated[int, Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory and bytes that CONFIG would need on so many ranks. Nothing is trained."""
+    """Show the memory and the traffic in bytes that a run of CONFIG would need on N ranks, without training."""
     from fedmpi.sweeps import expand
 
     if expand.is_sweep(config):
@@ -148,8 +149,9 @@ def partition(
     write: Annotated[Path | None, Option(metavar="FILE", help=".csv, for scheme `file`.")] = None,
     draw: Annotated[Path | None, Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
 ) -> None:
-    """Divide the data as CONFIG says and show the result, without training: sizes, classes, distances between clients,
-    and for few clients how much each holds of which class."""
+    """Divide the data among the clients by the settings in CONFIG and show the result, without training: sizes,
+    classes, distances of the clients' label distributions from that of all samples, and, for few clients, the samples
+    per client and class."""
     settings = configs.load(config, overrides or ())
     apply_machine_settings(settings)
     from fedmpi.analysis import partition as division
@@ -159,8 +161,8 @@ def partition(
 
 @app.command(short_help="Show what this machine has.")
 def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
-    """Show what this machine has, what CONFIG would get here, and what is wrong, to be read or put into a bug report.
-    Exit code 1 if something keeps CONFIG from running."""
+    """Show the software and hardware of this machine, the resources that CONFIG would use here, and any problems. The
+    output can be copied into a bug report. The exit code is 1 if a problem keeps CONFIG from running."""
     from fedmpi.doctor import report
 
     leave(report.report(typer.echo, config, overrides or ()))

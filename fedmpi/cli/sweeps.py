@@ -1,4 +1,4 @@
-"""The commands on sweeps: sweep and table."""
+"""Commands that train the runs of a sweep (sweep) and tabulate their results (table)."""
 
 import shlex
 from pathlib import Path
@@ -37,8 +37,8 @@ def sweep(
     ranks: Annotated[int, Option(min=1, help="Of --sbatch: ranks a run.")] = 1,
     option: Annotated[list[str] | None, Option(help="Of --sbatch: --option=--mem=8G; repeatable.")] = None,
 ) -> None:
-    """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
-    lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
+    """Train all runs of SWEEP that are not finished yet, in parallel on this machine or as a Slurm job array. Each run
+    has the directory output/NAME/RUN, gives the same bits as `fedmpi run`, and resumes if it was stopped before."""
     from fedmpi.sweeps import expand, slurm
     from fedmpi.sweeps import status as sweep_status
 
@@ -76,7 +76,7 @@ def sweep(
 
 
 def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
-    """Train one run of a sweep on this rank, under any launcher; do nothing if it is done."""
+    """Train one run of a sweep on this rank, under any launcher, unless the run is finished; return the exit code."""
     from fedmpi.sweeps import progress, slurm
 
     settings = progress.resuming(slurm.find_run(asked, name))
@@ -99,8 +99,8 @@ def table(
         Path | None, Option(metavar="FILE", help="Write it: .md, .tex, .csv, .txt, .png, .svg, .pdf.")
     ] = None,
 ) -> None:
-    """Show mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published figures
-    beside ours."""
+    """Show the mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published
+    results for comparison."""
     from fedmpi.sweeps import expand, status, table_formats
 
     given = list(overrides or ())

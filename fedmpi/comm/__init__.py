@@ -1,4 +1,4 @@
-"""How ranks find each other and exchange flat tensors: `detect` the job, `connect` to the others.
+"""Communication between the ranks of a job: `detect` reads the launcher's variables, `connect` connects the ranks.
 
 Modules that need torch are imported at first use, so that a mistake in a config is reported before torch is loaded.
 """
@@ -32,16 +32,19 @@ def connect(
     error_reporter: ErrorReporter | None = None,
     interface: str | Sequence[str] | None = None,
 ) -> Communicator:
-    """Return the communicator of `job`, once all its ranks are there.
+    """Connect this process to all ranks of a job and return its communicator.
 
     Args:
-        backend: auto | nccl | gloo | mpi; auto is NCCL when every rank has a GPU of its own, else gloo.
-        device: where this rank computes (default: CPU).
-        timeouts: past `start` Lost names the ranks that have not arrived, past `round` the peer of a message.
-        error_reporter: gets the ranks' store as soon as it is found, and ends when the communicator is closed.
+        job: this process's rank, and the number of ranks.
+        backend: auto | nccl | gloo | mpi; auto is NCCL if every rank has a GPU of its own, otherwise gloo.
+        device: the device that this rank computes on (default: CPU).
+        timeouts: limits in seconds: `start` for all ranks to arrive, `round` for one message.
+        error_reporter: connected to the ranks' store as soon as the store is found; closed with the communicator.
         interface: network interface for gloo, NCCL and the TCP messages of Open MPI: a name, a pattern, or several.
 
-    Raises UserError for a mistake in launcher or config, Lost for ranks that do not arrive.
+    Raises:
+        UserError: the launcher or the config contains a mistake.
+        Lost: ranks did not arrive in time; the message names them.
     """
     import torch
 
@@ -73,7 +76,7 @@ def _connect_by_mpi(job: Job, timeouts: Timeouts, error_reporter: ErrorReporter,
     from fedmpi.comm.rendezvous import lookup
 
     comm = mpi.Mpi(job, mpi.world(job, timeouts.start), timeouts)
-    with suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
+    with suppress(Lost):  # MPI needs no TCP between the hosts; without TCP each rank reports its own errors
         by_mpi, limit_s = replace(job, launcher="mpi"), min(timeouts.start, timeouts.store)
         store = lookup.find_store(by_mpi, limit_s, timeouts=timeouts, interface=address)
         error_reporter.listen(store.new_connection)

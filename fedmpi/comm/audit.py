@@ -1,9 +1,9 @@
-"""What has left this rank: one line a message, for the site whose data lie here.
+"""A log of all messages that a rank sends, one JSON line per message, for the site whose data the rank reads.
 
     {"time": ..., "round": 3, "what": ["_loss", ..., "dw"], "to": 0, "bytes": 220852, "sha256": ...}
 
-sha256 is that of the message's bytes as they were handed to the network. `what` are the slots of its packing, by the
-engine's names. `to` is a rank; "all" where a few bytes of text went to everybody.
+`sha256` is the hash of the bytes that were handed to the network. `what` lists the slots of the message by the
+engine's names. `to` is the receiving rank, or "all" if a short text was sent to all ranks.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from fedmpi.common.errors import UserError
 
 
 class Audit:
-    """Lines wait in memory until `open` says where to write them: the run directory is not known at the start."""
+    """The log of the messages that this rank sends.
+
+    Lines are kept in memory until `open` is called, because the run directory is not known at the start.
+    """
 
     def __init__(self) -> None:
         self.waiting: list[str] = []
         self.path: Path | None = None
 
     def open(self, path: Path) -> None:
-        """Write all lines to this file from here on. Raises UserError where it cannot be written."""
+        """Append the lines so far, and all later ones, to a file. Raises UserError if it cannot be written."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 with path.open("rb+") as file:
-                    file.truncate(file.read().rfind(b"\n") + 1)  # of half a line, which a full disk has left
+                    file.truncate(file.read().rfind(b"\n") + 1)  # remove an incomplete line, written to a full disk
         except OSError as error:
             raise self._cannot_write(path, error) from error
         self._write(path)
 
     def sent(self, about: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
-        """Note that tensor x was sent to rank `to`."""
+        """Record that tensor x is sent to rank `to`; about: the round and the slots of the message."""
         self.said(about, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
 
     def said(self, about: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
-        """Note some bytes to a rank, or to "all"."""
+        """Record that these bytes are sent to a rank, or to "all"; about: the round and the slots of the message."""
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "round": about[0],

@@ -1,16 +1,16 @@
-"""The interface of every communication back end: flat tensors between ranks, with byte counts and time-outs.
+"""The interface of all communication back ends: it sends flat tensors between ranks, with byte counts and time-outs.
 
-Every rank knows all sizes beforehand, so that only the numbers themselves travel, without headers or pickles.
-A tensor is sent from, and received into, its own memory.
+Every rank knows the sizes of all messages in advance, so that messages have no headers and nothing is pickled.
+A tensor is sent from its own memory, and received into its own memory.
 
-    broadcast(x)                              rank 0's x on every rank
-    exchange(outgoing, incoming)              a set of point-to-point messages, posted together, then waited for
-    post(outgoing, incoming), finish(these)   the same in two halves, with work between them
-    allgather_bytes(payload, deadline_s)      a few bytes of each rank on every rank; names all silent ranks
-    regroup(payload, deadline_s)              the ranks that live, connected anew, after a loss
-    close()                                   leaves in good order, together with all ranks that are left
+    broadcast(x)                               copy rank 0's x to every rank
+    exchange(outgoing, incoming)               start a set of point-to-point messages together, then wait for all
+    post(outgoing, incoming), finish(posted)   the same in two calls, with work between them
+    allgather_bytes(payload, deadline_s)       give every rank a few bytes of each rank; names all ranks that are late
+    regroup(payload, deadline_s)               reconnect the remaining ranks after a rank failure
+    close()                                    disconnect in good order, together with all remaining ranks
 
-Ranks keep their numbers when others are lost.
+Ranks keep their numbers when other ranks are lost.
 A message is a contiguous tensor (n,) of any element type on `Communicator.device`.
 """
 
@@ -29,9 +29,9 @@ from fedmpi.comm.audit import Audit
 
 About = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
-Posted = list[Any]  # messages under way, as the back end knows them
-ALLGATHER_BYTES = 4096  # the most bytes that a rank may give to one allgather_bytes
-START_REMEDY = (  # where ranks do not come to the first allgather
+Posted = list[Any]  # messages that `post` has started, in the types of the back end
+ALLGATHER_BYTES = 4096  # maximum length of a rank's payload in allgather_bytes
+START_REMEDY = (  # advice if ranks do not call the first allgather
     ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host "
     "reach that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long "
     "ranks wait."
@@ -39,25 +39,41 @@ START_REMEDY = (  # where ranks do not come to the first allgather
 
 
 def ranks(those: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
-    """`rank 2 on node5`, `ranks 1, 3`. hosts: of the ranks, where they are known."""
+    """Return ranks as text for messages, such as "rank 2 on node5" or "ranks 1, 3".
+
+    Args:
+        those: the ranks to name.
+        hosts: the host names of ranks, as far as they are known.
+    """
     hosts = hosts or {}
     names = [f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in sorted(those)]
     return ("rank " if len(names) == 1 else "ranks ") + ", ".join(names)
 
 
 class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
-    """A rank is dead, silent or late; the message names it. The job goes on if all that are left `regroup`."""
+    """A rank is dead, unresponsive or late; the message names it. The job continues if all other ranks `regroup`."""
 
 
 def absent_error(
     absent: Iterable[int], size: int, seconds: float, hosts: Mapping[int, str] | None = None, remedy: str = ""
 ) -> Lost:
-    """Return the error for ranks, of `size`, that did not come to an allgather in time."""
+    """Return the error for ranks that have not called an allgather in time.
+
+    Args:
+        absent: the ranks that are missing.
+        size: number of ranks of the job.
+        seconds: the time limit.
+        hosts: the host names of ranks, as far as they are known.
+        remedy: advice at the end of the message.
+    """
     return Lost(f"silent for {seconds:.0f} s: {ranks(absent, hosts)} of {size}{remedy}")
 
 
 class RankTimeoutError(Lost):
-    """No message from or to `peers` for so long. They may wait for others themselves (`find_root_cause`)."""
+    """No message could be exchanged with `peers` for `seconds`, a limit that `setting` names.
+
+    The peers may themselves be waiting for other ranks (see ErrorReporter.find_root_cause).
+    """
 
     def __init__(
         self, peers: Iterable[int], seconds: float, setting: str = "", hosts: Mapping[int, str] | None = None
@@ -70,45 +86,46 @@ class RankTimeoutError(Lost):
         )
 
     def blame(self, peers: Iterable[int]) -> RankTimeoutError:
-        """Return the same error for other ranks, which are at fault."""
+        """Return the same error with other ranks as peers: the ranks that caused the time-out."""
         return RankTimeoutError(peers, self.seconds, self.setting, self.hosts)
 
 
 class ConnectionLostError(Lost):
-    """The connection to a rank has ended. That rank knows why, if it still could say so."""
+    """The connection to a rank has ended. That rank knows the cause, and has reported it if it still could."""
 
 
 class Communicator:
     """Sends and receives tensors between the ranks of one job.
 
-    This class checks messages, splits and counts them; its subclasses transfer the bytes through one back end.
+    This class checks, splits and counts messages; each subclass transfers the bytes through one back end.
 
-    Subclasses override the methods below whose names begin with an underscore. A job of one rank calls none of them.
+    Subclasses override the methods below whose names begin with an underscore. With one rank none of them is called.
     """
 
-    begins = True  # whether what is posted is under way before `finish`
+    begins = True  # whether messages are already being sent between `post` and `finish`
     max_elements = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
-    can_regroup = "this way of starting ranks cannot do without one"  # why not; "" where it can
+    can_regroup = "this way of starting ranks cannot do without one"  # why ranks cannot regroup; "" if they can
 
     def __init__(self, device: torch.device, rank: int = 0, size: int = 1, patience_s: float = math.inf) -> None:
         self.rank = rank
         self.size = size
-        self.alive = list(range(size))  # the ranks that take part, ascending
-        self.hosts = dict[int, str]()  # of all ranks, once they are known; for messages
+        self.alive = list(range(size))  # the ranks that take part, in ascending order
+        self.hosts = dict[int, str]()  # rank -> host name, once they are known; for error messages
         self.round_timeout_s = patience_s  # comm.round_timeout_s
         self.patience_s = patience_s  # seconds for one message, including the training before it
-        self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
-        self.waiting_for: Iterable[int] = ()  # the ranks for whose messages this one waits, or waited in vain
+        self.device = torch.empty(0, device=device).device  # device of all message tensors; "cuda" becomes "cuda:0"
+        self.waiting_for: Iterable[int] = ()  # the ranks whose messages this rank awaits, or awaited until a time-out
         self.sent_bytes = 0
         self.received_bytes = 0
-        self.audit: Audit | None = None  # told of all that leaves this rank
+        self.audit: Audit | None = None  # records all messages that this rank sends
         self.about: About = None, ()  # round and slots of the next `exchange`, for the audit
-        self.at_end: Callable[[], None] = lambda: None  # called once every rank has come to its end
+        self.at_end: Callable[[], None] = lambda: None  # called once every rank has called `close`
 
     def broadcast(self, x: Tensor) -> None:
-        """Overwrite x (n,) on every rank with that of rank 0. Raises Lost past patience_s.
+        """Overwrite x (n,) on every rank with rank 0's x. Raises Lost if it takes longer than patience_s.
 
-        Rank 0 counts the bytes of x as sent once per receiver (once if it is alone), every other rank as received.
+        Rank 0 counts the bytes of x as sent once per receiver (once in a job of one rank), every other rank counts
+        them as received.
         """
         self._check(x)
         if self.size > 1:
@@ -120,17 +137,24 @@ class Communicator:
             self.received_bytes += x.nbytes
 
     def exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        """Send all of `outgoing` and fill all of `incoming`; returns when both are done.
+        """Send the tensors of `outgoing` and receive into the tensors of `incoming`; return when both are done.
 
-        Between two ranks messages arrive in the order of the lists; lengths and types must agree on both sides. A
-        message to oneself is a copy, counted like any other. Raises Lost past patience_s, naming the peer.
+        Messages between two ranks arrive in the order of the lists; lengths and types must agree on both sides. A
+        message of a rank to itself is a copy, and is counted like any other message.
+
+        Args:
+            outgoing: (receiving rank, tensor (n,)) pairs.
+            incoming: (sending rank, tensor (n,)) pairs.
+
+        Raises:
+            Lost: it takes longer than patience_s; the message names the peer.
         """
         self.finish(self.post(outgoing, incoming))
 
     def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
-        """Begin an exchange: until `finish` has returned the messages' memory is not to be touched.
+        """Start an exchange. Callers must not read or write the tensors until `finish` has returned.
 
-        Of several that are under way the messages between two ranks arrive in the order in which they were posted.
+        If several exchanges are pending, messages between two ranks arrive in the order in which they were posted.
         """
         for peer, x in (*outgoing, *incoming):
             self._check(x, peer)
@@ -148,12 +172,12 @@ class Communicator:
         return self._post(self._cut(outgoing), self._cut(incoming)) if self.size > 1 else []
 
     def finish(self, posted: Posted) -> None:
-        """Wait for what one `post` has begun. Raises Lost patience_s after this call, naming the peer."""
+        """Wait for the messages that one `post` has started. Raises Lost, which names the peer, after patience_s."""
         if self.size > 1:
             self._finish(posted)
 
     def broadcast_json(self, value: Any) -> Any:
-        """Return rank 0's value, which JSON can hold, on every rank. value: any on the other ranks."""
+        """Return rank 0's value on every rank. It must be serialisable as JSON; other ranks' values are ignored."""
         text = json.dumps(value).encode() if self.rank == 0 else b""
         size = torch.tensor([len(text)], device=self.device)
         self.broadcast(size)
@@ -163,7 +187,7 @@ class Communicator:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave the bytes sent and received within out of the counts."""
+        """Exclude the bytes sent and received within this context from the counts."""
         counted = self.sent_bytes, self.received_bytes
         try:
             yield
@@ -171,19 +195,24 @@ class Communicator:
             self.sent_bytes, self.received_bytes = counted
 
     def silent(self, peers: Iterable[int]) -> RankTimeoutError:
-        """What to raise where patience has ended."""
+        """Return the error to raise when the wait for `peers` has taken longer than patience_s."""
         setting = " (comm.round_timeout_s)" * (self.patience_s == self.round_timeout_s)
         return RankTimeoutError(peers, self.patience_s, setting, self.hosts)
 
     def count_own(self, nbytes: int) -> None:
-        """Count a message to oneself that needs no copy."""
+        """Count the bytes of a message of this rank to itself that needs no copy."""
         self.sent_bytes += nbytes
         self.received_bytes += nbytes
 
     def allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """The payloads of all ranks of `alive`, in its order; a payload has at most ALLGATHER_BYTES bytes.
+        """Return the payloads of all ranks in `alive`, in its order, on every rank.
 
-        Raises Lost past the deadline, naming the silent ranks.
+        Args:
+            payload: this rank's bytes, at most ALLGATHER_BYTES; lengths may differ between ranks.
+            deadline_s: seconds until all ranks must have called this.
+
+        Raises:
+            Lost: ranks did not call this in time; the message names them.
         """
         if len(payload) > ALLGATHER_BYTES:
             raise ValueError(f"a payload has at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
@@ -194,27 +223,38 @@ class Communicator:
         return self._allgather_bytes(payload, deadline_s)
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
-        """Go on without the ranks that are dead or frozen: sets `alive`; {rank: its payload} for all of it.
+        """Reconnect the ranks that are neither dead nor frozen, set `alive` to them, and return {rank: its payload}.
 
-        To be called on every rank after Lost; whoever has not met it yet does so at its next message, if not before.
-        Ranks that are busy are waited for until the deadline, ranks that are dead or frozen are not; one of these that
-        wakes up later ends by itself. Raises Lost where that cannot be, as when rank 0 is dead.
+        Every rank must call this after it has caught Lost; a rank that has not seen the failure yet gets Lost at its
+        next message at the latest. Busy ranks are waited for until the deadline, dead and frozen ranks are not. A
+        frozen rank that wakes up later ends itself.
+
+        Args:
+            payload: bytes that this rank gives to all others.
+            deadline_s: seconds until busy ranks must have called this.
+
+        Raises:
+            Lost: the job cannot continue, for instance because rank 0 is dead.
         """
         raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
 
     def close(self) -> None:
-        """Leave the job in good order; every rank calls this once, after its last message. Raises Lost as others do."""
+        """Disconnect from the other ranks. Every rank calls this once, after its last message.
+
+        Raises:
+            Lost: a rank is dead, or did not call this within round_timeout_s.
+        """
         self.allgather_bytes(b"", self.round_timeout_s)
         self.at_end()
         if self.size > 1:
             self._shutdown()
 
     def _shutdown(self) -> None:
-        """Close what connects this rank to the others."""
+        """Close this rank's connections to the others."""
         raise NotImplementedError
 
     def _broadcast(self, x: Tensor) -> None:
-        """Broadcast at most `max_elements` entries down a binomial tree of messages, which can name a late peer."""
+        """Broadcast at most `max_elements` entries by messages along a binomial tree, so that errors name a peer."""
         parent, children = tree(self.alive.index(self.rank), len(self.alive))
         if self.rank:
             self._exchange([], [(self.alive[parent], x)])
@@ -250,15 +290,15 @@ class Communicator:
 
 @final
 class Solo(Communicator):
-    """One process that is server and clients at once: nothing travels, but everything is counted as if it did."""
+    """The communicator of a job of one process, server and all clients: it counts messages, but sends none."""
 
     can_regroup = "there is a single process"
 
 
 def tree(me: int, size: int) -> tuple[int, list[int]]:
-    """(parent, children) of a place in a binomial tree of `size` places, whose root is 0.
+    """Return the parent and the children of node `me` in a binomial tree of `size` nodes with root 0.
 
-    The parent of a place is its number without the lowest set bit; its children have one more bit set, below that one.
+    The parent's number is `me` without its lowest set bit. A child has one more bit set, below the lowest one of `me`.
 
     >>> tree(0, 6), tree(4, 6)
     ((0, [1, 2, 4]), (0, [5]))

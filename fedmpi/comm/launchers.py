@@ -1,13 +1,13 @@
-"""Who a process is among the ranks of a job, by the launcher's environment variables.
+"""Detect a process's rank and the number of ranks of its job from the launcher's environment variables.
 
-Launchers are tried in the order of LAUNCHERS; then env://, which is RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as
-somebody or an operator such as Kubeflow's has set them; else the job is a single process. A launcher counts as present
-only if all variables of its row are set: `srun --mpi=pmi2` also sets PMI_RANK and `srun --mpi=pmix` also sets
-PMIX_RANK, but neither is an mpirun, and Slurm's own variables say more.
+Launchers are tried in the order of LAUNCHERS, then env://: the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
+set by the user or by an operator such as Kubeflow's. Otherwise the job is a single process. A launcher counts as
+present only if all variables of its row are set: `srun --mpi=pmi2` also sets PMI_RANK and `srun --mpi=pmix` also sets
+PMIX_RANK, but neither is an mpirun, and Slurm's own variables contain more information.
 
-Variables are inherited: a launcher may run inside another one, or in a shell in which RANK was set before. One that
-started several processes therefore comes before one that started a single process. Several ranks of a launcher that is
-not supported are an error, as each of them would train alone.
+Variables are inherited: a launcher may run inside another one, or in a shell in which RANK was set before. A launcher
+that started several processes is therefore preferred to a launcher that started a single process. Several ranks of an
+unsupported launcher are an error, because each of them would train alone.
 Sources: torch.distributed.run, "Environment Variables"; torch.distributed, "Environment variable initialization"; `env`
 under Open MPI 5.0 and MPICH 5.0; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-environment(7); MVAPICH2's user guide.
 """
@@ -24,7 +24,7 @@ from fedmpi.comm import network
 from fedmpi.common.errors import UserError
 
 ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Launcher; the variables of rank, size, local rank and local size; others that have to be there.
+# Launcher; the variables of rank, size, local rank and local size; other variables that must be set.
 LAUNCHERS = (
     ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("TORCHELASTIC_RUN_ID",)),
     ("mpi", tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")), ()),
@@ -48,7 +48,7 @@ COLLECTING = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID", *(rank for _,
 
 @dataclass(frozen=True)
 class Job:
-    """Who a process is among the ranks of a job."""
+    """The position of a process among the ranks of a job, and the launcher that started it."""
 
     launcher: str  # torchrun | mpi | slurm | env:// | single
     rank: int  # 0 .. size-1, over all hosts
@@ -56,16 +56,16 @@ class Job:
     local_rank: int  # 0 .. local_size-1, on this host
     local_size: int
     host: str
-    # The parent of this process, found as early as possible: once it is dead, another process takes its place.
+    # The parent of this process, read as early as possible: once the parent is dead, another process takes its place.
     parent_pid: int = field(default_factory=os.getppid, compare=False, repr=False)
 
 
 def detect(env: Mapping[str, str]) -> Job:
-    """Find the job that `env` describes.
+    """Return the job that the environment variables `env` describe.
 
     Raises:
-        UserError: several ranks were started in a way that is not supported; variables contradict each other, are
-            incomplete or are no numbers; or Slurm allocated several tasks but only one was started.
+        UserError: an unsupported launcher started several ranks; variables contradict each other, are incomplete or
+            are not numbers; or Slurm allocated several tasks but only one was started.
 
     >>> detect({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1",
     ...         "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}).size
@@ -87,13 +87,13 @@ def detect(env: Mapping[str, str]) -> Job:
 
 
 def from_launcher(env: Mapping[str, str]) -> Job | None:
-    """Return the job of the first launcher that is present; None if none is. A Slurm step of one task is none."""
+    """Return the job of the first launcher that is present, or None. A Slurm step of one task is ignored."""
     for launcher, names, others in LAUNCHERS:
         if not env.keys() >= {*names, *others}:
             continue
         if launcher != "slurm":
             numbers = [number(env, name) for name in names]
-        elif "PRTE_LAUNCHED" not in env and number(env, names[1]) > 1:  # else these are of the step around prterun
+        elif "PRTE_LAUNCHED" not in env and number(env, names[1]) > 1:  # prterun inherits the variables of its step
             per_node = tasks_per_node(env[names[3]])
             numbers = [*(number(env, name) for name in names[:3]), per_node[number(env, "SLURM_NODEID")]]
         else:
@@ -104,16 +104,20 @@ def from_launcher(env: Mapping[str, str]) -> Job | None:
 
 
 def from_env(env: Mapping[str, str], launched: Job | None) -> Job | None:
-    """Return the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; None if that is a single process.
+    """Return the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; None if it is a single process.
 
-    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them a MASTER_ADDR 127.0.0.1 means that all ranks are on this
-    host, else each is taken to be alone on its host. "localhost" means nothing for rank 0: Kubeflow's PyTorchJob gives
-    that name to rank 0, and another one to the others.
+    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them, MASTER_ADDR = 127.0.0.1 means that all ranks are on this
+    host; otherwise each rank is assumed to be the only one on its host. For rank 0 the name "localhost" is no evidence
+    of a single host: Kubeflow's PyTorchJob gives this name to rank 0, and another name to the other ranks.
 
-    launched: the job of a launcher that started one process. An incomplete set of variables says nothing there, and
-        MASTER_ADDR and MASTER_PORT alone say nothing in a Slurm job, whose scripts often set them for other programs.
+    Args:
+        env: environment variables.
+        launched: the job of a launcher that started one process. An incomplete set of variables is then ignored. In a
+            Slurm job, MASTER_ADDR and MASTER_PORT alone are ignored, since job scripts often set them for other
+            programs.
 
-    Raises UserError if some of the variables are missing.
+    Raises:
+        UserError: some of the variables are missing.
     """
     given = [f"{name}={env[name]}" for name in ENV if env.get(name)]
     missing = [name for name in ENV if not env.get(name)]
@@ -137,7 +141,7 @@ def from_env(env: Mapping[str, str], launched: Job | None) -> Job | None:
 
 
 def master_address(env: Mapping[str, str]) -> tuple[str, int]:
-    """Return MASTER_ADDR and MASTER_PORT. Raises UserError if one is not set or the port is none."""
+    """Return MASTER_ADDR and MASTER_PORT. Raises UserError if one of them is not set or the port is invalid."""
     if not env.get("MASTER_ADDR") or not env.get("MASTER_PORT"):
         raise UserError("MASTER_ADDR or MASTER_PORT is not set, though RANK and WORLD_SIZE are: start with torchrun.")
     port = number(env, "MASTER_PORT")
@@ -147,7 +151,7 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def refuse_unsupported(env: Mapping[str, str]) -> None:
-    """Raise UserError if a launcher that is not supported started this process among others."""
+    """Raise UserError if an unsupported launcher started this process as one of several."""
     rows = [*UNSUPPORTED, ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "an mpirun of an unknown kind")]
     for size, rank, launcher in rows:
         if env.get(size) and number(env, size) > 1:
@@ -166,13 +170,14 @@ def refuse_unsupported(env: Mapping[str, str]) -> None:
 
 
 def checked(job: Job, names: tuple[str, ...]) -> Job:
-    """Return the job. Raises UserError if its rank is not below its size; names: the variables that tell both."""
+    """Return the job. Raises UserError if its rank is not below its size; names: the variables of rank and size."""
     if job.rank >= job.size:
         raise UserError(f"{names[0]}={job.rank}, but {names[1]}={job.size}: ranks count from 0 to {names[1]} - 1.")
     return job
 
 
 def number(env: Mapping[str, str], name: str) -> int:
+    """Return the number in an environment variable. Raises UserError if it is not a number of at least 0."""
     if not env[name].isdigit():
         raise UserError(
             f"environment variable {name} = {env[name]!r}: the launcher should have set a number >= 0; unset it."
@@ -181,7 +186,7 @@ def number(env: Mapping[str, str], name: str) -> int:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """The number of tasks on each node, from Slurm's run-length form.
+    """Return the number of tasks on each node from Slurm's run-length encoding.
 
     >>> tasks_per_node("2(x3),1")
     [2, 2, 2, 1]
@@ -189,15 +194,17 @@ def tasks_per_node(text: str) -> list[int]:
     return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
 
 
-# ---- what a launcher does, and where Slurm's hosts are ----
+# ---- properties of launchers, and the hosts of a Slurm job ----
 def collects_output(job: Job, env: Mapping[str, str]) -> bool:
-    """Whether the output of all hosts comes to one console: by mpirun, srun and the like, as the launcher of the ranks
-    or of a torchrun on each host."""
+    """Return whether a launcher collects the output of all hosts on one console.
+
+    mpirun, srun and similar launchers do, also if they start a torchrun on each host.
+    """
     return job.launcher in ("mpi", "slurm") or any(name in env for name in COLLECTING)
 
 
 def survivors(job: Job, env: Mapping[str, str]) -> str:
-    """Why the ranks of `job` cannot outlive one of them, as its launcher ends them all; "" if they can."""
+    """Return why the launcher ends all ranks of the job when one of them dies; "" if it does not."""
     if job.launcher == "torchrun":
         return "torchrun ends all ranks of a host when one of them dies (use `mpirun --with-ft ulfm`, or srun)"
     if job.launcher == "mpi" and env.get("OMPI_MCA_mpi_ft_enable") != "1":
@@ -218,16 +225,18 @@ def first_host(hostlist: str) -> str:
 
 
 def address_of_node(host: str, env: Mapping[str, str]) -> str:
-    """Return an address at which other hosts reach a node of Slurm's: that of its name, or else of MASTER_ADDR, which
-    job scripts often set.
+    """Return an address at which other hosts reach a Slurm node.
 
-    Raises UserError if neither resolves.
+    It is the address of the node's name, or otherwise that of MASTER_ADDR, which job scripts often set.
+
+    Raises:
+        UserError: neither name resolves.
     """
     own = network.resolve(host)
     for address in (own, network.resolve(env.get("MASTER_ADDR", ""))):
         if not network.is_loopback(address):
             return address
-    if own:  # as on this host itself, in Debian's /etc/hosts
+    if own:  # a loopback address, as Debian's /etc/hosts has for this host itself
         return own
     raise UserError(
         f"host name {host!r} (rank 0's, from Slurm) does not resolve on {socket.gethostname()}.\n"

@@ -1,4 +1,4 @@
-"""The network interfaces of this host, and which of them the back ends use."""
+"""List the network interfaces of this host, and choose the interface that the communication back ends use."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedmpi.common.errors import UserError
 
 # Requests of linux/sockios.h and a flag of linux/if.h.
 SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP = 0x8913, 0x8915, 1
-# The environment variables by which gloo, NCCL and Open MPI are given an interface.
+# The environment variables that set the network interface of gloo, NCCL and Open MPI.
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 OPEN_MPI = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
-LOOPBACK = "lo"  # Linux's name for it
+LOOPBACK = "lo"  # name of the loopback interface on Linux
 
 
 def addresses() -> dict[str, str]:
-    """Return the IPv4 address of each network interface; "" where it has none or is down."""
+    """Return the IPv4 address of each network interface by name; "" if the interface has none or is down."""
     result = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
 
@@ -39,19 +39,19 @@ def addresses() -> dict[str, str]:
 
 
 def describe() -> str:
-    """Return the interfaces of this host with their addresses, for a message."""
+    """Return the network interfaces of this host with their addresses, as text for a message."""
     return ", ".join(f"{name} ({address or 'no IPv4 address'})" for name, address in addresses().items()) or "none"
 
 
 def outward_addresses() -> list[str]:
-    """Return the addresses of this host at which other hosts may reach it."""
+    """Return the IPv4 addresses of this host that are not loopback addresses, so that other hosts may reach them."""
     return [address for address in addresses().values() if not is_loopback(address)]
 
 
 def identity() -> str:
-    """Return a text that processes have in common if they share a network stack, and thus addresses and interfaces.
+    """Return a text that is equal for two processes if they share a network stack (addresses and interfaces).
 
-    Host names do not tell: different hosts may have the same one, and containers of one host different networks.
+    Host names do not suffice: different hosts may have the same name, and containers of one host different networks.
     """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
@@ -60,7 +60,7 @@ def identity() -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads to the host that uses it, whichever that is; "" is none, which leads nowhere else."""
+    """Return whether an address is a loopback address, or "" (no address)."""
     return address.startswith("127.") or address in ("", "::1", "localhost")
 
 
@@ -68,12 +68,12 @@ def resolve(host: str) -> str:
     """Return the IPv4 address of a host; "" if its name does not resolve."""
     try:
         return socket.gethostbyname(host) if host else ""
-    except (OSError, UnicodeError):  # a label that is empty or too long
+    except (OSError, UnicodeError):  # UnicodeError: a part of the name is empty or too long
         return ""
 
 
 def is_own(address: str) -> bool:
-    """Whether this host has this address, on any interface."""
+    """Return whether any network interface of this host has this address."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
@@ -83,9 +83,9 @@ def is_own(address: str) -> bool:
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the network interface whose address this host uses towards `host`; None if it cannot be found.
+    """Return the network interface through which this host reaches `host`; None if it cannot be found.
 
-    Connecting a datagram socket sends nothing: it only asks the routing table.
+    Connecting a datagram socket sends nothing; it only looks up the route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -96,13 +96,16 @@ def interface_towards(host: str) -> str | None:
     return next((name for name, address in addresses().items() if address == own), None)
 
 
-# ---- which interface the back ends use ----
+# ---- the interface that the back ends use ----
 def choose(interface: str | Sequence[str]) -> tuple[str, str]:
-    """Return name and address of the first interface of this host that comm.interface names.
+    """Return the name and address of the first network interface of this host that matches comm.interface.
 
-    interface: names or patterns such as ib*, the preferred ones first. Hosts may have interfaces of different names.
+    Args:
+        interface: names or patterns such as ib*, in order of preference; several, since names may differ between
+            hosts.
 
-    Raises UserError if none of them has an address.
+    Raises:
+        UserError: no interface with an address matches.
     """
     wanted = [interface] if isinstance(interface, str) else list(interface)
     here = addresses()
@@ -117,27 +120,28 @@ def choose(interface: str | Sequence[str]) -> tuple[str, str]:
 
 
 def set_interface(name: str, env: MutableMapping[str, str]) -> None:
-    """Give the back ends a network interface, by the environment variables that they read when they start.
+    """Set the network interface of the back ends, by the environment variables that they read when they start.
 
-    Open MPI tries each address of a host, also one that is on every host (a bridge of containers), and may wait for
-    ever for an answer. It refuses to start if both of its options are set; what the user has set stays.
+    Otherwise Open MPI tries each address of a host, including addresses that every host has (a container bridge), and
+    may wait for an answer forever. It refuses to start if both of its variables are set, so that a value that the
+    user has set is kept.
     """
-    env[GLOO], env[NCCL] = name, f"={name}"  # "=": not the names that begin so
+    env[GLOO], env[NCCL] = name, f"={name}"  # "=": an exact name instead of a prefix
     if not any(option in env for option in OPEN_MPI):
         env[OPEN_MPI[0]] = name
 
 
 def choose_for_gloo(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
-    """Choose gloo's network interface by GLOO_SOCKET_IFNAME, unless comm.interface or the user has set it.
+    """Set gloo's network interface (GLOO_SOCKET_IFNAME), unless comm.interface or the user has set it.
 
-    By itself gloo binds to the address of the host's own name, which is left alone where other hosts can reach it. If
-    they cannot, as with the 127.0.1.1 of Debian's /etc/hosts, gloo is given the interface over which the ranks have
-    reached rank 0's store; and the loopback interface if all ranks are on one host.
+    By default gloo binds to the address of the host's name. This is kept if other hosts can reach that address. If
+    they cannot, as with 127.0.1.1 in Debian's /etc/hosts, gloo gets the interface over which the ranks have reached
+    rank 0's store. If all ranks are on one host it gets the loopback interface.
 
     Args:
-        rank: of this process.
-        cards: "host", "network" and "address" of each rank: its host's name, its network namespace, and the address
-            from which it has reached rank 0's store.
+        rank: the rank of this process.
+        cards: "host", "network" and "address" of each rank: the name of its host, its network namespace, and the
+            address from which it has reached rank 0's store.
         rank_0: the address at which this rank has reached the store.
     """
     if GLOO in os.environ:

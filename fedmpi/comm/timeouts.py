@@ -1,7 +1,7 @@
-"""How long a rank waits for others, and the clock that measures it.
+"""The time limits of waits for other ranks, and the clock that measures them.
 
-Every wait of the communication layer reads its limit from one `Timeouts` object, and passes through its clock. Tests
-use a simulated clock, in which ranks that are threads wait for hours within milliseconds.
+Every wait of the communication layer takes its limit from one `Timeouts` object, and uses its clock. Tests use a
+simulated clock, with which ranks that run as threads wait for hours within milliseconds.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Real time."""
+    """A clock that measures real time."""
 
     def now(self) -> float:
-        """Return the seconds since an arbitrary moment; differences count."""
+        """Return the seconds since an arbitrary moment; only differences are meaningful."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until the event is set, `seconds` at most; return whether it is."""
+        """Wait until the event is set, for at most `seconds`; return whether it is set."""
         return event.wait(max(0.0, seconds))
 
     def start_thread(self, target: Callable[[], object]) -> None:
-        """Run target() in a thread that does not keep the process alive."""
+        """Run target() in a daemon thread, which does not keep the process alive."""
         threading.Thread(target=target, daemon=True).start()
 
     def call(self, seconds: float, function: Callable[[], T]) -> T:
-        """Return function(), which runs in a thread of its own; raise TimeoutError if it takes longer.
+        """Run function() in a thread of its own and return its result; raise TimeoutError if it takes too long.
 
-        Torch's own time-outs do not cover a host that takes a connection and never answers.
+        Torch's own time-outs do not cover a host that accepts a connection and never answers.
         """
         results: list[T] = []
         errors: list[BaseException] = []
@@ -64,17 +64,17 @@ class Timeouts:
     """The limits of all waits between ranks, in seconds.
 
     Args:
-        start: until all ranks of the job have arrived (comm.start_timeout_s).
-        round: for one message of a round, including the training before it (comm.round_timeout_s).
-        shutdown: for the ranks of a failed job to be ended by the launcher, before they end by themselves.
-        reply: for rank 0's store to answer, beyond what it was asked to wait.
-        store: until ranks under MPI, which can do without a store, give it up at the start.
-        probe: between two questions of rank 0 to the ranks it waits for, where they regroup.
-        frozen: for a living rank to answer such a question, whatever its threads do.
-        connect: for the members of a new group to connect to each other.
-        defer: before a rank reports an error itself, since rank 0 may report the cause.
-        launcher: between two checks that the launcher is alive.
-        clock: measures all of them.
+        start: limit for all ranks of the job to arrive (comm.start_timeout_s).
+        round: limit for one message of a round, including the training before it (comm.round_timeout_s).
+        shutdown: time in which the launcher may end the ranks of a failed job, before they end themselves.
+        reply: limit for an answer of rank 0's store, in addition to the time that a request asks it to wait.
+        store: limit for finding the store under MPI at the start; MPI ranks then continue without it.
+        probe: interval at which a rank, while the ranks regroup, checks that the ranks it waits for are alive.
+        frozen: limit for the answer to such a check; a living rank answers while it trains, too.
+        connect: limit for the members of a new group to connect to each other.
+        defer: time that a rank waits before it prints an error itself, since rank 0 may print the cause.
+        launcher: interval of the checks that the launcher is alive.
+        clock: the clock that measures these times.
     """
 
     start: float = 300.0

@@ -1,4 +1,4 @@
-"""What this machine has, and what a config would use on it: `fedmpi doctor`; what a run would need: `fedmpi plan`."""
+"""Reports on this machine and what a config would use on it (`fedmpi doctor`), and on a run's needs (`fedmpi plan`)."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,7 +7,10 @@ OK, WARN, FAIL = " ", "?", "!"
 
 
 class Row(NamedTuple):
-    """A line of the report. FAIL keeps the given config from running; WARN may do harm, or could not be found out."""
+    """A line of the report: its name, its text and its mark.
+
+    FAIL marks a problem that keeps the config from running; WARN marks a possible problem, or a failed check.
+    """
 
     name: str
     text: str
@@ -15,5 +18,5 @@ class Row(NamedTuple):
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Join the parts that are not empty by commas."""
+    """Join the parts that are not empty, separated by commas."""
     return ", ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Report what a config would use on this machine; data, model and plug-ins are built for it."""
+"""Report the ranks, device, back end and memory that a config would use here; this loads its data and plug-ins."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from fedmpi.common.user_code_errors import known_fix
 from fedmpi.config import resources
 from fedmpi.doctor import FAIL, OK, WARN, Row, joined
 
-LITTLE_BYTES = 1 << 30  # free for a run directory
+LITTLE_BYTES = 1 << 30  # warn if the disk of the run directory has less free space
 
 
 def config(path: str, *overrides: str) -> Iterator[Row]:
-    """Yield one row for each thing that would be picked, or for what keeps the config from running."""
+    """Yield the rows of the report about a config: resources that it would use, warnings, and errors.
+
+    Args:
+        path: the config file.
+        overrides: KEY=VALUE settings that replace those of the file.
+    """
     try:
         settings = configs.load(path, overrides)
         job = detect(os.environ)
@@ -43,7 +48,7 @@ def config(path: str, *overrides: str) -> Iterator[Row]:
 
 
 def ranks(settings: configs.Settings, job: Job) -> Row:
-    """Report the ranks, and whether the job would go on without one."""
+    """Report the number of ranks, and whether the job would continue after a rank failure."""
     from fedmpi.runtime import build_data
 
     if settings.data.silos:
@@ -61,17 +66,19 @@ def ranks(settings: configs.Settings, job: Job) -> Row:
 
 
 def device(settings: configs.Settings, job: Job) -> Row:
+    """Report the device that a rank of this host would train on."""
     import torch
 
     from fedmpi.runtime.device import pick_device
 
-    # A rank of this host that trains, since rank 0, the server, may use another device.
+    # Report the device of a rank of this host that trains, since rank 0, the server, may use another device.
     trainer = job if job.local_size == 1 or job.rank else replace(job, rank=1, local_rank=1)
     picked = pick_device(settings, trainer)
     return Row("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
 def backend(settings: configs.Settings, job: Job) -> Row:
+    """Report the communication back end and the network interface that the ranks would use."""
     if settings.comm.backend == "mpi":
         from fedmpi.comm.backends import mpi
 
@@ -87,7 +94,7 @@ def backend(settings: configs.Settings, job: Job) -> Row:
 
 
 def _chosen_backend(settings: configs.Settings, job: Job) -> str:
-    """Return gloo, nccl or mpi as this host's ranks would choose it. Raises UserError."""
+    """Return the communication back end that the ranks of this host would choose: gloo, nccl or mpi."""
     import torch
 
     from fedmpi.comm.backends import choice
@@ -97,23 +104,23 @@ def _chosen_backend(settings: configs.Settings, job: Job) -> str:
     for rank in range(job.local_size):
         try:
             where = pick_device(settings, replace(job, rank=rank, local_rank=rank))
-        except UserError:  # the row of the device shows it
+        except UserError:  # reported in the row about the device
             where = torch.device("cpu")
         cards.append(choice.describe(settings.comm.backend, job.host, where))
     return choice.choose(settings.comm.backend, cards)
 
 
 def memory(settings: configs.Settings, job: Job) -> Row:
-    """Build data, model and method as `fedmpi validate` does, and report its row about memory."""
+    """Build data, model and method as `fedmpi validate` does, and report the memory that they need."""
     from fedmpi.runtime.validate import validate_settings
 
-    one_thread = settings.compute.model_copy(update={"threads": 1})  # too many have a row already
+    one_thread = settings.compute.model_copy(update={"threads": 1})  # too many threads are reported in another row
     rows = validate_settings(settings.model_copy(update={"compute": one_thread}), job)
     return Row("memory", joined(text for label, text in rows if label == "memory"))
 
 
 def output(settings: configs.Settings, job: Job) -> Row:
-    """Report the place of the run directory, and the free space there, if this machine can do what is asked for."""
+    """Report the path of the run directory and the free space there, after a check of the required resources."""
     resources.check(settings, writes=job.rank == 0)
     place = settings.output.absolute() / settings.name
     free = shutil.disk_usage(next(path for path in place.parents if path.is_dir())).free

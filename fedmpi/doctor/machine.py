@@ -1,6 +1,6 @@
-"""Report on this machine: Python and its packages, GPUs, launchers and MPI, memory, disks, names.
+"""Report on this machine: Python and its packages, GPUs, launchers and MPI, memory, disks, host name and network.
 
-Other programs run under a time limit, and MPI in a process of its own, since it may end the process.
+Other programs are run with a time limit. MPI is tested in a child process, since it may end the process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from fedmpi.common.version import __version__
 from fedmpi.doctor import OK, WARN, Row, joined
 
 PACKAGES = ("numpy", "scipy", "scikit-learn", "matplotlib", "safetensors", "pydantic", "torchvision", "mpi4py")
-BF16_UNITS = 8  # compute capability (major) from which NVIDIA's GPUs have them
-LITTLE_BYTES = 100 << 20
-LAUNCHER_S, MPI_S = 5.0, 30.0
-OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_mpi_ft", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL")  # variables of this process
+BF16_UNITS = 8  # major compute capability from which NVIDIA's GPUs have bf16 units
+LITTLE_BYTES = 100 << 20  # warn if there is less free space
+LAUNCHER_S, MPI_S = 5.0, 30.0  # time limits of the programs
+# Prefixes of variables that a launcher sets for one rank; programs that start MPI themselves must not inherit them.
+OF_A_RANK = ("OMPI_COMM_WORLD_", "OMPI_MCA_mpi_ft", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL")
 
 
 # ---- software ----
 def software() -> Iterator[Row]:
+    """Report the versions of fedmpi, Python and the packages that fedmpi uses."""
     from fedmpi.runtime.record.metadata import git_commit, installed_version
 
     at = git_commit(Path(__file__).parent)
@@ -43,7 +45,7 @@ def software() -> Iterator[Row]:
 
 
 def torch() -> Iterator[Row]:
-    """Report torch, its back ends for messages, and the GPUs that it can use."""
+    """Report the version of torch, its communication back ends, and the GPUs that it can use."""
     import torch
 
     built = f"built with CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
@@ -65,7 +67,7 @@ def torch() -> Iterator[Row]:
 
 # ---- ranks ----
 def started() -> Iterator[Row]:
-    """Report as what this process was started, and how ranks would find each other."""
+    """Report the launcher and the ranks of this process's job, and how the ranks would find each other."""
     env = os.environ
     try:
         job = detect(env)
@@ -87,7 +89,7 @@ def started() -> Iterator[Row]:
 
 
 def launchers() -> Iterator[Row]:
-    """Report the MPI that mpi4py loads, mpirun, srun and torchrun; the version of torchrun is that of torch."""
+    """Report the MPI library that mpi4py loads, and mpirun, srun and torchrun; warn if they do not match."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(OF_A_RANK)}
     text, problem = run_program([sys.executable, "-m", "mpi4py", "--mpi-lib-version"], MPI_S, env)
     mpi = "" if problem else text.strip().splitlines()[0].split(", ")[0][:100]
@@ -110,7 +112,7 @@ def launchers() -> Iterator[Row]:
 
 
 def launcher(name: str) -> Row:
-    """Report the path of mpirun or srun, and its version."""
+    """Report the path and version of mpirun or srun."""
     path = shutil.which(name)
     if path is None:
         return Row(name, "not on PATH")
@@ -120,10 +122,18 @@ def launcher(name: str) -> Row:
 
 
 def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Run a program; return what it prints, errors included, and what went wrong ("" if it ends with exit code 0).
+    """Run a program with a time limit.
 
-    `timeout` of coreutils ends what the program has started, too, also after this process was interrupted. The output
-    goes to a file, since a grandchild might keep a pipe open.
+    The program is run by coreutils' `timeout`, which also ends the program's children, even after this process was
+    interrupted. The output is written to a file, since a grandchild might keep a pipe open.
+
+    Args:
+        words: the program and its arguments.
+        limit_s: time limit in seconds.
+        env: environment variables (default: the variables of this process).
+
+    Returns:
+        The output, errors included; a description of the problem, "" if the exit code is 0.
     """
     with tempfile.TemporaryFile() as out:
         command = ["timeout", "--signal=KILL", f"{limit_s:g}", *words]
@@ -138,6 +148,7 @@ def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | N
 
 # ---- the machine ----
 def processors_and_memory() -> Iterator[Row]:
+    """Report the number of usable cores, the free memory, and the memory limit of the control group."""
     yield Row("cores", f"{usable_cores()} usable of {os.cpu_count() or 'unknown'}, {platform.machine()}")
     free, limit = available_bytes(), min((limit for limit, _ in control_groups()), default=None)
     parts = [f"{size_text(free)} free" if free is not None else "free memory unknown"]
@@ -146,7 +157,7 @@ def processors_and_memory() -> Iterator[Row]:
 
 
 def disks() -> Iterator[Row]:
-    """Report the free space for temporary files of torch and MPI, and for the shared memory of ranks of one host."""
+    """Report the free space for temporary files of torch and MPI, and for shared memory between ranks of a host."""
     for name, place in (("temporary", tempfile.gettempdir()), ("shared memory", "/dev/shm")):
         if os.path.isdir(place):
             free = shutil.disk_usage(place).free

@@ -1,12 +1,12 @@
-"""`fedmpi plan`: the memory and bytes that a run on so many ranks would need, from the shapes of its tensors.
+"""Estimate the memory and the traffic that a run would need, from the shapes of its tensors (`fedmpi plan`).
 
-Data and model are made as a run makes them; nothing is trained. Memory, of rank 0 and of a rank that trains:
-    process      what this process has held: Python, torch, data and model
-    model        weights, gradients, velocities, copies, announcement, server state and optimiser
-    rows         of uploads: as many as rank 0, and a rank that trains, holds at a time
-    state        of clients, on the rank that has most
-    step         what a forward pass keeps of a batch for the backward pass, twice: gradients, too
-With a GPU all but the process lies there, and has a sum of its own, with the data.
+Data and model are built as in a run; nothing is trained. Parts of the memory of rank 0 and of a rank that trains:
+    process      the peak memory of this process: Python, torch, data and model
+    model        weights, gradients, velocities, copies, broadcast message, server state and optimiser
+    rows         rows of uploads that rank 0, or a rank that trains, stores at the same time
+    state        client state, on the rank that stores most
+    step         activations that a forward pass stores for the backward pass, times two for their gradients
+With a GPU all parts but the process are in GPU memory, which has a sum of its own and also contains the data.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ Parts = dict[str, int]  # name -> bytes
 
 
 def plan(settings: Settings, ranks: int) -> Facts:
-    """Return what the run would need, as JSON has it.
+    """Return the memory and bytes that a run on `ranks` ranks would need, as values for JSON.
 
     Raises:
-        UserError: as `fedmpi validate` does, and where rank 0's part of a round does not fit into this machine.
+        UserError: the config is invalid, as for `fedmpi validate`; or rank 0's part of a round does not fit into the
+            memory of this machine.
     """
     try:
         device = pick_device(settings, detect({}))
@@ -56,9 +57,10 @@ def plan(settings: Settings, ranks: int) -> Facts:
 
 
 def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Parts]]:
-    """Return the bytes of each part, for rank 0 and a rank that trains: of the host ("memory"), and with a GPU of that.
+    """Return the bytes of each part of the memory for rank 0 and for a rank that trains.
 
-    `all` is their sum.
+    Returns:
+        {"memory": of the host, "gpu_memory": if there is a GPU}: {rank: {part: bytes}}; the part "all" is the sum.
     """
     s, on_gpu = experiment.settings, experiment.model.w.is_cuda
     gathers_on_gpu = on_gpu and (ranks == 1 or s.comm.backend in ("auto", "nccl"))
@@ -69,8 +71,8 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
     most = int(experiment.data.train_sizes.max(initial=0))
     batch = most if s.train.batch_size == "full" else min(s.train.batch_size, most)
 
-    place = "gpu_memory" if on_gpu else "memory"  # of what a rank computes with
-    carried = place if gathers_on_gpu else "memory"  # of what travels
+    place = "gpu_memory" if on_gpu else "memory"  # memory of the tensors that a rank computes with
+    carried = place if gathers_on_gpu else "memory"  # memory of the tensors that are sent
     both = Counter({("memory", "process"): _peak_bytes()})
     both += Counter({("gpu_memory", "data"): torch.cuda.memory_allocated() if on_gpu else 0})
     root = Counter({(carried, "model"): needs["rank 0"] - root_rows + optimiser, (carried, "rows"): root_rows})
@@ -78,7 +80,7 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
         {(place, "model"): needs["a training rank"] - trainer_rows - state, (carried, "rows"): trainer_rows}
     )
     trainer += Counter({(place, "state"): state, (place, "step"): 2 * experiment.net.activation_bytes() * batch})
-    if ranks == 1 or s.server.trains:  # rank 0 does both
+    if ranks == 1 or s.server.trains:  # rank 0 trains, too
         root += trainer
     by_rank = {"rank 0": both + root} | ({} if ranks == 1 else {"a training rank": both + trainer})
     sums: dict[str, dict[str, Parts]] = {}
@@ -89,19 +91,21 @@ def _memory(experiment: build.Experiment, ranks: int) -> dict[str, dict[str, Par
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process has held so far: libraries, reading of the data, data, model."""
+    """Return the peak memory of this process so far in bytes: libraries, data and their loading, model."""
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return 1024 * int(peak[1]) if peak else 0
 
 
 def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
-    """Return rank 0's traffic, without states of clients that move: up is what it receives, down what it sends.
+    """Return rank 0's traffic in bytes, without client state that moves between ranks.
 
-    Returns: how uploads travel ("way"), bytes of the largest round ("round"), and of all ("run").
+    Returns:
+        "way": how uploads are gathered; "round" and "run": bytes of the largest round and of the whole run, each with
+        "up" (bytes that rank 0 receives) and "down" (bytes that it sends).
     """
     s, messages, members = experiment.settings, experiment.messages, experiment.cohort_size
     way, trainers = memory.upload_way(experiment, ranks), len(build_data.training_ranks(s, ranks))
-    # Of sums each rank that trains sends one, in 64 bits; of columns rank 0 receives its own.
+    # reduced: each rank that trains sends one 64-bit sum; sharded: rank 0 receives only its share of the columns.
     rows = {"reduced": trainers * 8 / experiment.itemsize, "sharded": members / ranks}.get(way, members)
     up, down = [0], [0]
     for t in range(s.rounds):
@@ -117,7 +121,7 @@ def _bytes(experiment: build.Experiment, ranks: int) -> Facts:
 
 # ---- output ----
 def lines(facts: Facts) -> list[str]:
-    """Return the lines that `fedmpi plan` shows."""
+    """Return the lines that `fedmpi plan` prints."""
     rows = [("plan", f"{facts['config']} with {count(facts['ranks'], 'rank')}, {facts['device']}")]
     for label, key, beside in (("memory", "memory", ""), ("gpu", "gpu_memory", ", and some hundred MiB of CUDA's own")):
         for who, parts in facts.get(key, {}).items():

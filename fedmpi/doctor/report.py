@@ -17,11 +17,17 @@ Check = Callable[[], Iterable[Row]]
 
 
 def report(show: Callable[[str], None], config: Path | None = None, overrides: Sequence[str] = ()) -> int:
-    """Show the report, line by line, at rank 0. Returns the exit code: 1 if something keeps the config from running."""
+    """Print the report of `fedmpi doctor` on rank 0, and return the exit code: 1 if the config cannot run here.
+
+    Args:
+        show: prints one line.
+        config: the config file, or None for a report on the machine only.
+        overrides: KEY=VALUE settings that replace those of the file.
+    """
     try:
         if detect(os.environ).rank:
             return 0
-    except UserError:  # a row of the report
+    except UserError:  # reported in a row
         pass
     groups: dict[str, tuple[Check, ...]] = {
         "software": (machine.software, machine.torch),
@@ -42,7 +48,7 @@ def report(show: Callable[[str], None], config: Path | None = None, overrides: S
 
 
 def _rows(check: Check, title: str) -> Iterator[Row]:
-    """Yield the rows of a check; one that fails ends with a row that says so."""
+    """Yield the rows of a check; if the check raises an error, yield a row with that error at the end."""
     try:
         yield from check()
     except Exception as error:
@@ -52,9 +58,9 @@ def _rows(check: Check, title: str) -> Iterator[Row]:
 
 
 def format_row(row: Row) -> str:
-    """Format a row as mark, name and text, with further lines indented.
+    """Format a row as mark, name and text, and indent further lines of the text.
 
-    Control characters and the path of the home directory are replaced, as the report may go into a bug report.
+    Control characters and the path of the home directory are replaced, since users may publish the report in an issue.
     """
     text, home = row.text.strip(), os.path.expanduser("~")
     if len(home) > 1:

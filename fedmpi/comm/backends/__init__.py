@@ -1,1 +1,1 @@
-"""The ways in which messages travel."""
+"""The communication back ends: MPI, and gloo and NCCL through torch.distributed."""

@@ -1,4 +1,4 @@
-"""Which back end suits the devices of all ranks, and what may be wrong where NCCL fails."""
+"""Choose a communication back end that suits the devices of all ranks, and advise the user if NCCL fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from fedmpi.common.errors import UserError
 
-Card = Mapping[str, Any]  # of a rank, as `describe` makes it
+Card = Mapping[str, Any]  # the description of a rank that `describe` returns
 
 # Sources: NVIDIA/nccl, src/os/linux.cc, src/bootstrap.cc and src/transport/p2p.cc; its user guide, "Runtime and MPI
 # issues"; NVIDIA/nccl#1066 and #1948; srun(1), --gpu-bind.
@@ -27,21 +27,22 @@ NCCL_DEBUG=WARN shows all that NCCL says."""
 
 
 def describe(backend: str, host: str, device: torch.device) -> dict[str, Any]:
-    """Describe a rank to the others, which choose a back end together.
+    """Return a description of this rank, from which all ranks choose a communication back end.
 
     Returns:
-        comm.backend of its config; its host; the PCI address of its GPU, "" without one; whether it has NCCL.
+        "backend", comm.backend of the config; "host", the host's name; "card", the PCI address of the GPU or "";
+        "nccl", whether this PyTorch has NCCL.
     """
     return {"backend": backend, "host": host, "card": pci_address(device), "nccl": dist.is_nccl_available()}
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Return the UUID of a GPU, or of the slice of one (MIG); "" for a CPU."""
+    """Return the UUID of a GPU or of a slice of a GPU (MIG); "" for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def pci_address(device: torch.device) -> str:
-    """Return the PCI address of a GPU, which all slices of a card (MIG) share; its UUID where PyTorch does not tell."""
+    """Return the PCI address of a GPU, which all its slices (MIG) share; its UUID if PyTorch has no PCI address."""
     if device.type != "cuda":
         return ""
     properties: Any = torch.cuda.get_device_properties(device)
@@ -51,7 +52,15 @@ def pci_address(device: torch.device) -> str:
 
 
 def choose(backend: str, cards: Sequence[Card]) -> str:
-    """Choose nccl or gloo, for all ranks alike. Raises UserError if ranks disagree or NCCL would refuse."""
+    """Return the communication back end of all ranks: the requested one, or for auto nccl if it works, otherwise gloo.
+
+    Args:
+        backend: comm.backend of this rank's config.
+        cards: the descriptions of all ranks (`describe`).
+
+    Raises:
+        UserError: configs of ranks differ, or NCCL is requested but cannot connect these ranks.
+    """
     asked = Counter(card["backend"] for card in cards)
     if len(asked) > 1:
         raise UserError(f"comm.backend differs between ranks: {dict(asked)}; give all ranks one config.")
@@ -64,7 +73,7 @@ def choose(backend: str, cards: Sequence[Card]) -> str:
 
 
 def _why_not_nccl(cards: Sequence[Card]) -> str:
-    """Why NCCL cannot connect these ranks, and the remedy; "" if it can."""
+    """Return why NCCL cannot connect these ranks, with advice; "" if it can."""
     first_on_card: dict[tuple[str, str], int] = {}
     for rank, card in enumerate(cards):
         if not card["card"] or not card["nccl"]:
@@ -80,7 +89,7 @@ def _why_not_nccl(cards: Sequence[Card]) -> str:
 
 
 def in_brief(error: Exception) -> str:
-    """An error of a process group without its stack: its first line and, of NCCL's, the last error."""
+    """Return the first line of a process group's error, and the text after NCCL's "Last error:" if there is one."""
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     last = next(iter(str(error).partition("Last error:")[2].strip().splitlines()), "")
     return f"{first}; {last}" if last else first

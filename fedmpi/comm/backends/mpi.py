@@ -1,7 +1,7 @@
-"""MPI through mpi4py: buffers only (the calls with a capital letter), never pickles.
+"""The communication back end MPI, through mpi4py. Messages are buffers, sent by MPI's upper-case calls, never pickles.
 
-Nothing here blocks inside MPI: most libraries spin while they wait and would take the core from a rank that trains.
-Requests are posted, then tested with pauses in between, until a deadline.
+No message blocks inside MPI: most MPI libraries poll while they wait, and would take the core from a rank that trains.
+Requests are posted, then tested until a deadline, with pauses in between.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 # Open MPI's transport btl/ofi sleeps for a second when it is closed: within MPI_Init on a host without such a network.
-# It is for one-sided communication, of which there is none here; messages over libfabric go through mtl/ofi. Only under
-# Open MPI 5's mpirun, which hands on what its files of parameters say: elsewhere they would no longer count.
+# It serves one-sided communication, which fedmpi does not use; messages over libfabric use mtl/ofi. The variable is
+# set only under Open MPI 5's mpirun, which has passed on the settings of its parameter files: under other launchers it
+# would override them.
 NO_SLEEP = "OMPI_MCA_btl", "^ofi"
-RANK_0_FIRST_S = 3  # in which the launcher ends the others, so that one rank reports what all of them see
+RANK_0_FIRST_S = 3  # other ranks wait so much longer: rank 0 prints the error, and the launcher ends the others
 DATA, CONTROL = 0, 1  # tags
-EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
+EAGER_S = 0.05  # requests are first tested without pauses for this time: MPI moves messages only inside its calls
 PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
-LOOK_S = 0.5  # between two looks which messages are not there yet
+LOOK_S = 0.5  # interval of the checks which messages are still missing
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
 
 GUARD = """
@@ -45,13 +46,13 @@ while sleep 1 && kill -0 $1 2>/dev/null; do
     left=$((left - 1))
     [ $left -gt 0 ] || { echo "$3" >&2; kill -9 $1; exit; }
 done
-"""  # ends process $1 after $2 seconds
+"""  # a shell script that prints $3 and kills process $1 after $2 seconds
 
 NEEDS_MPIRUN = (
     "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun and the variables RANK, WORLD_SIZE, MASTER_ADDR and "
     "MASTER_PORT go with comm.backend=gloo or nccl."
 )
-REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py loaded
+REMEDY = {  # launcher -> advice if the launcher does not belong to the MPI library that mpi4py loaded
     "mpi": "Start with the mpirun of that MPI; or make mpi4py load the launcher's: set MPI4PY_LIBMPI to its libmpi.so, "
     "or, with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
     "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start "
@@ -61,9 +62,10 @@ REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py lo
 
 # ---- the library ----
 def load(launcher: str = "mpi") -> Any:
-    """Return mpi4py.MPI, not initialised.
+    """Import mpi4py.MPI without initialising MPI, and return it.
 
-    Raises UserError where mpi4py or its MPI library is missing, or the launcher is none for MPI.
+    Raises:
+        UserError: mpi4py or its MPI library is missing, or the launcher does not start MPI processes.
     """
     if launcher in ("torchrun", "env://"):
         raise UserError(NEEDS_MPIRUN)
@@ -83,10 +85,13 @@ def load(launcher: str = "mpi") -> Any:
 
 
 def world(job: Job, timeout_s: float) -> Any:
-    """Return COMM_WORLD of `job`, initialised.
+    """Initialise MPI and return COMM_WORLD of `job`.
 
-    Raises UserError if the launcher's MPI is not the one that mpi4py loaded. MPI_Init waits for all ranks and cannot
-    be interrupted: past the time-out this process prints an error and exits.
+    MPI_Init waits for all ranks and cannot be interrupted. If it takes longer than timeout_s, an error is printed and
+    this process is killed.
+
+    Raises:
+        UserError: the MPI library of the launcher is not the one that mpi4py loaded.
     """
     MPI = load(job.launcher)
     if not MPI.Is_initialized():
@@ -102,6 +107,7 @@ def world(job: Job, timeout_s: float) -> Any:
 
 
 def finalize(job: Job, timeout_s: float) -> None:
+    """Finalize MPI, which waits for all ranks; past the time-out, print an error and kill this process."""
     MPI = load()
     if not MPI.Is_finalized():
         with bounded(job, "MPI_Finalize, which waits for all ranks", timeout_s):
@@ -110,9 +116,14 @@ def finalize(job: Job, timeout_s: float) -> None:
 
 @contextmanager
 def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
-    """End the process, with an error, if the block takes longer.
+    """Print an error and kill this process if the block takes longer than timeout_s.
 
-    Such a call holds the interpreter: no thread of Python runs beside it, and a shell has to look after it.
+    MPI_Init and MPI_Finalize hold the interpreter lock, so that no Python thread can run a timer: a shell does.
+
+    Args:
+        job: names this rank in the error.
+        where: a description of the block, for the error.
+        timeout_s: limit in seconds; ranks other than rank 0 get RANK_0_FIRST_S more.
     """
     text = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}, after {timeout_s:.0f} s"
     limit_s = max(1, int(timeout_s)) + (RANK_0_FIRST_S if job.rank else 0)
@@ -127,7 +138,7 @@ def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
 
 # ---- messages ----
 class Request(NamedTuple):
-    """A message under way, and the memory that it uses."""
+    """A message that is being sent or received, with the tensor that holds its memory."""
 
     peer: int
     handle: Any
@@ -136,12 +147,14 @@ class Request(NamedTuple):
 
 @final
 class Mpi(Communicator):
+    """The communicator over MPI, for tensors on the CPU."""
+
     can_regroup = "MPI cannot (use comm.backend=gloo)"
 
     def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:
         Communicator.__init__(self, torch.device("cpu"), comm.rank, comm.size, timeouts.round)
         self.job, self.comm, self.timeouts = job, comm, timeouts
-        self.unfinished: list[Request] = []  # MPI may still write into their memory
+        self.unfinished: list[Request] = []  # kept after a time-out, since MPI may still write into their memory
 
     def _shutdown(self) -> None:
         finalize(self.job, self.round_timeout_s)
@@ -161,7 +174,7 @@ class Mpi(Communicator):
         return Request(peer, self.comm.Isend(_buffer(x), peer, tag), x)
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """Rank 0 gathers the payloads and alone decides which ranks are silent, so that all ranks act alike."""
+        """Gather the payloads at rank 0, which alone decides which ranks are late, so that all ranks agree."""
         frames = torch.zeros(self.size, 4 + ALLGATHER_BYTES, dtype=torch.uint8)  # length, payload
         mine = bytearray(len(payload).to_bytes(4, "little") + payload)
         frames[self.rank, : len(mine)] = torch.frombuffer(mine, dtype=torch.uint8)
@@ -181,13 +194,13 @@ class Mpi(Communicator):
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
 
     def _wait(self, requests: list[Request], timeout_s: float) -> set[int]:
-        """Wait for all requests and return the peers of those that are not done in time."""
+        """Wait for all requests and return the peers whose messages are not done in time."""
         handles, clock = [request.handle for request in requests], self.timeouts.clock
         began, pause_s, look_s = clock.now(), 0.0, 0.1
         try:
             while not load().Request.Testall(handles):
                 waited_s = clock.now() - began
-                if waited_s > min(look_s, timeout_s):  # here, since the thread that answers others may not call MPI
+                if waited_s > min(look_s, timeout_s):  # done here, since the error reporter's thread may not call MPI
                     self.waiting_for = {request.peer for request in requests if not request.handle.Test()}
                     look_s = waited_s + LOOK_S
                 if waited_s > timeout_s:
@@ -203,5 +216,5 @@ class Mpi(Communicator):
 
 
 def _buffer(x: Tensor) -> np.ndarray:
-    """Return x's own memory as an array of a type that MPI has: bfloat16 travels as 16-bit integers, bit for bit."""
+    """Return x's memory, not a copy, as an array of an integer type of the same size, since MPI has no bfloat16."""
     return x.detach().view(CARRIER[x.element_size()]).numpy()

@@ -1,4 +1,7 @@
-"""torch.distributed: gloo between CPUs, NCCL between GPUs. Control traffic goes through the store, never over NCCL."""
+"""The back ends of torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+Control messages are sent through the ranks' store, never over NCCL.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ from fedmpi.comm.rendezvous import lookup
 from fedmpi.comm.rendezvous.store import CANCELLED, REGROUPING, RankStore, allgather, leave
 from fedmpi.comm.timeouts import Timeouts
 
-Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
+Group = Any  # dist.ProcessGroupGloo, whose type stub lacks some methods
 ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
-LOOK_S = 1.0  # between two looks at it
+LOOK_S = 1.0  # interval of the checks of this key
 GLOO_REMEDY = (
     "A rank has died since, or the network interface is wrong: set comm.interface to one that leads to the other hosts "
     "(fedmpi doctor lists them)."
@@ -48,9 +51,19 @@ def connect(
     error_reporter: ErrorReporter,
     address: str = "",
 ) -> Communicator:
-    """Find the other ranks, agree with them on a back end that suits their devices, and build its process group.
+    """Find the other ranks, agree with them on gloo or NCCL by their devices, and create the process group.
 
-    address: that of comm.interface, "" without one.
+    Args:
+        job: this process's rank, and the number of ranks.
+        backend: comm.backend.
+        device: the device that this rank computes on.
+        timeouts: limits of the single steps.
+        error_reporter: starts to listen as soon as the store is found.
+        address: the address of comm.interface; "" if it is not set.
+
+    Raises:
+        UserError: the launcher or the config contains a mistake.
+        Lost: ranks did not arrive in time, or could not connect to each other.
     """
     deadline = timeouts.clock.now() + timeouts.start
     store = lookup.find_store(job, timeouts.start, timeouts=timeouts, interface=address)
@@ -63,8 +76,8 @@ def connect(
     chosen = choose(backend, cards)
     network.choose_for_gloo(job.rank, cards, rank_0)
     remedy = NCCL_REMEDY if chosen == "nccl" else GLOO_REMEDY
-    # Gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's goes on to bound every
-    # message, by a watchdog: it must be longer than our own time-out, which can name the rank.
+    # Gloo's time-out bounds only the creation of the group, since each wait has its own limit. NCCL's time-out also
+    # bounds every message, by a watchdog: it must be longer than our own time-out, which can name the rank.
     timeout_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
     try:
         connects = partial(build, chosen, job, device, store, timeout_s)
@@ -73,7 +86,7 @@ def connect(
         late = f"{chosen} has not connected them after {timeouts.start:.0f} s"
         raise Lost(f"all ranks came, but {late}.\n{remedy}") from None
     except RuntimeError as error:
-        # What is no error of NCCL's group, such as a lack of memory, has a remedy of its own.
+        # Errors that do not come from NCCL, such as a lack of memory, have a remedy of their own.
         if isinstance(error, Lost) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
             raise
         raise Lost(f"all ranks came, but {chosen} does not connect them ({in_brief(error)}).\n{remedy}") from error
@@ -84,36 +97,48 @@ def connect(
 
 
 def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float) -> Group | None:
-    """Connect all ranks. NCCL's process group is torch's own default one; gloo's is returned, that it can be let go."""
+    """Create the process group that connects all ranks.
+
+    NCCL's group becomes torch's default group, and None is returned; gloo's group is returned, so that it can be
+    dropped.
+    """
     if chosen == "gloo":
         return make_gloo_group(store, "group", job.rank, job.size, timeout_s)
-    if "NCCL_ASYNC_ERROR_HANDLING" not in os.environ:  # its older name
-        # Torch's watchdog would end this process at an error, while the ranks find out which of them has failed.
+    if "NCCL_ASYNC_ERROR_HANDLING" not in os.environ:  # older name of the variable
+        # Torch's watchdog would end this process at an error, before the ranks find out which of them has failed.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     patience = timedelta(seconds=timeout_s)
     where = torch.empty(0, device=device).device  # "cuda" with its index
-    torch.cuda.set_device(where)  # this is a thread of `Clock.call`, and each begins on the first GPU
+    torch.cuda.set_device(where)  # `Clock.call` runs this in a new thread, and each thread begins on the first GPU
     store = dist.PrefixStore("group", store)
     dist.init_process_group(chosen, None, patience, job.size, job.rank, store, device_id=where)
     return None
 
 
 def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout_s: float) -> Group:
-    """Connect `size` processes, of which this one has number `place`; `name` is the prefix of their keys."""
+    """Connect `size` processes by gloo and return their process group.
+
+    Args:
+        store: the store through which the processes find each other.
+        name: prefix of the keys in the store.
+        place: number of this process in the group.
+        size: number of processes.
+        timeout_s: limit in seconds.
+    """
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), place, size, timedelta(seconds=timeout_s))
 
 
 class _StoreCommunicator(Communicator):
-    """The ranks of a process group of torch, which meet in a store."""
+    """The base class of the back ends of torch.distributed, whose control messages are sent through the store."""
 
     def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         Communicator.__init__(self, device, job.rank, job.size, timeouts.round)
         self.job, self.store, self.timeouts = job, store, timeouts
-        self.gathers = 0  # calls of allgather so far: each has keys of its own
+        self.gathers = 0  # number of allgather calls so far: each call has its own keys
         self.group_name = "allgather"
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        self.gathers += 1  # from here on a regroup ends this call
+        self.gathers += 1  # from here on a regroup can cancel this call
         self._check_group()
         values = allgather(self.store, self.group_name, self.gathers, self.rank, self.alive, payload, deadline_s)
         self._check_group()
@@ -123,7 +148,7 @@ class _StoreCommunicator(Communicator):
         """Raise Lost if the ranks are to regroup."""
 
     def _shutdown(self) -> None:
-        """Leave after all ranks have met: closing a socket while its other end still reads could lose a message."""
+        """Wait for all ranks before disconnecting: closing a socket while the other end still reads could lose data."""
         leave(self.store, self.rank, self.alive, self.timeouts.round)
         if self.job.launcher == "mpi" and len(self.alive) == self.size:  # MPI_Finalize would wait for a lost rank
             from fedmpi.comm.backends import mpi
@@ -133,6 +158,8 @@ class _StoreCommunicator(Communicator):
 
 @final
 class Gloo(_StoreCommunicator):
+    """The communicator over gloo, for tensors on the CPU. It can regroup after a rank failure."""
+
     def __init__(
         self,
         job: Job,
@@ -144,8 +171,8 @@ class Gloo(_StoreCommunicator):
     ) -> None:
         _StoreCommunicator.__init__(self, job, torch.device("cpu"), store, timeouts)
         self.make_group = make_group
-        self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed, and why
-        self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
+        self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed; why: for which reason
+        self.place = {rank: rank for rank in self.alive}  # rank -> number in the group
         self.membership = membership
         membership.release = self._cancel_allgather
         self.can_regroup = launchers.survivors(job, os.environ)
@@ -178,7 +205,7 @@ class Gloo(_StoreCommunicator):
         try:
             for peer, work, _ in posted:
                 self.waiting_for = (peer,)
-                # What is cut off are parts of a millisecond: it would come back before the deadline.
+                # Gloo drops fractions of a millisecond; without the extra one, `wait` would return too early.
                 work.wait(timedelta(seconds=max(0.001, deadline - clock.now() + 0.001)))
             self.waiting_for = ()
         except RuntimeError as error:
@@ -187,9 +214,12 @@ class Gloo(_StoreCommunicator):
             self._drop_group(peer, error, late=clock.now() >= deadline)
 
     def _drop_group(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
-        """A message to or from a rank has failed. Nothing else may hold the group, not even a traceback: where the
-        ranks regroup its sockets close, and all others notice. A job that ends keeps them: who has lost nobody must not
-        blame this rank."""
+        """Handle a failed message from or to a rank: put the group aside and raise Lost.
+
+        Only `broken` may hold a reference to the group, so that its sockets close, and all ranks notice, when the ranks
+        regroup; a traceback would hold one, too. If the job ends instead, the sockets stay open, so that ranks with
+        working connections do not report this rank as lost.
+        """
         error.__traceback__ = None
         self.broken, self.group = self.group, None
         lost = self.silent([peer]) if late else Lost(f"{ranks([peer], self.hosts)} is dead: its connection has ended")
@@ -209,7 +239,10 @@ class Gloo(_StoreCommunicator):
             raise Lost(REGROUPING)
 
     def _cancel_allgather(self, store: dist.Store) -> None:
-        """End a call on all ranks, to regroup, from another thread, with a connection of its own."""
+        """Cancel the current allgather on all ranks because they regroup. Called from another thread.
+
+        store: a connection of that thread's own.
+        """
         store.compare_set(f"{self.group_name}/{self.gathers}/silent", "", CANCELLED)
 
     def _connect(self, store: dist.Store, generation: int, members: list[int]) -> Group | None:
@@ -221,12 +254,14 @@ class Gloo(_StoreCommunicator):
 
 @final
 class Nccl(_StoreCommunicator):
+    """The communicator over NCCL, for tensors on GPUs. It cannot regroup."""
+
     begins = False
     can_regroup = "NCCL cannot (use comm.backend=gloo)"
 
     def __init__(self, job: Job, device: torch.device, store: RankStore, timeouts: Timeouts) -> None:
         _StoreCommunicator.__init__(self, job, device, store, timeouts)
-        self.waiting: list[Posted] = []  # posted, not begun
+        self.waiting: list[Posted] = []  # operations that are posted, but not started
 
     def _shutdown(self) -> None:
         dist.destroy_process_group()
@@ -236,21 +271,27 @@ class Nccl(_StoreCommunicator):
         self._wait([*self.alive[1:]] if self.rank == 0 else [0], lambda: [dist.broadcast(x, 0, async_op=True)])
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
-        """Nothing is sent before a `_finish`, which begins all that is posted: what NCCL is given as one group cannot
-        deadlock, in any order, as sends and receipts would that wait for each other."""
+        """Collect the messages; the next `_finish` starts all posted ones as one group of NCCL.
+
+        Within a group sends and receives cannot deadlock in any order; started one by one they could wait for each
+        other.
+        """
         operations = [dist.P2POp(dist.isend, x, peer) for peer, x in outgoing]
         operations += [dist.P2POp(dist.irecv, x, peer) for peer, x in incoming]
         self.waiting.append(operations)
         return operations
 
     def _finish(self, posted: Posted) -> None:
-        if any(each is posted for each in self.waiting):  # else another one's end was its own
+        if any(each is posted for each in self.waiting):  # otherwise an earlier `_finish` has sent these, too
             operations, self.waiting = [each for several in self.waiting for each in several], []
             if operations:
                 self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
 
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
-        """NCCL names no peer and cannot be cancelled. Where it fails an allgather finds who is gone."""
+        """Start operations and wait for them; raise Lost if they fail or take longer than patience_s.
+
+        NCCL names no peer and cannot be cancelled, so that after an error an allgather finds which rank is lost.
+        """
         clock = self.timeouts.clock
         deadline, self.waiting_for = clock.now() + self.patience_s, peers
         try:

@@ -1,1 +1,1 @@
-"""What becomes of a job whose ranks fail, die or freeze."""
+"""Rank failures: report the error of a job once, regroup the remaining ranks, and end processes."""

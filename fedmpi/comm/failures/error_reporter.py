@@ -1,19 +1,20 @@
-"""One cause for the end of a job, printed once: by rank 0.
+"""Report the error that ends a job exactly once, on rank 0.
 
-A rank that fails adds the cause to the event log of all ranks before it leaves. The first one counts: who fails only
-because another has left comes second and is silent. So is a rank that was taken for lost before. A thread on every rank
-reads the log:
+A rank that fails adds the cause to the event log of all ranks before it exits. Only the first cause counts: a rank that
+fails because another rank has exited adds its cause later, and prints nothing. Causes of a rank that the others have
+regrouped without are ignored. On every rank a thread reads the log:
 
-    rank 0        closes the run, prints the cause, ends the job
-    other ranks   wait to be ended by the launcher, and leave by themselves if it does not; where each host has a
-                  console of its own, one rank of every other host prints the cause there, too
+    rank 0        closes the run directory, prints the cause and ends the job
+    other ranks   wait until the launcher ends them, and exit by themselves if it does not; if the launcher does not
+                  collect the output of all hosts, one rank of every other host also prints the cause
 
-If rank 0 does not take the cause in time, since it is itself what fails, the rank that wrote it prints it. A second
-thread sees that the launcher has died, whose ranks would otherwise train on for good.
+If rank 0 does not confirm the cause in time, for instance because rank 0 itself has failed, the rank that added the
+cause prints it. A second thread watches the launcher, since the ranks of a dead launcher would never be ended.
 
-The same thread answers when a rank asks who lives, and for whom each waits. A rank that waits in vain is often not the
-first: rank 1 awaits the model of rank 0, which awaits the update of rank 2, which is frozen; whose patience ends first
-is chance. At fault is who does not answer; if all do, who waits for nobody (`root_cause`).
+The thread that reads the log also answers other ranks' questions: whether this rank is alive, and which ranks it waits
+for. A rank that times out often waits for a rank that is itself waiting: rank 1 awaits the model of rank 0, which
+awaits the update of rank 2, which is frozen, and either may time out first. The ranks at fault are those that do not
+answer; if all answer, those that wait for no other rank (`trace`).
 """
 
 from __future__ import annotations
@@ -35,41 +36,45 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 CAUSE = "cause"  # line of the event log: "cause RANK CODE TEXT"
-MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take part from here on
-ASK = "ask"  # "ask QUESTION PURPOSE": all ranks answer for whose messages they wait
-SILENCE = "silence"  # purpose of a rank that will report a silence
-WELL = "well"  # every rank is at its end
+MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": the ranks that take part from here on
+ASK = "ask"  # "ask QUESTION PURPOSE": all ranks answer which ranks' messages they wait for
+SILENCE = "silence"  # the purpose of a rank that is about to report a time-out
+WELL = "well"  # every rank has called `close`
 PRINTED = "printed"  # key of the store: rank 0 has printed the cause
 DAY = timedelta(days=1)
 POLL_S = 0.01
-LINGER_S = 0.5  # for the other ranks to read a key of a store that ends with rank 0
-LOST = 1  # exit code of a lost rank, and of a defect
+LINGER_S = 0.5  # time for other ranks to read a key of the store, which ends with rank 0
+LOST = 1  # exit code of a job that ends because of a lost rank or a defect
 
 
 @final
 class EventLog:
-    """Lines in the ranks' store that all ranks read in one order, and to which each may add one.
+    """A log in the ranks' store. Every rank can add lines, and all ranks read the lines in the same order.
 
-    The order is what makes ranks act alike: whether a rank failed before it was taken for lost, or after, is the same
-    for all. Raises DistError once the store is gone.
+    The common order makes the ranks agree, for instance on whether a rank failed before or after it was declared lost.
+    Methods raise DistError if the store no longer answers.
 
     Args:
-        store: a connection of its own.
-        at: number of the next line.
+        store: a connection that nothing else uses.
+        at: number of the next line to read.
     """
 
     def __init__(self, store: Store, at: int = 0) -> None:
         self.store, self.at = store, at
 
     def next(self) -> str:
-        """Wait for the next line and return it."""
+        """Wait for the next line of the log and return it."""
         self.store.wait([f"events/{self.at}"], DAY)
         line = self.store.get(f"events/{self.at}").decode()
         self.at += 1
         return line
 
     def add(self, line: str, decisive: Callable[[str], bool] = lambda line: False) -> str | None:
-        """Add a line and pass all before it; or stop at the first one (this one, too) that is decisive: that one."""
+        """Add a line at the end of the log, reading all lines before it, unless one of them is decisive.
+
+        Returns:
+            The first line, which may be the added one, for which decisive(line) is true; None if there is none.
+        """
         while True:
             there: str = self.store.compare_set(f"events/{self.at}", "", line).decode()
             if decisive(there):
@@ -80,21 +85,21 @@ class EventLog:
 
 
 class ErrorReporter:
-    """One a rank.
+    """Reports this rank's error to all ranks, and ends this process if the job fails. There is one per rank.
 
     Args:
-        job: which rank this process is.
+        job: this process's rank, and the number of ranks.
         timeouts: limits of the single steps, and the clock.
         process: ends this process, and prints its last message.
-        launcher_is_alive: whether the launcher, the parent of this process, lives.
-        stop: the requests that this process has had to stop.
-        close_run: called with the reason first of all where the job fails: rank 0 closes its run directory. Returns
-            how to go on.
+        launcher_is_alive: returns whether the launcher, the parent of this process, is alive.
+        stop: the requests to stop that this process has received.
+        close_run: called on rank 0 with the reason, before anything else, if the job fails; closes the run directory
+            and returns a hint on how to continue the run.
 
     Attributes:
-        waiting_for: tells the ranks for whose messages this one waits.
-        on_event: called with each line that is no cause, and the connection over which it came, in the thread that
-            reads them; with None once rank 0 is gone.
+        waiting_for: returns the ranks whose messages this rank waits for.
+        on_event: called in the thread that reads the log, with each line that is not a cause and with the connection
+            that the line came from; with None once rank 0's store no longer answers.
     """
 
     def __init__(
@@ -112,32 +117,36 @@ class ErrorReporter:
         self.stop, self.close_run = stop or StopRequest(), close_run
         self.waiting_for: Callable[[], Iterable[int]] = lambda: ()
         self.on_event: Callable[[str | None, Store], None] = lambda line, store: None
-        self.members = set(range(job.size))  # whose causes count
-        self.at = 0  # lines of the event log that are read
-        self._questions = 0  # of this rank so far
+        self.members = set(range(job.size))  # the ranks whose causes count
+        self.at = 0  # number of lines of the event log that have been read
+        self._questions = 0  # number of questions that this rank has asked so far
         self._open_store: Callable[[], Store] | None = None
         self._listener: threading.Event | None = None  # set once the thread that reads the log has ended
-        self._expected_until = 0.0  # when whoever asks about a silence must have told the cause
-        self._cause: str | None = None  # the one by which the job ends
+        self._expected_until = 0.0  # time until which a rank that asks about a time-out may report its cause
+        self._cause: str | None = None  # the cause that ends the job
         self._has_printed = False
         self._ending = threading.Lock()
-        if job.size > 1 and job.launcher != "env://":  # there may be none: a shell that has ended, or ssh
+        if job.size > 1 and job.launcher != "env://":  # under env:// the parent may be a shell that has ended, or ssh
             self.clock.start_thread(self._watch_launcher)
 
     # ---- a failure of this rank ----
     def fail(self, text: str, code: int, reacts: bool = False) -> NoReturn:
-        """End the job for a failure of this rank, or for the one that came before it.
+        """End the job because this rank has failed, or because of an earlier cause in the event log.
 
-        reacts: this rank has only lost another one, and who knows more goes first.
+        Args:
+            text: the error message.
+            code: exit code of the job.
+            reacts: this rank has only noticed the failure of another one, and waits until ranks that know more have
+                reported.
         """
         cause = f"{CAUSE} {self.job.rank} {code} {who(self.job)}: {text}"
         clock, limits = self.clock, self.timeouts
-        until = clock.now() + (limits.probe if reacts else 0.0)  # the rank that is gone may have told why
+        until = clock.now() + (limits.probe if reacts else 0.0)  # the lost rank may have reported the cause
         while reacts and clock.now() < max(until, self._expected_until):
             clock.sleep(0.05)
         if self.job.rank == 0:
             self._end(self._add(cause)[0] or cause)
-        if self._open_store is None:  # rank 0 may have the same error, and its launcher ends this rank then
+        if self._open_store is None:  # rank 0 may fail with the same error; the launcher then ends this rank
             self.process.restore_sigterm()
             clock.sleep(limits.defer)
             if self.stop.signal != signal.SIGTERM:
@@ -145,7 +154,7 @@ class ErrorReporter:
             self.process.end_job(code)
         first, is_printed = self._add(cause)
         first = first or self._cause
-        if first is None:  # rank 0 is gone with its store: one rank of a host prints
+        if first is None:  # rank 0 has ended with its store: one rank of a host prints
             prints = self.process.is_first_of_host()
             clock.sleep(limits.defer * (3 - prints - (self.job.rank == self.job.local_rank)))
         else:
@@ -157,13 +166,17 @@ class ErrorReporter:
         self.process.end_job(int((first or cause).split()[2]))
 
     def _add(self, line: str) -> tuple[str | None, bool]:
-        """Log a line; return (the first cause, whether rank 0 has printed it). None: the store does not answer."""
+        """Add a line to the event log.
+
+        Returns:
+            The first cause in the log, or None if the store does not answer; whether rank 0 has printed that cause.
+        """
         answers: list[str] = []
 
         def add() -> None:
             events = self.event_log()
             first = events.add(line, self._decisive(set(self.members)))
-            if first is None or not first.startswith(CAUSE):  # nobody listens any more
+            if first is None or not first.startswith(CAUSE):  # no other rank reads the log any more
                 return
             answers.append(first)
             if self.job.rank:
@@ -175,12 +188,15 @@ class ErrorReporter:
         return (answers[0] if answers else None), len(answers) > 1
 
     def event_log(self) -> EventLog:
-        """Return the log from where this rank has read it, over a connection of its own."""
+        """Return the event log from this rank's read position on, over a new connection."""
         assert self._open_store is not None
         return EventLog(self._open_store(), self.at)
 
     def _decisive(self, members: set[int]) -> Callable[[str], bool]:
-        """Whether a line ends the job, in good order or not, or this rank's part in it. To be asked of each in turn."""
+        """Return a function that returns whether a line of the log ends the job, or this rank's part in it.
+
+        It must be called with every line in order, because it keeps track of the members.
+        """
 
         def decisive(line: str) -> bool:
             kind, *words = line.split(maxsplit=2)
@@ -191,9 +207,18 @@ class ErrorReporter:
 
         return decisive
 
-    # ---- who lives, and for whom each waits ----
+    # ---- which ranks are alive, and which ranks each of them waits for ----
     def roll_call(self, events: EventLog, ranks: Iterable[int], purpose: str = "") -> dict[int, list[int]]:
-        """Ask `ranks` for whose messages they wait: {rank: these} of those that answer in time."""
+        """Ask ranks which other ranks' messages they wait for.
+
+        Args:
+            events: the event log, in which the question is asked.
+            ranks: the ranks whose answers are awaited.
+            purpose: SILENCE if this rank is about to report a time-out, otherwise "".
+
+        Returns:
+            {rank: the ranks that it waits for}, of the ranks that answer in time.
+        """
         self._questions += 1
         question = f"{self.job.rank}/{self._questions}"
         events.add(f"{ASK} {question} {purpose}")
@@ -204,20 +229,20 @@ class ErrorReporter:
                     answers[rank] = [int(word) for word in store.get(key).decode()[1:].split()]
             if self.clock.now() > until:
                 break
-            self.clock.sleep(POLL_S)  # torch's stores print a stack where a wait exceeds its time-out
+            self.clock.sleep(POLL_S)  # polled, because torch's stores print a stack if a wait exceeds its time-out
         return answers
 
     def find_root_cause(self, peers: Iterable[int]) -> list[int]:
-        """Return the ranks at fault where `peers` have been silent to this one; where nobody can tell, the peers."""
-        with contextlib.suppress(Exception):  # the store may be on a host that is gone, and never answer
+        """Return the ranks that cause a time-out in which this rank waited for `peers`; `peers` if it is not known."""
+        with contextlib.suppress(Exception):  # the store may be on a host that is down, and never answer
             limit_s, ranks = 3 * self.timeouts.frozen, set(self.members)
             waiting = self.clock.call(limit_s, lambda: self.roll_call(self.event_log(), ranks, SILENCE))
             return trace(self.job.rank, peers, waiting)
         return sorted(peers)
 
-    # ---- a cause, from whichever rank ----
+    # ---- causes that any rank has added ----
     def listen(self, open_store: Callable[[], Store]) -> None:
-        """Read the causes that other ranks add. open_store() makes another connection to the ranks' store."""
+        """Start the thread that reads the event log; open_store() returns a new connection to the ranks' store."""
         self._open_store = open_store
         ended, events = threading.Event(), self.event_log()
         self._listener = ended
@@ -231,7 +256,7 @@ class ErrorReporter:
         self.clock.start_thread(read)
 
     def close(self) -> None:
-        """Every rank is at its end: stop listening, while the store is still there."""
+        """Stop reading the event log. Called when all ranks have finished, while the store still exists."""
         if self._listener is not None:
             self._add(WELL)
             self.clock.wait(self._listener, self.timeouts.reply)
@@ -247,7 +272,7 @@ class ErrorReporter:
                     waits = " ".join(map(str, self.waiting_for()))
                     events.store.set(f"answer/{line.split()[1]}/{self.job.rank}", f"={waits}")
                 self.on_event(line, events.store)
-        except Exception:  # whoever held the store is gone; the next message notices it, too
+        except Exception:  # rank 0 is lost, and its store with it; this rank's next message also fails
             self.on_event(None, events.store)
             return
         if line == WELL:
@@ -261,22 +286,22 @@ class ErrorReporter:
         self.process.exit(int(line.split()[2]))
 
     def _print(self, cause: str) -> None:
-        """Print a cause once: the thread that listens and the one that has failed may both want to."""
+        """Print a cause, once only: the thread that reads the log and the thread that failed may both call this."""
         if not self._has_printed:
             self._has_printed = True
             self.process.say(cause.split(" ", 3)[3])
 
     def _wait_for_launcher(self) -> None:
-        """Leave the launcher time to end this rank, after rank 0 has reported the cause."""
+        """Give the launcher time to end this rank, after rank 0 has reported the cause."""
         self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
     def _end(self, cause: str) -> NoReturn:
-        """Rank 0 ends the job."""
-        if not self._ending.acquire(blocking=False):  # another thread does
+        """End the job from rank 0: close the run directory, print the cause and exit."""
+        if not self._ending.acquire(blocking=False):  # another thread is already ending the job
             self.clock.sleep(DAY.total_seconds())
         _, _, code, text = cause.split(" ", 3)
         hint = ""
-        with contextlib.suppress(Exception):  # the cause is printed, whatever becomes of the run directory
+        with contextlib.suppress(Exception):  # the cause must be printed even if the run directory cannot be closed
             hint = self.close_run(reason(text))
         self.process.say(f"{text.rstrip()}\n{hint}" if int(code) == LOST else text)
         if self._open_store is not None:
@@ -289,16 +314,22 @@ class ErrorReporter:
     def _watch_launcher(self) -> None:
         while self.launcher_is_alive():
             self.clock.sleep(self.timeouts.launcher)
-        if self.job.local_rank and self.job.rank:  # one of this host prints it
+        if self.job.local_rank and self.job.rank:  # one rank of this host prints the error
             self._wait_for_launcher()
             self.process.exit(1)
         self.fail(f"error: the launcher ({self.job.launcher}, process {self.job.parent_pid}) has died", 1)
 
 
 def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]]) -> list[int]:
-    """Return the ranks at fault where `peers` have been silent to `rank`, ascending.
+    """Return the ranks that cause a time-out of `rank`, in ascending order.
 
-    waiting: for whom each rank waits; who did not answer is missing.
+    They are the ranks at the ends of the chains of waiting ranks: ranks that did not answer; if all did, ranks that
+    wait for no other; otherwise `peers`.
+
+    Args:
+        rank: the rank that timed out.
+        peers: the ranks that it waited for.
+        waiting: the ranks that each rank waits for; ranks that did not answer are missing.
 
     >>> trace(1, [0], {0: [2], 1: [0]}), trace(1, [0], {0: [2], 1: [0], 2: []})
     ([2], [2])
@@ -313,11 +344,12 @@ def trace(rank: int, peers: Iterable[int], waiting: Mapping[int, Iterable[int]])
 
 
 def who(job: Job) -> str:
+    """Return the beginning of a message, which names the program and, except on rank 0, the rank and its host."""
     return f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
 
 
 def reason(text: str) -> str:
-    """A message in one line: a mistake's first, a traceback's last."""
+    """Shorten an error text to one line: the first line of a user's error, the last line of a traceback."""
     lines = text.strip().splitlines()
     first = lines[0].removeprefix("fedmpi").lstrip(": ")
     return first.replace(": error: ", ": ", 1).removeprefix("error: ") if "error: " in first else lines[-1]

@@ -1,14 +1,14 @@
-"""Who still takes part in a job, settled anew after a loss: all living ranks, or nobody goes on.
+"""Regroup the ranks of a job after a rank failure: either all living ranks continue, or none does.
 
-The rank that notices a loss calls the others through the event log. Whoever is called gives its vote, by coming to
-`regroup`. A rank in the middle of its training comes late; that it lives, a thread of it answers at once. The store
-waits for all votes but those of dead ranks, whose connection has ended. Rank 0 asks again and again who lives, and
-has a frozen rank count as dead; the others do so with rank 0. Then
+The rank that notices the failure calls the others through the event log. Each rank votes by calling `regroup`. A rank
+that is training votes late, but one of its threads answers at once that it is alive. The store waits for all votes
+except those of dead ranks, whose connections have ended. Rank 0 repeatedly asks the others whether they are alive, and
+marks frozen ranks as dead; the other ranks do the same with rank 0. Then
 
-    rank 0    writes who the members are, which are those that have voted; from there on, nobody listens to others
-    members   connect to each other anew, and say so; if one more rank was lost meanwhile all begin anew
+    rank 0    writes the list of members, the ranks that have voted; from then on, other ranks' causes are ignored
+    members   connect to each other and confirm it; if another rank was lost meanwhile, all start again
 
-A rank that finds itself left out ends by itself.
+A rank that is not in the list of members ends itself.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ from fedmpi.comm.rendezvous.store import STORE_IS_GONE, RankStore
 from fedmpi.comm.rendezvous.store_server import ALL
 from fedmpi.comm.timeouts import T
 
-CALL = "regroup"  # "regroup GENERATION", a line of the event log: all are to come
-LOOK_S = 0.2  # between two looks whether a member has died
+CALL = "regroup"  # "regroup GENERATION", a line of the event log: all ranks must regroup
+LOOK_S = 0.2  # interval of the checks for members that have died
 
 
 @final
 class GroupMembership:
-    """One a rank. `store` holds votes; lines come over the error reporter's connection."""
+    """A rank's view of the ranks that take part in the job, and its side of regrouping.
+
+    Votes are exchanged through `store`; lines of the event log are read by the error reporter's thread.
+    """
 
     def __init__(self, store: RankStore, rank: int, size: int, error_reporter: ErrorReporter) -> None:
         self.store, self.rank, self.error_reporter = store, rank, error_reporter
         self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
-        self.generation = 0  # attempts to settle so far, with or without success
-        self.called = 0  # the attempt that somebody has called for; beyond `generation` if this rank must come to it
-        self.rank_0_is_gone = False  # with its store
-        self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
+        self.generation = 0  # attempts to regroup so far, with or without success
+        self.called = 0  # the latest attempt that a rank has called for; above `generation` if this rank must join it
+        self.rank_0_is_gone = False  # and its store with it
+        self.release: Callable[[Store], None] = lambda store: None  # cancels an allgather that this rank waits in
         store.set_at_end(f"dead/{rank}", "1")
         error_reporter.on_event = self._on_event
 
     def regroup_requested(self) -> bool:
-        """Whether the other ranks wait for this one to `regroup`, or have no rank 0 left."""
+        """Return whether the other ranks wait for this one to call `regroup`, or rank 0 is lost."""
         return self.called > self.generation or self.rank_0_is_gone
 
     def _on_event(self, line: str | None, store: Store) -> None:
-        """Handle a line, in the thread that reads the event log."""
+        """Handle a line of the event log, in the thread that reads it; None: rank 0's store no longer answers."""
         if line is None:
             self.rank_0_is_gone = True
             return
@@ -70,9 +73,18 @@ class GroupMembership:
     def regroup(
         self, payload: bytes, deadline_s: float, build: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]]:
-        """(what connects the members, their payloads). build(store, generation, members) connects this rank to them.
+        """Agree with the other ranks on the members of the job, and connect to them.
 
-        Raises Lost if rank 0 is dead or silent, or no members could connect by the deadline.
+        Args:
+            payload: bytes that this rank gives to the other members.
+            deadline_s: seconds until busy ranks must have voted.
+            build: build(store, generation, members) connects this rank to the members and returns the connection.
+
+        Returns:
+            The connection, and {rank: its payload} of all members.
+
+        Raises:
+            Lost: rank 0 is dead or frozen, or the members could not connect by the deadline.
         """
         until = self.clock.now() + deadline_s
         while self.clock.now() <= until:
@@ -102,20 +114,20 @@ class GroupMembership:
         return (results[0], votes) if list(built) == list(votes) and all(built.values()) else None
 
     def _gather(self, name: str, value: bytes, seconds: float) -> dict[int, bytes]:
-        """Return the values of the ranks that come in time; the others no longer belong to `alive`."""
+        """Return the values of the ranks that send one in time, and remove the other ranks from `alive`."""
         name, limit_s = f"{name} {self.generation}", max(0.01, seconds)
         verdict, values = self.store.gather(name, 0, self.rank, self.alive, value, limit_s, living=True)
         missing = [] if verdict == ALL else [int(word) for word in verdict.split()]
         if 0 in missing:
             raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
         if self.rank in missing:
-            self.clock.sleep(self.timeouts.reply)  # in which the thread that reads the event log ends this rank
+            self.clock.sleep(self.timeouts.reply)  # meanwhile the thread that reads the event log ends this rank
         came = {rank: value for rank, value in zip(self.alive, values, strict=True) if rank not in missing}
         self.alive = list(came)
         return came
 
     def _mark_silent_ranks(self, done: threading.Event) -> None:
-        """Have frozen ranks count as dead while this rank waits: rank 0 those of the others, the others rank 0."""
+        """Mark frozen ranks as dead until `done` is set: rank 0 checks the other ranks, which check rank 0."""
         watched = self.alive[1:] if self.rank == 0 else [0]
         with suppress(DistError):
             store = self.store.new_connection()
@@ -125,7 +137,11 @@ class GroupMembership:
                     store.set(f"dead/{rank}", "1")
 
     def _connect(self, build: Callable[[Store, int, list[int]], T]) -> list[T]:
-        """Connect, in a thread that is left behind if a member dies meanwhile. Returns the result, or nothing."""
+        """Connect to the members in a thread, which is abandoned if a member dies meanwhile.
+
+        Returns:
+            The connection as the only item; an empty list if it failed.
+        """
         results: list[T] = []
         ended, until, members = threading.Event(), self.clock.now() + self.timeouts.connect, list(self.alive)
         store = self.store.new_connection()

@@ -1,4 +1,4 @@
-"""The end of a process: its last message, and its exit. Neither may fail, whatever became of its standard streams."""
+"""Print a process's last message and exit. Neither may fail, even if the standard streams are closed or full."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, NoReturn, TextIO
 from fedmpi.comm import launchers, network
 from fedmpi.comm.launchers import Job
 
-ABORT_S = 3.0  # allowed for MPI_Abort
+ABORT_S = 3.0  # time limit of MPI_Abort
 
 
 @dataclass
 class Process:
-    """What a rank does to its own process when the job fails. Tests of ranks as threads replace it."""
+    """The operations of a rank on its own process when the job fails. Tests that run ranks as threads replace it."""
 
     job: Job
 
@@ -33,36 +33,39 @@ class Process:
     def end_job(self, code: int) -> NoReturn:
         """End this process and the job.
 
-        MPI must be told; torchrun and `srun --kill-on-bad-exit` end the other ranks when one exits with an error.
+        MPI needs a call of MPI_Abort; torchrun and `srun --kill-on-bad-exit` end the other ranks if one exits with an
+        error.
         """
-        MPI = sys.modules.get("mpi4py.MPI")  # None where this process has not loaded MPI
+        MPI = sys.modules.get("mpi4py.MPI")  # None if this process has not loaded MPI
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-            with open(os.devnull, "w") as nowhere:  # the exit after ABORT_S: Abort may wait for a dead launcher
+            with open(os.devnull, "w") as nowhere:  # exit after ABORT_S, since Abort may wait for a dead launcher
                 faulthandler.dump_traceback_later(ABORT_S, exit=True, file=nowhere)
                 MPI.COMM_WORLD.Abort(code)
         leave(code)
 
     def exit_after_eviction(self) -> NoReturn:
-        """End a rank that the others have gone on without."""
-        if self.job.launcher == "mpi":  # mpirun takes any other end of a rank for the failure of the whole job
+        """End this rank, because the others have regrouped without it."""
+        if self.job.launcher == "mpi":  # if the rank ended in any other way, mpirun would end the whole job
             os.kill(os.getpid(), signal.SIGKILL)
         leave(1)
 
     def restore_sigterm(self) -> None:
-        """Let SIGTERM end this process again: the launcher may end a rank that has nothing to add."""
-        with contextlib.suppress(ValueError):  # only the main thread can
+        """Restore the default action of SIGTERM, so that the launcher can end this rank, which prints nothing."""
+        with contextlib.suppress(ValueError):  # only the main thread may set a signal handler
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def has_own_console(self) -> bool:
-        """Return whether what rank 0 prints is not seen where this rank was started: on another host, by a launcher
-        that does not bring the output of all hosts together."""
+        """Return whether this rank's console does not show rank 0's output.
+
+        This is so on other hosts than rank 0's, unless the launcher collects the output of all hosts.
+        """
         job = self.job
         if job.rank == job.local_rank or launchers.collects_output(job, os.environ):
             return False
         return job.launcher != "env://" or not network.is_own(os.environ["MASTER_ADDR"])
 
     def is_first_of_host(self) -> bool:
-        """Return whether no other living rank of this host has asked before."""
+        """Return whether this rank is the first living rank of its host that calls this."""
         self._lock_socket = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(OSError):
             self._lock_socket.bind(f"\0fedmpi of {self.job.parent_pid}")
@@ -71,8 +74,11 @@ class Process:
 
 
 class _StandardFile(io.FileIO):
-    """The file behind a standard stream. It may be full (`> /dev/full`) or without a reader (`| head`); then what is
-    written is dropped, and the command goes on and ends as it would have."""
+    """The file of a standard stream, which drops output that cannot be written.
+
+    The disk may be full (`> /dev/full`) or the reader gone (`| head`); the command continues, and its exit code does
+    not change.
+    """
 
     def write(self, data: Any) -> int:
         try:
@@ -83,16 +89,16 @@ class _StandardFile(io.FileIO):
 
 
 def setup_stdio() -> None:
-    """Make printing safe in this process, and let a fatal signal print the stacks of all threads on stderr.
+    """Make writes to sys.stdout and sys.stderr never fail, and print all stacks on stderr at a fatal signal.
 
-    From here on no write to sys.stdout or sys.stderr fails, whoever prints. Where the shell has closed a standard
-    stream, its number would go to the next file that is opened. Characters that the locale does not have are printed
-    as escapes (\\u0391): site names may hold any.
+    A standard stream that the shell has closed is replaced by the null device; otherwise the next file that is opened
+    would get its number. Characters that the locale cannot encode are printed as escapes (\\u0391), because names of
+    sites may contain any character.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
-    if sys.stdout is sys.__stdout__:  # a stream that replaces it (a test's, a notebook's) stays
+    if sys.stdout is sys.__stdout__:  # a stream that a test or a notebook has installed stays
         sys.stdout = _safe_stream(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _safe_stream(sys.stderr, 2)
@@ -100,7 +106,10 @@ def setup_stdio() -> None:
 
 
 def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
-    """Return a stream on a file descriptor with the options of `stream`; None: it was closed when Python started."""
+    """Return a text stream on file descriptor `number` whose writes never fail.
+
+    stream: the stream to replace, whose encoding and buffering are kept; None if it was closed when Python started.
+    """
     file, unbuffered = _StandardFile(number, "w", closefd=False), bool(stream and stream.write_through)
     return io.TextIOWrapper(
         file if unbuffered else io.BufferedWriter(file),
@@ -112,16 +121,16 @@ def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
 
 
 def tell_fatal_signals() -> None:
-    """Print the stacks of all threads at SIGSEGV, SIGABRT and the like, unless pytest or a debugger does so already."""
+    """Print the stacks of all threads at SIGSEGV, SIGABRT and the like, unless pytest or a debugger already does."""
     if not faulthandler.is_enabled():
-        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # stderr is no file (a notebook)
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # in a notebook stderr is no file
             faulthandler.enable()
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line, on stderr by default; a stream that is closed, full or without a reader drops it.
+    """Print a line on stderr or on another stream; drop the line if the stream is closed, full or has no reader.
 
-    This holds in programs that use fedmpi from Python, too, whose streams `setup_stdio` does not touch.
+    This also works in programs that use fedmpi from Python, whose streams `setup_stdio` has not replaced.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         stream = stream or sys.stderr
@@ -131,7 +140,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit at once, without the clean-up that would wait for ranks that are gone."""
+    """Exit at once, without Python's clean-up, which could wait for lost ranks."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

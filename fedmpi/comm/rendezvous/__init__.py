@@ -1,1 +1,1 @@
-"""Where the ranks of a job find each other: an authenticated store at rank 0."""
+"""The rendezvous of a job's ranks: an authenticated key-value store at rank 0."""

@@ -1,12 +1,12 @@
-"""Authenticate the processes of a job to each other: both sides prove that they know its key, without sending it.
+"""Authenticate the processes of a job to each other: both sides prove that they know the job's key without sending it.
 
     client   MAGIC, 32 random bytes a
     rank 0   MAGIC, 32 random bytes b, HMAC-SHA256(key, "rank 0", a, b)
     client   HMAC-SHA256(key, "guest", a, b)
 
-The key comes from the launcher: under MPI it is random and is sent by an MPI broadcast. Slurm and torchrun have no
-channel that only the job's ranks can read, so there it is derived from the job's number and a secret of the user: the
-variable FEDMPI_SECRET or the file ~/.fedmpi/secret, which the first run creates.
+The key depends on the launcher. Under MPI it is random and is sent by an MPI broadcast. Slurm and torchrun have no
+channel that only the job's ranks can read, so that the key is derived from the job's identifier and a secret of the
+user: the variable FEDMPI_SECRET or the file ~/.fedmpi/secret, which the first run creates.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from fedmpi.common.errors import UserError
 MAGIC = b"fedmpi 1"
 NONCE = DIGEST = 32  # bytes
 HELLO, REPLY = len(MAGIC) + NONCE, len(MAGIC) + NONCE + DIGEST
-SHORTEST = 32  # characters of a secret
-BACKLOG = 1024
+SHORTEST = 32  # minimum number of characters of a secret
+BACKLOG = 1024  # connections that may wait to be accepted
 
 
 class AuthenticationError(OSError):
-    """The process that answers follows rank 0's protocol but does not know the key."""
+    """The process that answers uses the protocol of rank 0's store but does not know the key."""
 
 
 def hmac_proof(key: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return the bytes by which a side proves that it knows the key. role: "rank 0" or "guest"."""
+    """Return the bytes by which a side proves that it knows the key; role: b"rank 0" or b"guest"."""
     return hmac.digest(key, role + client_nonce + server_nonce, "sha256")
 
 
 def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
-    """Return rank 0's reply to the first message of a connection, and the proof that it expects in return.
+    """Return rank 0's reply to the first message of a connection, and the proof that rank 0 expects in return.
 
-    Raises ValueError if the message does not follow the protocol.
+    Raises:
+        ValueError: the message does not follow the protocol.
     """
     if not hello.startswith(MAGIC):
         raise ValueError("another protocol")
@@ -50,9 +51,16 @@ def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
 
 
 def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
-    """Connect to rank 0's store, each step within patience_s.
+    """Connect to rank 0's store with mutual authentication, and return the socket.
 
-    Raises OSError if no store answers; AuthenticationError if it does not know the key.
+    Args:
+        address: host and port of the store.
+        key: the job's key.
+        patience_s: limit of each step in seconds.
+
+    Raises:
+        OSError: no store answers.
+        AuthenticationError: the store that answers does not know the key.
     """
     connection = socket.create_connection(address, timeout=patience_s)
     try:
@@ -74,7 +82,7 @@ def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: floa
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
-    """Return the next `count` bytes. Raises OSError if the connection ends before, or its time-out passes."""
+    """Return the next `count` bytes. Raises OSError if the connection ends before that, or times out."""
     received = bytearray()
     while len(received) < count:
         part = connection.recv(count - len(received))
@@ -85,16 +93,27 @@ def receive(connection: socket.socket, count: int) -> bytes:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at the address `host`; at all addresses if it is "". Raises OSError if it cannot."""
+    """Return a socket that listens at the address `host`, or at all addresses if `host` is "".
+
+    Raises:
+        OSError: the address or the port is not available.
+    """
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def job_key(job: str, env: Mapping[str, str]) -> bytes:
-    """Return the key of one of this user's jobs: of its name, and FEDMPI_SECRET or else the file ~/.fedmpi/secret.
+    """Return the key of one of this user's jobs, derived from the job's identifier and the user's secret.
 
-    Raises UserError if the secret is too short, the file cannot be read or created, or others may read it.
+    The secret is the variable FEDMPI_SECRET, or otherwise the content of the file ~/.fedmpi/secret.
+
+    Args:
+        job: text that identifies the job.
+        env: environment variables.
+
+    Raises:
+        UserError: the secret is too short, or the file cannot be read or created, or other users may read it.
     """
     path = Path(env.get("HOME") or Path.home()) / ".fedmpi" / "secret"
     secret, source = env.get("FEDMPI_SECRET", "").encode(), "environment variable FEDMPI_SECRET"
@@ -115,9 +134,10 @@ def job_key(job: str, env: Mapping[str, str]) -> bytes:
 
 
 def read_or_create_secret(path: Path) -> bytes:
-    """Return the secret in a file that only the user can read. The first of several ranks creates it if it is missing.
+    """Return the secret in a file that only the user can read. If the file is missing, one of the ranks creates it.
 
-    Raises OSError if others can read the file.
+    Raises:
+        OSError: other users can read the file.
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if not path.exists():

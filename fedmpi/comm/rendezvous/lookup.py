@@ -1,9 +1,9 @@
-"""Find the store through which the ranks of a job meet. Rank 0 holds it; where, follows from the launcher.
+"""Find the store through which the ranks of a job connect. Rank 0 starts it; its address depends on the launcher.
 
-torchrun   at MASTER_ADDR, which is rank 0's host, on the first free one of a few ports that all ranks can derive
-srun       at the first host of the step, on such a port
-env://     at MASTER_ADDR and MASTER_PORT
-mpirun     rank 0 takes a free port and sends the address in an MPI broadcast, with a random key
+torchrun   MASTER_ADDR, which is rank 0's host, and the first free port of a short list that all ranks compute
+srun       the first host of the job step, and a port of such a list
+env://     MASTER_ADDR and MASTER_PORT
+mpirun     rank 0 chooses a free port, and sends its addresses and a random key in an MPI broadcast
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import shorten
 
 LOOPBACK = "127.0.0.1"
-BROADCAST_BYTES, MAX_NAMES = 1024, 8  # of the MPI broadcast: key, port, names
-PATIENCE_S = 1.0, 10.0  # for an answer at one address: at first, at most
+BROADCAST_BYTES, MAX_NAMES = 1024, 8  # size of the MPI broadcast of key, port and host names; limit of the names
+PATIENCE_S = 1.0, 10.0  # time-out for one address: at first, and at most
 RETRY_S = 0.1  # between two attempts to connect
 PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (32768..60999), which any program may use
 
-Addresses = list[tuple[str, int]]  # the store is at one of them
-Server = subprocess.Popen[bytes]  # the store's process, at rank 0
+Addresses = list[tuple[str, int]]  # hosts and ports, one of which is the store's
+Server = subprocess.Popen[bytes]  # the process of the store, which rank 0 starts
 
 
 def find_store(
@@ -43,18 +43,20 @@ def find_store(
     timeouts: Timeouts | None = None,
     interface: str = "",
 ) -> RankStore:
-    """Find, or at rank 0 start, the job's store.
+    """Connect to the job's store; rank 0 starts it first.
 
-    Rank 0 does not wait for the other ranks: the first allgather can name the missing ones.
+    Rank 0 does not wait for the other ranks here, because the first allgather can name the missing ones.
 
     Args:
-        job: who this rank is.
+        job: this process's rank, and the number of ranks.
         timeout_s: seconds until rank 0 must have answered.
-        env: environment variables (default: those of this process).
+        env: environment variables (default: the variables of this process).
         timeouts: limits of the single steps, and the clock.
         interface: the address of comm.interface, at which rank 0 listens under mpirun.
 
-    Raises Lost if rank 0 cannot be reached in time, UserError for mistakes that the user can correct.
+    Raises:
+        Lost: rank 0 cannot be reached in time.
+        UserError: the launcher's variables or the secret contain a mistake, or no port is free.
     """
     timeouts, env = timeouts or Timeouts(), os.environ if env is None else env
     deadline = timeouts.clock.now() + timeout_s
@@ -68,13 +70,17 @@ def find_store(
 
 
 def derive_from_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes, Server | None]:
-    """Locate the store by what the launcher's variables tell all ranks alike; at rank 0 start it there."""
+    """Derive the store's addresses and key from the launcher's variables, which agree on all ranks; rank 0 starts it.
+
+    Returns:
+        The addresses at which the store may be; the job's key; on rank 0, the process of the store.
+    """
     if job.launcher == "slurm":
         name = slurm_step(env)
         host, choices = launchers.first_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]), ports(name)
     else:
         host, port = launchers.master_address(env)
-        # MASTER_ADDR is no part of the name: Kubeflow's PyTorchJob gives "localhost" to rank 0.
+        # MASTER_ADDR may differ between ranks: Kubeflow's PyTorchJob gives "localhost" to rank 0.
         name, choices = f"env:// {port} {job.size}", [port]
         if job.launcher == "torchrun":
             name = f"{port} {env.get('TORCHELASTIC_RUN_ID', '')} {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -95,19 +101,21 @@ def derive_from_env(job: Job, env: Mapping[str, str]) -> tuple[Addresses, bytes,
 
 
 def slurm_step(env: Mapping[str, str]) -> str:
-    """Return a text that distinguishes this job step from all others, including its own run before a requeue."""
+    """Return a text that distinguishes this Slurm job step from all others, including itself before a requeue."""
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
 
 
 def ports(name: str) -> list[int]:
-    """Return the ports to try, the same on every rank of a job; a store of another job there has another key."""
+    """Return the ports to try, which are equal on all ranks of a job. Another job's store there has another key."""
     digests = (hashlib.sha256(f"{name}/{i}".encode()).digest() for i in range(PORTS))
     return [FIRST_PORT + int.from_bytes(digest[:4], "little") % SPAN for digest in digests]
 
 
 def listen_address(name: str) -> str:
-    """Return where rank 0 listens if ranks on other hosts come by `name`: its address; "" (everywhere) if that is not
-    known to be one of this host."""
+    """Return the address at which rank 0 listens if ranks on other hosts connect to its host `name`.
+
+    It is the address of that name; "" (all addresses) if that is not an address of this host, or a loopback address.
+    """
     address = network.resolve(name)
     return "" if network.is_loopback(address) or not network.is_own(address) else address
 
@@ -115,11 +123,15 @@ def listen_address(name: str) -> str:
 def exchange_by_mpi(
     job: Job, deadline: float, timeouts: Timeouts, interface: str
 ) -> tuple[Addresses, bytes, Server | None]:
-    """Broadcast a random key and the addresses of rank 0 by MPI."""
+    """Start the store at rank 0, and broadcast its addresses and a random key by MPI.
+
+    Returns:
+        The addresses at which the store may be; the job's key; on rank 0, the process of the store.
+    """
     from fedmpi.comm.backends import mpi
 
     server, text = None, ""
-    if job.rank == 0:  # the process starts while MPI does
+    if job.rank == 0:  # before MPI is initialised, so that the process starts at the same time
         own = LOOPBACK if job.local_size == job.size else interface or listen_address(job.host)
         listener, key = auth.listen(own, 0), secrets.token_bytes(auth.DIGEST)
         names = [own] if own else [LOOPBACK, *network.outward_addresses(), job.host][:MAX_NAMES]
@@ -128,7 +140,7 @@ def exchange_by_mpi(
     world = mpi.world(job, deadline - timeouts.clock.now())
     message = torch.tensor(list(text.encode().ljust(BROADCAST_BYTES, b"\0")), dtype=torch.uint8)
     request = world.Ibcast(message.numpy(), root=0)
-    while not request.Test():  # Bcast has no time-out
+    while not request.Test():  # polled, since Bcast has no time-out
         if timeouts.clock.now() > deadline:
             raise Lost("rank 0 is silent: it has not sent the address of its store")
         timeouts.clock.sleep(1e-3)
@@ -137,7 +149,11 @@ def exchange_by_mpi(
 
 
 def connect_store(addresses: Addresses, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
-    """Connect to rank 0's store, which is at one of these addresses, or will be. Raises Lost past the deadline."""
+    """Connect to rank 0's store at one of these addresses; try again until the store answers.
+
+    Raises:
+        Lost: no store of this job answers by the deadline (a time of timeouts.clock).
+    """
     patience_s, most_s = PATIENCE_S
     why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"
     clock = timeouts.clock
@@ -151,7 +167,7 @@ def connect_store(addresses: Addresses, key: bytes, deadline: float, timeouts: T
                     "what answers there is of another job, or has another secret: all ranks need the same file "
                     "~/.fedmpi/secret, or the same FEDMPI_SECRET in their environment"
                 )
-            except (OSError, UnicodeError):  # no service there, or another one; or no name that could be looked up
+            except (OSError, UnicodeError):  # no service answers, or a different one, or the name cannot be looked up
                 continue
         if clock.now() > deadline:
             shown = shorten(" or ".join(f"{host}:{port}" for host, port in addresses))

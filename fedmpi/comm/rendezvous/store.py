@@ -1,7 +1,7 @@
-"""A few named values that all ranks of a job see. Rank 0 holds them, behind comm/rendezvous/auth.py.
+"""The client side of the ranks' store: named values that all ranks of a job share, kept by a process beside rank 0.
 
-torch's own TCPStore lets everybody in who can reach its port, and listens on all of the host's addresses. This one is
-a torch Store, too, so gloo and NCCL find their peers through it.
+Connections are authenticated (auth.py). torch's own TCPStore accepts every process that can reach its port, and listens
+at all addresses of the host. `RankStore` is a torch Store as well, so that gloo and NCCL find their peers through it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from fedmpi.comm.timeouts import Timeouts
 
 WAIT = timedelta(seconds=300)
 STORE_IS_GONE = "rank 0 is dead: its store no longer answers"
-CANCELLED = "cancelled"  # verdict of an allgather that ranks have left, to regroup
+CANCELLED = "cancelled"  # verdict of an allgather that was cancelled because the ranks regroup
 REGROUPING = "another rank has lost one"
 
 
 @final
 class RankStore(Store):
-    """A rank's connection. Raises DistStoreError for a value that does not come in time, DistNetworkError where rank 0
-    does not answer."""
+    """A rank's connection to the store, as a torch Store.
+
+    Methods raise DistStoreError if a value is not set in time, and DistNetworkError if the store does not answer.
+    """
 
     def __init__(
         self, address: tuple[str, int], key: bytes, connection: socket.socket, timeouts: Timeouts | None = None
@@ -39,30 +41,30 @@ class RankStore(Store):
         self.timeouts = timeouts or Timeouts()
         self.address, self.key, self.connection = address, key, connection
         self.lock = threading.Lock()  # gloo and NCCL call from threads of their own
-        self.others: list[RankStore] = []  # connections that last as long as this one
-        self.server: subprocess.Popen[bytes] | None = None  # rank 0's: it ends with the pipe to this process
+        self.others: list[RankStore] = []  # connections that must stay open as long as this one
+        self.server: subprocess.Popen[bytes] | None = None  # the store's process, on rank 0; ends when this one does
 
     def new_connection(self) -> RankStore:
-        """Return one more connection, for a call that waits long."""
+        """Return another connection to the same store, for a thread or a call that waits for a long time."""
         connection = auth.connect_authenticated(self.address, self.key, self.timeouts.reply)
         return RankStore(self.address, self.key, connection, self.timeouts)
 
     def clone(self) -> RankStore:
-        """Return one more connection for torch, kept here because torch holds no reference that Python counts."""
+        """Return another connection for torch. It is kept here, too, because torch holds no Python reference to it."""
         self.others.append(self.new_connection())
         return self.others[-1]
 
     def connection_addresses(self) -> tuple[str, str]:
-        """Return the addresses of this connection: that of this rank, and that of rank 0."""
+        """Return the IP addresses of this connection: the address of this rank, and the address of rank 0."""
         return self.connection.getsockname()[0], self.connection.getpeername()[0]
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", key, value)
 
     def set_at_end(self, key: str, value: str) -> None:
-        """Have the store set a key that is not there yet as soon as this process has ended.
+        """Let the store set a key, if it is not set yet, as soon as this process has ended.
 
-        This has a connection of its own: the store does not notice the end of one over which a rank waits for a reply.
+        A separate connection is used, because the store does not notice the end of a connection that waits for a reply.
         """
         self.clone()._ask("at_end", key, value)
 
@@ -106,15 +108,22 @@ class RankStore(Store):
         seconds: float,
         living: bool = False,
     ) -> tuple[str, list[bytes]]:
-        """Return the verdict about the ranks that are silent, and the values of all ranks (store_server.py).
+        """Return the verdict of an allgather, ALL or the ranks that are late, and the values of all ranks.
 
-        living: do not wait for dead ranks.
+        Args:
+            name: name of a series of allgathers.
+            call: number of the allgather in that series.
+            rank: this rank.
+            ranks: the ranks that take part.
+            value: this rank's value.
+            seconds: time limit.
+            living: do not wait for dead ranks.
         """
         verdict, *values = self._ask("gather", seconds, living, name, call, rank, value, *ranks, seconds=seconds)
         return verdict, [each.encode("latin-1") for each in values]
 
     def _ask(self, operation: str, *arguments: str | bytes | float, seconds: float = 0.0) -> list[Any]:
-        """Return rank 0's reply. A connection that has once failed is closed for good."""
+        """Send a request and return the store's reply. After an error the connection is closed permanently."""
         octets = [each.encode() if isinstance(each, str) else each for each in arguments]
         fields = [each.decode("latin-1") if isinstance(each, bytes) else each for each in octets]
         with self.lock:
@@ -138,12 +147,23 @@ def allgather(
     deadline_s: float,
     remedy: str = "",
 ) -> list[bytes]:
-    """Return a few bytes of every rank, in the order of `ranks`. The calls of one name are counted.
+    """Return a few bytes of every rank, in the order of `ranks`.
 
-    The store alone decides which ranks are silent, so that all ranks act alike: otherwise a rank that has seen all
-    others would go on while one that has not gives up.
+    The store alone decides which ranks are late, so that all ranks agree: otherwise a rank that has seen all others
+    would continue while a rank that has not gives up.
 
-    Raises Lost naming the ranks that are not there by the deadline, followed by the remedy.
+    Args:
+        store: this rank's connection to the store.
+        name: name of a series of allgathers.
+        call: number of the allgather in that series.
+        rank: this rank.
+        ranks: the ranks that take part.
+        payload: this rank's bytes.
+        deadline_s: time limit in seconds.
+        remedy: advice at the end of the error message.
+
+    Raises:
+        Lost: ranks were late, which the message names; or the ranks regroup; or rank 0 is dead.
     """
     try:
         verdict, values = store.gather(name, call, rank, ranks, payload, max(0.01, deadline_s))

@@ -1,10 +1,10 @@
-"""The process that holds the ranks' store: it serves the connections of all ranks, and ends with rank 0.
+"""The process of the ranks' store: it serves the connections of all ranks, and ends with rank 0.
 
-It is a process of its own because in rank 0's no thread of Python runs while MPI_Finalize waits for the other ranks. It
-does not import torch, so that it starts at once.
+It is a separate process, because no Python thread of rank 0 can run while MPI_Finalize waits for the other ranks. It
+does not import torch, so that it starts fast.
 
-A message is 4 bytes, its length, and a JSON list: a request [operation, argument, ...], a reply [result, ...], whose
-result is true where a value was there. Values are bytes, each of them one character (Latin-1).
+A message is a JSON list, preceded by its length in 4 bytes: a request [operation, argument, ...] or a reply
+[result, ...], whose result is true if the value exists. Values are bytes, one character (Latin-1) per byte.
 """
 
 from __future__ import annotations
@@ -26,33 +26,36 @@ from typing import Any, final
 from fedmpi.comm.rendezvous import auth
 
 LENGTH = struct.Struct("<I")
-ALL = "all"  # verdict of an allgather to which all ranks have come
-LONGEST = 2**24  # bytes of a message
-AUTHENTICATION_S = 5.0  # allowed for a connection to prove that it knows the key
-LOOK_S = 0.02  # between two looks for ranks that have died
-UNAUTHENTICATED = 128  # connections that have not yet; the oldest is closed when there are more
+ALL = "all"  # verdict of an allgather that all ranks have called in time
+LONGEST = 2**24  # maximum number of bytes of a message
+AUTHENTICATION_S = 5.0  # time limit for a connection to prove that it knows the key
+LOOK_S = 0.02  # interval of the checks for ranks that have died
+UNAUTHENTICATED = 128  # maximum number of connections without such a proof; the oldest is closed if there are more
 
 
 def encode(*fields: Any) -> bytes:
-    """Return a message with its length."""
+    """Return a list of fields as a message: its length, then JSON."""
     body = json.dumps(fields).encode()
     return LENGTH.pack(len(body)) + body
 
 
 @final
 class StoreServer:
-    """Serves named values. A connection can do nothing before it is authenticated, and then harm nobody but itself."""
+    """The server of the store. It answers no request of a connection that has not been authenticated.
+
+    A request that breaks the protocol ends only its own connection.
+    """
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self.listener, self.key = listener, key
         self.values: dict[str, str] = {}
-        self.arrivals: dict[str, asyncio.Event] = {}  # of the values that somebody waits for
-        self.unauthenticated: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self.arrivals: dict[str, asyncio.Event] = {}  # events of the values that a request waits for
+        self.unauthenticated: dict[asyncio.Task[None], None] = {}  # tasks of such connections, the oldest first
         self.loop, self.closing = asyncio.new_event_loop(), asyncio.Event()
 
     def run(self) -> None:
         """Serve until `close` is called."""
-        self.loop.set_exception_handler(lambda loop, context: None)  # too many open files: it is tried again
+        self.loop.set_exception_handler(lambda loop, context: None)  # asyncio tries again after "too many open files"
         self.loop.run_until_complete(self._run())
 
     async def _run(self) -> None:
@@ -65,7 +68,7 @@ class StoreServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Let `run`, in another thread, close all connections and return."""
+        """Make `run`, which runs in another thread, close all connections and return."""
         self.loop.call_soon_threadsafe(self.closing.set)
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -90,7 +93,7 @@ class StoreServer:
                 self._set(*at_end)
 
     async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Raise ValueError if the other side does not know the key; end its task if it takes too long to prove it."""
+        """Raise ValueError if the other side does not know the key; cancel the connection's task after a time limit."""
         task = asyncio.current_task()
         assert task is not None
         self.unauthenticated[task] = None
@@ -108,7 +111,7 @@ class StoreServer:
             del self.unauthenticated[task]
 
     async def _reply(self, operation: str, arguments: list[Any]) -> list[Any]:
-        """Return the reply to a request. Raises ValueError if there is none of this name with so many arguments."""
+        """Return the reply to a request. Raises ValueError if the operation or its number of arguments is unknown."""
         values = self.values
         match operation, arguments:
             case "at_end", [_, _]:
@@ -133,12 +136,12 @@ class StoreServer:
                 return [await self._wait(names, seconds)]
             case "gather", [seconds, living, name, int(call), rank, value, *ranks]:
                 self._set(f"{name}/{call}/{rank}", value)
-                self.values.pop(f"dead/{rank}", None)  # it was frozen, and came in time
+                self.values.pop(f"dead/{rank}", None)  # the rank was frozen, but called in time
                 return await self._gather(seconds, bool(living), name, call, ranks)
         raise ValueError("no such request")
 
     async def _wait(self, names: list[str], seconds: float) -> bool:
-        """Return whether all values are there within so many seconds."""
+        """Wait until all values are set; return whether they are set within `seconds`."""
 
         async def wait_for_values() -> None:
             for name in names:
@@ -152,8 +155,11 @@ class StoreServer:
         return True
 
     async def _gather(self, seconds: float, living: bool, name: str, call: int, ranks: list[int]) -> list[str]:
-        """Return the values of all ranks after the verdict, which all ranks get alike: ALL, or the ranks that are not
-        there when the first one's patience ends; where only `living` ranks are waited for, once no other is missing."""
+        """Return the verdict of an allgather, followed by the values of all ranks.
+
+        The verdict is equal for all ranks: ALL, or the ranks whose values are missing when the time limit of the first
+        rank has passed. With `living`, it is given earlier, as soon as only dead ranks are missing.
+        """
         verdict, keys = f"{name}/{call}/silent", {rank: f"{name}/{call}/{rank}" for rank in ranks}
         until = self.loop.time() + seconds
         while verdict not in self.values:
@@ -161,7 +167,7 @@ class StoreServer:
             left_s = until - self.loop.time()
             if left_s <= 0 or all(living and f"dead/{rank}" in self.values for rank in missing):
                 self._set(verdict, " ".join(map(str, missing)) or ALL)
-                for key in () if missing else ("silent", *ranks):  # all ranks have read those of the call before
+                for key in () if missing else ("silent", *ranks):  # all ranks have read the values of the previous call
                     self.values.pop(f"{name}/{call - 1}/{key}", None)
             else:
                 await self._wait([verdict], min(left_s, LOOK_S) if living else left_s)
@@ -174,15 +180,18 @@ class StoreServer:
 
 
 def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
-    """Start the process, which takes over the listening socket. It gets the key through a pipe, and ends when the other
-    end of that closes, as with the process that has started it."""
+    """Start the process of the store, which takes over the listening socket.
+
+    It gets the key through a pipe, and ends when the pipe is closed, which happens at the latest when this process
+    ends.
+    """
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(listener.fileno())],
         stdin=subprocess.PIPE,
         pass_fds=[listener.fileno()],
         env=os.environ | {"PYTHONPATH": path},
-        start_new_session=True,  # a signal to the job is for rank 0
+        start_new_session=True,  # signals that are sent to the job's processes must not end the store
     )
     assert process.stdin is not None
     process.stdin.write(key)
