@@ -53,7 +53,7 @@ def reseed(seed: int, *purpose: str | int) -> None:
     """Seed the global generators of torch, numpy and random for one purpose. Call it within a `seeded` block."""
     number = derive(seed, *purpose)
     with _one:
-        # torch.manual_seed is slower: it records a stack trace for each kind of device that is not initialised.
+        # torch.manual_seed would also record a stack trace for each kind of device that is not initialised.
         torch.default_generator.manual_seed(number)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(number)
