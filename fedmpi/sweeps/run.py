@@ -143,9 +143,9 @@ def check(sweep: Sweep, say: Say) -> None:
 
 
 def validate(sweep: Sweep, say: Say) -> None:
-    """Check a sweep for `fedmpi validate`: the settings of all runs, and the data, model and method of some.
+    """Check a sweep for `fedmpi validate`: the settings of all runs, and everything else, such as the data, for some.
 
-    The latter are checked for a few runs that together contain every label of every axis.
+    The latter are a few runs that together contain every label of every axis.
 
     Raises:
         UserError: if there is a mistake; the message names the run.

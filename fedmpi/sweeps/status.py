@@ -92,7 +92,7 @@ def status_of_file(sweep: Sweep) -> Facts:
 
 
 def show(sweep: Sweep, say: Callable[[str], None]) -> int:
-    """Show the chosen candidates, a line for each run that has begun and is not done, and the number of runs per state.
+    """Show the chosen candidates, a line for each run that has begun and is not done, and the runs per state.
 
     Returns:
         The number of runs that are missing.
