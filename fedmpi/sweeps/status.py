@@ -108,7 +108,7 @@ def show(sweep: Sweep, say: Callable[[str], None]) -> int:
 
 
 def code(facts: Facts) -> int:
-    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none is running, or 0."""
+    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none is active, or 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
         return run_status.BAD
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
