@@ -64,14 +64,14 @@ def reseed(seed: int, *purpose: str | int) -> None:
 
 
 def state() -> State:
-    """Return the states of the global generators."""
+    """Return the states of the global random number generators of torch, numpy and random."""
     with _one:
         at, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return at, np.random.get_state(legacy=False), random.getstate(), on_gpus
 
 
 def set_state(at: State) -> None:
-    """Set the global generators to states that `state` returned."""
+    """Set the global random number generators to states that `state` returned."""
     with _one:
         torch.set_rng_state(at[0])
         if at[3]:  # empty if no GPU was in use at that time
@@ -82,7 +82,7 @@ def set_state(at: State) -> None:
 
 @contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Restore the states of the global generators at the end of the block."""
+    """Restore the states of the global random number generators at the end of the block."""
     before = state()
     try:
         yield
@@ -92,7 +92,7 @@ def preserve_rng() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Seed the global generators for one purpose, and restore their states at the end of the block."""
+    """Seed the global random number generators for one purpose, and restore their states at the end of the block."""
     before = state()
     try:
         reseed(seed, *purpose)

@@ -53,7 +53,7 @@ class StopRequest:
             for number in SIGNALS:
                 if number in but or number in self._before:
                     continue
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # set by nohup
                     self._before[number] = signal.signal(number, self._handle)
 
     def exit_if_alone(self, code: int | None) -> None:

@@ -135,7 +135,7 @@ def shown(text: str) -> str:
     ('data.token=<redacted>', 'data={source: web, token: <redacted>}', 'rounds=3')
     """
     key, equals, value = text.partition("=")
-    if not equals or not redaction.looks_secret(text):  # no key within the text can then name a secret
+    if not equals or not redaction.looks_secret(text):  # the text contains no word that names a secret
         return text
     try:
         tree = read_value(value, "", key, Document())

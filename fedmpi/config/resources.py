@@ -45,7 +45,7 @@ def compiler(gpu: bool) -> None:
 
 def _check_output(settings: Settings) -> None:
     where, output = _at(settings, "output"), settings.output
-    above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # `/` if nothing else
+    above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # in the end `/`
     if not os.path.isdir(above):
         raise UserError(f"{where}: {above} is a file; it must be a directory")
     if not os.access(above, os.W_OK | os.X_OK):

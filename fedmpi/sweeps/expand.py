@@ -58,7 +58,11 @@ class SweepKeys(Section):
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep, which is loaded from a file. With `best`, runs that are tuned also have the labels of a candidate."""
+    """A sweep, which is loaded from a file, with the settings of its runs.
+
+    With `best`, candidates are compared on the tuning runs, whose labels include those of a candidate. The final runs
+    have the candidates that were chosen.
+    """
 
     path: Path
     axes: tuple[Axis, ...]
@@ -99,7 +103,7 @@ class Sweep:
         return settings.model_copy(update={"output": settings.output / settings.name, "name": self.name(labels)})
 
     def first(self) -> list[Labels]:
-        """Return the labels of all runs; with `best`, those of the tuning runs, each with each candidate."""
+        """Return the labels of all runs; with `best`, those of the tuning runs, one for each candidate."""
         if self.best is None:
             return list(self.labels)
         on = [each for each in self.labels if self.best.tunes(each)]
@@ -114,7 +118,7 @@ class Sweep:
                 yield labels
 
     def runs(self) -> Iterator[tuple[Labels, Settings]]:
-        """Yield labels and settings of all runs; with `best`, only of the tuning runs.
+        """Yield labels and settings of all runs; with `best`, only those of the tuning runs.
 
         Raises:
             UserError: if two runs have the same settings.

@@ -81,7 +81,7 @@ class Pool:
                     self.ended += 1
                     self.on_end(each)
         finally:
-            for each in self.running:  # not empty only after an unexpected error
+            for each in self.running:  # some are left only after an unexpected error
                 each.process.kill()
             for number, handler in zip(SIGNALS, before, strict=True):
                 signal.signal(number, handler)

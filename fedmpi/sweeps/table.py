@@ -265,7 +265,7 @@ def difference(cells: Cells, key: Key) -> tuple[float, float, str] | None:
     if len(paired) < 2:
         return None
     mean, error = fmean(paired), stdev(paired) / math.sqrt(len(paired))
-    if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # equal differences have no standard error
+    if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # equal differences give no error
         return mean, error, ""
     if progress.is_diagnostic(cells.metric):
         return mean, error, "lower" if mean < 0 else "higher"
