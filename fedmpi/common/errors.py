@@ -9,7 +9,6 @@ class UserError(Exception):
     The message contains the fault, its place, the value, the allowed values and the remedy.
 
     Args:
-        text: the message.
         placed: whether the message names the round and the client.
         located: whether the message names a line of the user's code, or needs none.
     """

@@ -31,7 +31,6 @@ def table(rows: Sequence[Sequence[object]], align: str = "right") -> list[str]:
     """Format rows of values as the lines of a table.
 
     Args:
-        rows: the cells of each row.
         align: "right" or "left", the alignment of all columns but the first, which is aligned left.
 
     >>> table([("run", "up"), ("a", 1000)])

@@ -118,10 +118,8 @@ def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu")
     """Return n samples whose values are all zero.
 
     Args:
-        n: the number of samples.
         shape: the shape of one sample, or of each named tensor of a sample.
         dtype: one dtype for all tensors, or the dtype of each named tensor.
-        device: the device of the result.
     """
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)

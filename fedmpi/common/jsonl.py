@@ -32,7 +32,6 @@ def parse_jsonl(text: bytes, *, rounds: bool = False) -> JsonLines:
     """Parse the content of a file with one JSON object per line. Empty lines are skipped.
 
     Args:
-        text: the content of the file.
         rounds: whether each row must have an integer `round`; an object without it is counted as damaged.
     """
     rows, damaged, end = list[dict[str, Any]](), list[int](), text.rfind(b"\n") + 1
@@ -54,7 +53,6 @@ def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: 
     """Read a file with one JSON object per line. A missing file has no rows.
 
     Args:
-        path: the file.
         rounds: as in `parse_jsonl`.
         strict: whether a damaged line is an error. If not, the caller has to check `damaged`.
         tail: number of bytes at the end of the file to read, without the line that begins before them; line numbers

@@ -77,8 +77,6 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
     """Import a selected component, check its options, and bind them to it.
 
     Args:
-        kind: the kind of component.
-        choice: its name and options.
         origins: key -> where it was written; "" for the name of the component (`Settings.origins`).
 
     Returns:

@@ -26,8 +26,6 @@ def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> st
     """Return advice on an unknown key of a config, for a message.
 
     Args:
-        key: the unknown key.
-        known: the keys of the section.
         homes: dotted keys of other sections whose last part is `key`; they are suggested first.
     """
     if homes := list(homes):

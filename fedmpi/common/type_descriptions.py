@@ -20,11 +20,6 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 def not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
     """Return the error message for a value that does not have the declared type.
 
-    Args:
-        value: the value in the config.
-        hint: the declared type.
-        metadata: as in `describe_type`.
-
     >>> not_allowed("x", int | None), not_allowed(float("inf"), float)
     ("'x' is not allowed; must be: whole number; null", 'inf is not allowed; must be: number, finite')
     """
@@ -36,7 +31,6 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
     """Describe a type and its bounds for messages and for the reference of config keys.
 
     Args:
-        hint: the type.
         metadata: the other arguments of Annotated, if pydantic has separated them from the type.
 
     >>> from pydantic import Field

@@ -116,7 +116,6 @@ def located_error(text: str, *made_by: Any) -> UserError:
     """Create a UserError that names the file and line of the user's code.
 
     Args:
-        text: the message.
         made_by: functions, classes or objects, of which the first that is defined in a user's file is named.
     """
     place = next((location for each in made_by if (location := source_location(each))), "")

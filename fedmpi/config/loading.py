@@ -50,7 +50,6 @@ def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, st
     """Load the settings of a run from a YAML file.
 
     Args:
-        path: the YAML file.
         overrides: texts such as `train.epochs=3`, with a dotted key and a value in YAML; later ones replace earlier
             ones.
         moved: {old name: new name} of plug-ins whose files have moved.
@@ -94,7 +93,6 @@ def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str,
     """Read a config file and merge it over its base files.
 
     Args:
-        path: the file.
         moved: as in `load`.
         around: the files that include this file as a base, the outermost first.
     """
@@ -244,7 +242,6 @@ def nested(dotted: str, value: Any, origin: str) -> Document:
 
     Args:
         dotted: the dotted key of the value.
-        value: the value.
         origin: where the key was written, for messages.
     """
     parts = dotted.split(".")
@@ -257,7 +254,6 @@ def complaints(error: ValidationError, document: Document, source: str, root: ty
 
     Args:
         error: the error of pydantic.
-        document: the values and where they were written.
         source: the file that is named for missing keys.
         root: the class against which the document was checked.
     """

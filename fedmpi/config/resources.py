@@ -16,7 +16,6 @@ def check(settings: Settings, writes: bool = True) -> None:
     """Check the number of threads and the output directory.
 
     Args:
-        settings: the settings of the run.
         writes: whether this process writes the run directory.
 
     Raises:

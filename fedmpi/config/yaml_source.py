@@ -51,7 +51,6 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
     """Read a YAML file that contains a mapping. Duplicate and invalid keys become `problems` of the document.
 
     Args:
-        path: the file.
         needs: a hint for the message if the file is empty.
 
     Raises:
@@ -114,7 +113,6 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
     """Parse the YAML text of one value; an empty text gives None.
 
     Args:
-        text: the text.
         source: the file, or the `key=value` override, for messages.
         path: the dotted key of the value; "" for a whole file.
         document: receives the origin of each key, and problems.

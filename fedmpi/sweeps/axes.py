@@ -49,9 +49,6 @@ def read_axis(path: Path, document: Document, name: str, given: Any, below: str 
     """Read one axis of a sweep file.
 
     Args:
-        path: the sweep file.
-        document: its content.
-        name: the name of the axis.
         given: a list of values or of config files, or a mapping of labels to settings.
         below: the key of the file that contains the axis.
 
@@ -106,8 +103,6 @@ def read_labels(path: Path, axes: Sequence[Axis], key: str, given: dict[str, Any
     """Read a key of a sweep file that selects labels of axes.
 
     Args:
-        path: the sweep file.
-        axes: the axes of the sweep.
         key: the key, for messages.
         given: its value, {axis: label, or list of labels}.
 

@@ -157,12 +157,7 @@ class Sweep:
         return state.what == progress.DONE or (self.best is not None and state.diverged)
 
     def write_list(self, place: Path, names: Iterable[str]) -> None:
-        """Write sweep.json, which lists the runs, for `fedmpi status` and `fedmpi report`.
-
-        Args:
-            place: the directory of the runs.
-            names: the names of the runs.
-        """
+        """Write sweep.json, which lists the runs, to their directory, for `fedmpi status` and `fedmpi report`."""
         known, runs = {self.name(labels): labels for labels in self.first()}, list(names)
         content = {
             "file": str(self.path.resolve()),
@@ -188,7 +183,6 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Load a sweep from a file.
 
     Args:
-        path: the sweep file.
         overrides: as on the command line: `key=value` for settings of all runs and for the keys of the sweep.
 
     Raises:

@@ -139,7 +139,6 @@ def resources(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]
 
     Args:
         jobs: a number, or auto for as many runs as cores, GPUs and free memory allow.
-        todo: the runs.
 
     Returns:
         The number of runs, and values for CUDA_VISIBLE_DEVICES; () if all runs train on CPUs or there is no GPU.

@@ -41,7 +41,6 @@ class State:
 
         Args:
             of: the part of summary.json: last, mean_last_10, best or selected. The last two do not need the last round.
-            name: the metric.
         """
         value = self.summary.get(of, {}).get(name)
         at = self.summary.get("last_round", {}).get(name)

@@ -96,11 +96,6 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
 def write(sweep: Sweep, to: Path, say: Say) -> int:
     """Show the table of a sweep, and write table.md, table.csv and verdict.json.
 
-    Args:
-        sweep: the sweep.
-        to: the directory of the files.
-        say: prints a line.
-
     Returns:
         The exit code: 1 if a published cell has no result or is outside two standard deviations, otherwise 0.
     """

@@ -30,10 +30,8 @@ def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
     """Train the missing runs of a sweep; with `best` first the tuning runs, then the runs with the chosen candidates.
 
     Args:
-        sweep: the sweep.
         jobs: the number of runs that train at the same time, or "auto".
         job: the function that trains one run in a child process.
-        say: prints a line.
 
     Returns:
         The exit code: 0 if all runs are done; 75 after a signal, or if another process trains some of the runs.

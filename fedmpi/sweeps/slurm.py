@@ -67,16 +67,7 @@ class ArrayOptions:
 
 
 def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
-    """Submit the runs of a sweep that are missing and not queued.
-
-    Args:
-        sweep: the sweep.
-        asked: the options of the job array.
-        dry: whether to show the commands only.
-        say: prints a line.
-
-    Returns:
-        The exit code 0.
+    """Submit the runs of a sweep that are missing and not queued, or with `dry` only show the commands.
 
     Raises:
         UserError: if an option is invalid, or a command of Slurm fails.
@@ -121,15 +112,7 @@ def _later(sweep: Sweep) -> list[str]:
 
 
 def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:
-    """Return the batch script of a Slurm job array that trains one run of a sweep per task.
-
-    Args:
-        sweep: the sweep.
-        asked: the options of the job array.
-        names: the names of the runs.
-        place: the directory of the runs.
-        threads: the number of cores of each rank.
-    """
+    """Return the batch script of a Slurm job array that trains one run of a sweep per task, with `threads` per rank."""
     folder = place / FOLDER
     limit = f"%{asked.max_running}" if asked.max_running else ""
     options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]

@@ -114,7 +114,6 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     """Collect one metric of all runs of a sweep that are done.
 
     Args:
-        sweep: the sweep.
         metric: the metric; None: the first published metric, or the main metric of the runs if nothing is published.
         of: the part of summary.json; None: that of the published metric, or last.
         rows: the axis whose labels are the rows; None: the first axis.
@@ -188,10 +187,7 @@ def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[st
 def _name_in_most(known: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]) -> str:
     """Return the name of a metric in the evaluation protocol that most runs have, such as personal_accuracy.
 
-    Args:
-        known: the metrics of each run.
-        metric: its name without a protocol; None: the main metric of the first run.
-        protocols: the evaluation protocols of the runs, except global.
+    `known` are the metrics of each run; without `metric`, the main metric of the first run is used.
     """
     if metric is None:
         metric = main_metric(known[0]) or ""
@@ -231,7 +227,6 @@ def verdict(cell: Cell, decimals: int) -> str:
     If none is published, or it is 0, our standard deviation is used.
 
     Args:
-        cell: the cell.
         decimals: number of decimals in the table. Without a published standard deviation, means that agree to this
             number of decimals are equal.
 

@@ -39,15 +39,10 @@ Rows = list[list[str]]
 def show(
     sweep: Sweep, metric: str | None, of: str | None, rows: str | None, to: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Show the table of a sweep, and write it to a file if one is given.
+    """Show the table of a sweep, and write it to a file if one is given. Other arguments are those of `table.collect`.
 
     Args:
-        sweep: the sweep.
-        metric: as in `table.collect`.
-        of: as in `table.collect`.
-        rows: as in `table.collect`.
         to: a file, whose suffix is the format: .md, .tex, .csv, .txt, or for a figure .png, .svg, .pdf.
-        say: prints a line.
     """
     if to is not None and to.suffix not in ENDINGS:
         raise UserError(f"--to: {to}: a name that ends in {', '.join(ENDINGS)} is needed")

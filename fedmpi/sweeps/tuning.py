@@ -78,11 +78,7 @@ def read(
     """Check the section `best` of a sweep file and convert it to a `Best`.
 
     Args:
-        path: the sweep file.
-        document: its content.
-        axes: the axes of the sweep.
         labels: the labels of the sweep's runs.
-        section: the section.
 
     Raises:
         UserError: if the metric, an axis or a label is invalid, or there is no run on which to compare candidates.
@@ -125,7 +121,6 @@ def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[
     """Choose a candidate for each cell whose runs are done.
 
     Args:
-        best: the candidates and the rule.
         runs: labels and settings of the runs on which candidates are compared.
 
     Returns:
