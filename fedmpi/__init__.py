@@ -2,9 +2,9 @@
 
     fedmpi.run(config, overrides=()) -> Summary      one experiment in this process (or this rank)
     fedmpi.load(run_dir, client=None) -> nn.Module   the final global model of a run, or a client's own
-    fedmpi.Method, fedmpi.Task, fedmpi.Dataset       what a user's own method, task, data set are made of
+    fedmpi.Method, fedmpi.Task, fedmpi.Dataset       base classes of methods and tasks, and the class of data sets
     fedmpi.methods.registry, fedmpi.models.registry, fedmpi.datasets.registry, fedmpi.partitions.registry
-Names are looked up when first used: importing fedmpi imports no torch and has no effect.
+Names are imported when they are first used: importing fedmpi does not import torch and has no side effects.
 """
 
 from __future__ import annotations

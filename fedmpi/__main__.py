@@ -1,4 +1,4 @@
-"""`python -m fedmpi` = `fedmpi`."""
+"""Run the command line interface: `python -m fedmpi` does the same as `fedmpi`."""
 
 from fedmpi.cli import main
 

@@ -1,4 +1,4 @@
-"""fedmpi for Python programs: in a notebook, in a script, or on the ranks of a job."""
+"""The Python interface of fedmpi, for notebooks, for scripts and for the ranks of a job."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ __all__ = ["Summary", "load", "run"]
 
 
 class Summary(dict[str, Any]):
-    """The contents of a run's summary.json, and `directory`, its path; empty on ranks other than 0."""
+    """The content of a run's summary.json with the further key `directory`, the path of the run directory.
+
+    On ranks other than 0 the summary is empty.
+    """
 
 
 def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -> Summary:
-    """Run one experiment, on the ranks of the launcher, or without one in this process.
+    """Run one experiment on the ranks that a launcher started, or in this process if there is no launcher.
 
     Args:
-        settings: a YAML file, or settings made by `fedmpi.config.load`.
-        overrides: as on the command line, `["train.epochs=3"]`.
+        settings: a YAML file, or settings that `fedmpi.config.load` returned.
+        overrides: changes of the file's settings, written as on the command line: `["train.epochs=3"]`.
 
     Raises:
-        UserError: a mistake in config or data.
+        UserError: if the config or the data contain a mistake.
     """
     if isinstance(overrides, str):
         raise UserError(f"fedmpi.run: overrides is {overrides!r}; a list of texts is needed: ['train.epochs=3']")
@@ -49,26 +52,26 @@ def load(
     client: int | str | None = None,
     overrides: Sequence[str] = (),
 ) -> nn.Module:
-    """Return a model of a run directory, in evaluation mode: the global one, or what one client uses.
+    """Load a trained model from a run directory, in evaluation mode: the global model, or the model of one client.
 
-    Its function `predict(rows, site=None, ids=())` prepares new rows as those of the training were, and returns the
-    columns that `fedmpi predict` writes; rows: a file as that command takes it, a DataFrame, a mapping of columns, a
-    list of files, or an array, as the run's data source has them.
-    A warning says where clients use other models than the global one, or where the global one has initial values in the
-    parts that clients keep (FedPer's heads). A client's model is the one that protocol `personal` evaluates, without
-    fine-tuning. With kNN-Per its outputs look into the client's training data, which must be there.
+    The model has a function `predict(rows, site=None, ids=())`, which prepares new rows in the same way as the training
+    data and returns the columns that `fedmpi predict` writes. Depending on the run's data source, rows are a file (in
+    the formats of that command), a DataFrame, a mapping of columns, a list of files, or an array.
+    A warning is issued if clients use other models than the global model, or if parts of the global model that clients
+    keep (FedPer's heads) still have initial values. A client's model is the model that protocol `personal` evaluates,
+    without fine-tuning. With kNN-Per its outputs depend on the client's training data, which must be available.
 
     Args:
         path: a directory written by `fedmpi run`.
-        trust: whether to run the code of others that its config names: a model `file.py:Name`, say.
-        best: the best model by evaluate.best, in place of the final one.
+        trust: whether to run foreign code that the config names, such as a model `file.py:Name`.
+        best: whether to load the best model by evaluate.best in place of the final model.
         client: the number of a client, or with data.silos the name of a site; None: the global model.
-        overrides: of the run's settings, as on the command line: `["data.root=DIR"]`; those that say how a file is
-            read, such as `data.delimiter`, are for the rows given to `predict`.
+        overrides: changes of the run's settings, written as on the command line: `["data.root=DIR"]`. Settings that
+            define how a file is read, such as `data.delimiter`, apply to the rows given to `predict`.
 
     Raises:
-        UserError: no run directory, its run has not ended yet, damaged files; code of others without `trust`; a client
-            that does not exist, or whose state is not in this directory.
+        UserError: if the path is no run directory, the run has not ended yet, files are damaged, foreign code is needed
+            and `trust` is false, or the client does not exist or has no state in this directory.
     """
     which = RunModel(Path(path), trust, overrides, best, client)
     settings = which.settings()

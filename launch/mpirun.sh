@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Start ranks with mpirun (Open MPI or MPICH, whichever is first on PATH), on one machine or in an allocation it knows.
+# Start ranks with mpirun (Open MPI or MPICH, whichever is first on PATH), on one machine or in a batch allocation.
 #
 #   launch/mpirun.sh RANKS CONFIG.yaml [key=value ...]
 #   launch/mpirun.sh 5 configs/quickstart.yaml rounds=3
 #
-# Rank 0 is the server, the others train. OMP_NUM_THREADS is 1 unless set: ranks share the cores.
+# Rank 0 is the server, the others train. OMP_NUM_THREADS is 1 unless it is set, because ranks share the cores.
 # FEDMPI_ULFM=1 keeps mpirun from ending the job when a rank dies (Open MPI 5).
-# Told to stop (TERM, Ctrl-C), it lets the ranks write what they have; exit code 75: start it again.
+# When it is stopped (TERM, Ctrl-C), the ranks write their results; exit code 75: start it again to resume the run.
 set -euo pipefail
 [[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ranks=$1
 shift
 
-# A fedmpi that is on PATH is taken; else .venv, of the working directory or from beside launch/.
+# Use fedmpi on PATH if there is one; otherwise .venv in the working directory or beside launch/.
 for place in . "$(dirname "$0")/.."; do
     # shellcheck source=/dev/null
     if ! command -v fedmpi >/dev/null && [[ -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
@@ -27,15 +27,15 @@ if [[ ${FEDMPI_ULFM:-0} == 1 && -z ${FEDMPI_OUTCOME:-} ]]; then
     trap 'rm -f "$FEDMPI_OUTCOME"' EXIT
     export FEDMPI_OUTCOME
 fi
-if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH needs, and knows, none of these
-    options+=(--bind-to none)                       # Open MPI pins ranks by default, and several would share one core
+if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH does not have these options, and does not need them
+    options+=(--bind-to none)                       # Open MPI pins ranks by default, so that several would share one core
     [[ ${FEDMPI_ULFM:-0} != 1 ]] || options+=(--with-ft ulfm)
     [[ -z ${FEDMPI_OUTCOME:-} ]] || options+=(-x FEDMPI_OUTCOME)
     [[ $EUID -ne 0 ]] || options+=(--allow-run-as-root)
-    [[ -n ${SLURM_JOB_ID:-} ]] || options+=(--oversubscribe)  # more ranks than cores, which are fewer than nproc says
+    [[ -n ${SLURM_JOB_ID:-} ]] || options+=(--oversubscribe)  # allows more ranks than cores; mpirun counts fewer cores than nproc
 fi
-# Open MPI keeps files in a folder named by its process number. One that a killed mpirun has left would end the next of
-# that number with "The PMIx server's listener thread failed to start".
+# Open MPI stores files in a folder that is named by its process id. If a killed mpirun left such a folder, the next mpirun
+# with that id would end with "The PMIx server's listener thread failed to start".
 # shellcheck disable=SC2329  # called by gently
 start() {
     rm -rf "${TMPDIR:-/tmp}/ompi.$BASHPID"
@@ -43,7 +43,7 @@ start() {
 }
 code=0
 gently start "${options[@]}" fedmpi run "$@" || code=$?
-if [[ ${FEDMPI_ULFM:-0} == 1 ]]; then  # mpirun's code is that of ranks which may die, and 0 where none has met another
+if [[ ${FEDMPI_ULFM:-0} == 1 ]]; then  # mpirun may return the code of a failed rank, or 0 if no ranks connected
     told=
     read -r told _ 2>/dev/null <"$FEDMPI_OUTCOME" || true
     if [[ ! $told && $code -eq 0 ]]; then

@@ -1,11 +1,11 @@
-"""FedSOL, Table 10: where the gradients of the local loss CE and of beta times the proximal loss L_p are taken.
+"""FedSOL, Table 10: the weights at which the gradients of the local loss CE and of beta L_p (proximal) are computed.
 
               A0    A1     A2    A3     A4     A5    A6
     CE at     w    w+eps   w    w+eps  w+eps   w    w+eps
     L_p at    -     -     w+eps w+eps  w+eps   w     w
 
-eps is FedSOL's (6), along the gradient of L_p; in A4 along that of CE + L_p and, as printed, without Lambda. A0 is
-FedAvg and A1 FedSOL.
+eps is the perturbation of FedSOL, Eq. (6), along the gradient of L_p; in A4 it is along the gradient of CE + L_p and,
+as printed, without Lambda. A0 is FedAvg and A1 is FedSOL.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ from torch import Tensor
 from fedmpi.method import Client, Method, borrows, declared, option
 from fedmpi.methods.fedsol import FedSOL
 
-PLACES = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}  # of CE, L_p; e: w + eps
+# The weights for CE, then for L_p: w, e (w + eps), or - (no such term).
+PLACES = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}
 
 
 @borrows("fedsol")
@@ -31,7 +32,7 @@ class Objective(Method):
         return self.fedsol.needs
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        sol, least = self.fedsol, client.at_w0  # where L_p is least
+        sol, least = self.fedsol, client.at_w0  # at w0, L_p has its minimum
         assert isinstance(sol, FedSOL)
         if self.objective in ("A0", "A1"):
             return client.grad(x, y) if self.objective == "A0" else sol.step(client, x, y)

@@ -1,14 +1,14 @@
-"""FedSOL, Table 4: FedSOL along the terms by which SCAFFOLD, FedNova, FedDyn and MOON change a client's steps.
+"""FedSOL, Table 4: FedSOL along the terms with which SCAFFOLD, FedNova, FedDyn and MOON correct a client's steps.
 
-FedSOL perturbs along a term and does not add it to its steps. So what these methods keep of a client is not what their
-own formulas make of corrected steps; it is the mean gradient of the steps,
+FedSOL perturbs along a term and does not add it to its steps. The state that these methods keep for a client is
+therefore not computed with their own formulas, which assume corrected steps, but is the mean gradient of the steps,
 
     (w0 - w) / (a lr)        a: the number of steps, with momentum the total weight of a constant gradient
 
-SCAFFOLD's c_i' = c_i - c + that, and FedDyn's g_k' = g_k - alpha (w - w0), would grow by a drift in each round. Servers
-are those of the methods. FedNova has no term of its own: that of `ccvr` is taken, as in the authors' code.
+SCAFFOLD's c_i' = c_i - c + (w0 - w) / (a lr), and FedDyn's g_k' = g_k - alpha (w - w0), would grow by a drift in each
+round. The servers are those of the methods. FedNova has no such term: it has that of `ccvr`, as in the authors' code.
 
-The first three are for FedSOL's option `prox`; MOON's term is one of the batch, so `AlongMOON` is a method itself.
+The first three classes are for FedSOL's option `prox`. MOON's term depends on the batch, so `AlongMOON` is a method.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def mean_gradient(client: Client) -> Tensor:
 @borrows("scaffold")
 @dataclass(frozen=True)
 class ScaffoldTerm(Method):
-    """<c - c_i, w>"""
+    """SCAFFOLD's term <c - c_i, w>, for FedSOL's option `prox`."""
 
     scaffold = Scaffold()
     needs = frozenset({SGD_STEPS})
@@ -48,7 +48,7 @@ class ScaffoldTerm(Method):
 @borrows("fednova")
 @dataclass(frozen=True)
 class FedNovaTerm(Method):
-    """<d - d_k, w>, whose d_k is the mean gradient already."""
+    """FedNova's term <d - d_k, w>, for FedSOL's option `prox`. d_k is the mean gradient in FedNova itself, too."""
 
     fednova = FedNova(ccvr=True)
     needs = frozenset({SGD_STEPS})
@@ -60,7 +60,7 @@ class FedNovaTerm(Method):
 @borrows("feddyn")
 @dataclass(frozen=True)
 class FedDynTerm(Method):
-    """alpha / 2 ||w - w0||^2 - <g_k, w>"""
+    """FedDyn's term alpha / 2 ||w - w0||^2 - <g_k, w>, for FedSOL's option `prox`."""
 
     alpha: float = option(0.1, "weight of the quadratic term", gt=0)
 
@@ -80,7 +80,7 @@ class FedDynTerm(Method):
 @borrows("moon")
 @dataclass(frozen=True)
 class AlongMOON(Method):
-    """FedSOL along mu times MOON's contrastive term."""
+    """FedSOL with a perturbation along mu times MOON's contrastive term."""
 
     mu: float = option(1.0, "weight of the contrastive term", ge=0)
     tau: float = option(0.5, "its temperature", gt=0)

@@ -1,1 +1,1 @@
-"""What every other package may use: errors, seeds, options, the registry of plug-ins, texts of messages."""
+"""Helpers that all other packages may import: errors, seeds, options, the registry of plug-ins, texts of messages."""

@@ -1,13 +1,16 @@
-"""The error for mistakes that a user can correct, and the exit code that asks for a new start."""
+"""The exception for mistakes that a user can correct, and the exit code of runs that should be started again."""
 
-RESTART_LATER = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
+RESTART_LATER = 75  # BSD's EX_TEMPFAIL: the run was stopped by a signal and can be resumed
 
 
 class UserError(Exception):
-    """A mistake that the user can correct; it is printed as it stands and ends the run with exit code 2.
+    """A mistake that the user can correct. Its message is printed without a traceback, and the exit code is 2.
 
-    The message says what is wrong, where, the value, what is allowed and the remedy. placed: it names the round and
-    client; located: it names a line of the user's code, or needs none.
+    The message contains the fault, its place, the value, the allowed values and the remedy.
+
+    Args:
+        placed: whether the message names the round and the client.
+        located: whether the message names a line of the user's code, or needs none.
     """
 
     def __init__(self, text: str, placed: bool = False, located: bool = False) -> None:
@@ -16,8 +19,8 @@ class UserError(Exception):
 
 
 class MissingDataError(UserError):
-    """Data files are missing; nothing else need be wrong."""
+    """The error for missing data files, raised if no other mistake is known."""
 
 
 class RankWarning(UserWarning):
-    """A warning that any rank shows. Other warnings are shown on rank 0 only, as all ranks have the same."""
+    """A warning that is shown on every rank. Other warnings are shown on rank 0 only, because all ranks issue them."""

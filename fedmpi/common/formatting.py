@@ -1,4 +1,4 @@
-"""Format numbers, durations and tables for people, alike in all commands."""
+"""Format numbers, durations and tables for the output of all commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def number(value: object) -> str:
-    """Format a number: integers with commas, others to four digits.
+    """Format a number: integers with commas, floats with four significant digits, NaN as "-".
 
     >>> number(12345678), number(0.123456), number(float("nan")), number("runs/a")
     ('12,345,678', '0.1235', '-', 'runs/a')
@@ -17,7 +17,7 @@ def number(value: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration to about two digits.
+    """Format a duration, given in seconds, with about two digits and a suitable unit.
 
     >>> duration(0.0321), duration(12.34), duration(75), duration(3600), duration(9000)
     ('32 ms', '12 s', '1 min', '60 min', '2.5 h')
@@ -28,7 +28,10 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Sequence[Sequence[object]], align: str = "right") -> list[str]:
-    """Return the lines of a table: the first column aligned left, the others as `align` says.
+    """Format rows of values as the lines of a table.
+
+    Args:
+        align: "right" or "left", the alignment of all columns but the first, which is aligned left.
 
     >>> table([("run", "up"), ("a", 1000)])
     ['run     up', 'a    1,000']

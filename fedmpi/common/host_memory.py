@@ -1,4 +1,4 @@
-"""The memory and cores that this process may use, within the limits of control groups and launchers."""
+"""Find how much memory and how many cores this process may use, within the limits of control groups and launchers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes of memory that are free for this process within its control groups; None if unknown."""
+    """Return how many bytes of memory this process can still allocate within its control groups; None if unknown."""
     free = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
     return min([*free, *(left for _, left in control_groups(root))], default=None)
 
 
 def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """Return (limit, bytes left) for each control group of this process that limits memory.
+    """Return (limit, remaining memory), both in bytes, for each control group that limits this process's memory.
 
     Slurm and containers set such limits, with version 1 or 2 of control groups.
     """
@@ -25,10 +25,10 @@ def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
         top = root / "sys/fs/cgroup" / ("memory" if kinds else "")
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
         here = Path(path.strip("/"))
-        for group in (top / place for place in (here, *here.parents)):  # in a container, maybe only the top is there
+        for group in (top / place for place in (here, *here.parents)):  # a container may only show the top group
             limit, used = ("".join(_lines(group / name)) for name in names)
-            if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:  # version 1 says 2^63 for none
-                # Cached files count as used, and are given up when memory is short.
+            if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:  # version 1 writes 2^63 for no limit
+                # Cached files count as used, but the kernel frees them when memory is short.
                 cached = dict(line.split()[:2] for line in _lines(group / "memory.stat"))
                 reclaimable = cached.get("total_inactive_file", cached.get("inactive_file", 0))
                 groups.append((int(limit), int(limit) - int(used) + int(reclaimable)))
@@ -36,12 +36,12 @@ def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use; a launcher, a container or Slurm may restrict it to some."""
+    """Return the number of cores that this process may use, which a launcher, a container or Slurm may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def size_text(count: float) -> str:
-    """Format a number of bytes.
+    """Format a number of bytes with a unit from B to GiB.
 
     >>> size_text(800), size_text(3 << 29)
     ('800 B', '1.5 GiB')

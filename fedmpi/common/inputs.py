@@ -1,6 +1,7 @@
-"""Samples: one tensor (n, ...), or several under names (the token numbers and the mask of a text).
+"""The samples of a data set: one tensor (n, ...), or several named tensors, such as the token ids and mask of a text.
 
-`Inputs` has the part of a tensor's interface that concerns rows, so that code which only passes samples on takes both.
+`Inputs` implements the part of a tensor's interface that concerns rows, so that code which only forwards samples works
+with both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Type: TypeAlias = torch.dtype | dict[str, torch.dtype]
 
 @final
 class Inputs:
-    """name -> tensor (n, ...); row i of each belongs to sample i.
+    """Samples that consist of several named tensors (n, ...); row i of each tensor belongs to sample i.
 
     >>> x = Inputs({"ids": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2)})
     >>> len(x), x["ids"].shape, x[:2].shape, sorted(x)
@@ -76,14 +77,18 @@ Samples: TypeAlias = Tensor | Inputs
 
 
 def named_tensors(x: Samples, name: str) -> list[tuple[str, Tensor]]:
-    """Return (name, tensor) pairs: `train_x`, or `train_x['ids']` and so on; without a name "", or `ids`."""
+    """Return the tensors of samples with names for messages.
+
+    One tensor has the name `name`; of several named tensors, each has a name such as `train_x['ids']`, or `ids` if
+    `name` is empty.
+    """
     if not isinstance(x, Inputs):
         return [(name, x)]
     return [(f"{name}[{k!r}]" if name else k, part) for k, part in x.items()]
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenate the rows of all parts."""
+    """Concatenate samples along their rows."""
     if isinstance(parts[0], Inputs):
         return Inputs({k: torch.cat([x[k] for x in parts]) for k in parts[0].keys()})  # noqa: SIM118
     return torch.cat(list(parts))
@@ -94,9 +99,11 @@ def sample_shape(x: Samples) -> Shape:
 
 
 def describe_axes(shape: Sequence[int], axes: str) -> str:
-    """Describe images or volumes of a shape.
+    """Describe the number of channels and the size of images or volumes, for messages.
 
-    axes: one letter an axis: N samples, C channels, D, H and W space.
+    Args:
+        shape: the shape of a tensor of images or volumes.
+        axes: one letter per axis: N for samples, C for channels, D, H and W for space.
 
     >>> describe_axes((100, 64, 48, 13), "NHWC")
     '13 channels of 64 x 48 pixels'
@@ -108,7 +115,12 @@ def describe_axes(shape: Sequence[int], axes: str) -> str:
 
 
 def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu") -> Any:
-    """Return n samples of zeros. dtype: one for all tensors, or one by name."""
+    """Return n samples whose values are all zero.
+
+    Args:
+        shape: the shape of one sample, or of each named tensor of a sample.
+        dtype: one dtype for all tensors, or the dtype of each named tensor.
+    """
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return Inputs({k: torch.zeros(n, *size, dtype=kinds[k], device=device) for k, size in shape.items()})
@@ -119,8 +131,8 @@ def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu")
 def arguments(module: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and the keyword arguments with which a module is called for samples x.
 
-    Of several tensors each is a keyword argument, if `forward` has parameters of all these names (or **kwargs); else
-    they are one argument, a dictionary.
+    Several named tensors are passed as keyword arguments if `forward` has parameters with all these names (or
+    **kwargs); otherwise they are passed as one argument, a dictionary.
     """
     if isinstance(x, Tensor):
         return (x,), {}
@@ -147,7 +159,7 @@ def describe(x: Samples) -> str:
 
 
 def to_text(shape: Shape, dtype: Type) -> str:
-    """Encode shape and dtype of a sample as JSON: `[[3],"float32"]`, or such a pair by name."""
+    """Encode the shape and dtype of a sample as JSON: `[[3],"float32"]`, or an object with such a pair per name."""
     if isinstance(shape, dict):
         kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
         return "{" + ",".join(f"{json.dumps(k)}:{to_text(shape[k], kinds[k])}" for k in shape) + "}"
@@ -155,7 +167,7 @@ def to_text(shape: Shape, dtype: Type) -> str:
 
 
 def from_text(text: str) -> tuple[Shape, Type]:
-    """Decode what `to_text` has encoded; raise ValueError for any other text."""
+    """Decode the shape and dtype of a sample that `to_text` encoded; raise ValueError for any other text."""
     value = json.loads(text)
     try:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Read files with a JSON object on each line, such as metrics.jsonl, which may be growing, truncated or damaged."""
+"""Read files with one JSON object per line, such as metrics.jsonl, that may be growing, truncated or damaged."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedmpi.common.errors import UserError
 
 @dataclass(frozen=True)
 class JsonLines:
-    """The content of such a file.
+    """The content of a file with one JSON object per line.
 
     Attributes:
         rows: the objects, in order.
         damaged: numbers, from 1, of the lines that are not rows.
-        cut: whether a last line has no line feed: it is being written, or was cut by a kill. It counts in neither list.
+        cut: whether the last line has no line feed, because it is being written or the writer was killed. That line is
+            in neither list.
     """
 
     rows: list[dict[str, Any]]
@@ -28,9 +29,10 @@ class JsonLines:
 
 
 def parse_jsonl(text: bytes, *, rounds: bool = False) -> JsonLines:
-    """Return the rows in the content of a file. Empty lines do not count.
+    """Parse the content of a file with one JSON object per line. Empty lines are skipped.
 
-    rounds: a row has an integer `round`; an object without it is damaged.
+    Args:
+        rounds: whether each row must have an integer `round`; an object without it is counted as damaged.
     """
     rows, damaged, end = list[dict[str, Any]](), list[int](), text.rfind(b"\n") + 1
     for number, line in enumerate(text[:end].split(b"\n"), 1):
@@ -38,7 +40,7 @@ def parse_jsonl(text: bytes, *, rounds: bool = False) -> JsonLines:
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # ValueError: of the decoding, too
+        except (ValueError, RecursionError):  # a failure to decode UTF-8 is a ValueError, too
             row = None
         if isinstance(row, dict) and (not rounds or isinstance(row.get("round"), int)):
             rows.append(row)
@@ -48,16 +50,16 @@ def parse_jsonl(text: bytes, *, rounds: bool = False) -> JsonLines:
 
 
 def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: int | None = None) -> JsonLines:
-    """Return the rows of a file; none where it is missing.
+    """Read a file with one JSON object per line. A missing file has no rows.
 
     Args:
         rounds: as in `parse_jsonl`.
-        strict: refuse a file with a damaged line. Without it the caller looks at `damaged`.
-        tail: read only so many bytes at the end, without the line that begins before them; line numbers count from
-            there.
+        strict: whether a damaged line is an error. If not, the caller has to check `damaged`.
+        tail: number of bytes at the end of the file to read, without the line that begins before them; line numbers
+            count from there. None: read the whole file.
 
     Raises:
-        UserError: the file cannot be read, or with `strict` a line is damaged: file and line are named.
+        UserError: if the file cannot be read, or if `strict` is set and a line is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -75,7 +77,7 @@ def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: 
 
 
 def to_jsonable(value: Any) -> Any:
-    """Return a value that JSON can hold: arrays and tensors as lists, paths as text, NaN and infinities as None.
+    """Convert a value to types that JSON supports: arrays and tensors to lists, paths to text, NaN and inf to None.
 
     >>> from pathlib import Path
     >>> to_jsonable({"loss": float("nan"), "sizes": (1, 2), "file": Path("a.csv")})

@@ -1,4 +1,4 @@
-"""The keys of the rows of metrics.jsonl and clients.jsonl, in their order."""
+"""The keys of the rows of metrics.jsonl (one per round) and clients.jsonl (one per evaluated client), in order."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """One key of a row.
+    """One key of a row of metrics.jsonl or clients.jsonl.
 
     Attributes:
-        type: of its value in JSON: integer, number, text or list.
-        unit: "s", "bytes", "parameters", "%", or "" without one.
-        is_metric: whether it says how good training or the model is. The others count, time or identify.
+        type: type of the value in JSON: integer, number, text or list.
+        unit: "s", "bytes", "parameters", "%", or "" for values without a unit.
+        is_metric: whether the value measures the quality of training or of the model. The other values are counts,
+            times and identifiers.
     """
 
     name: str
@@ -23,7 +24,7 @@ class Key(NamedTuple):
 
 METRICS_KEYS = (
     Key("round", "integer", "", "counted from 0; -1: the model before training"),
-    # Of an evaluated round, here and behind `loss`: the metrics of the task.
+    # In an evaluated round the metrics of the task stand beside `loss`.
     Key("loss", "number", "", "of the global model on the global test set", True),
     Key("train_loss", "number", "", "mean over the clients while they trained, by their weights", True),
     Key("cohort", "list", "", "the clients that trained"),
@@ -35,11 +36,11 @@ METRICS_KEYS = (
     Key("train_s", "number", "s", "training on the busiest rank"),
     Key("wait_s", "number", "s", "how long rank 0 waited for uploads when it had no client to train"),
     Key("server_s", "number", "s", "checking the uploads, and the server's step"),
-    # Here: what the method reports with `server.figures(...)`.
+    # Metrics that the method reports with `server.figures(...)` stand here.
     Key("sent_bytes", "integer", "bytes", "sent by rank 0"),
     Key("received_bytes", "integer", "bytes", "received by rank 0"),
     Key("sha256", "text", "", "of the global model after the round"),
-    # Here: metrics of the other protocols of evaluation.
+    # Metrics of the other evaluation protocols stand here.
     Key("evaluate_s", "number", "s", "the evaluation of the round"),
     Key("class_accuracy", "list", "%", "of the test samples of each class, the share that is recognised", True),
     Key("diverged", "integer", "", "the round since which a loss has been far above its best, if it is"),
@@ -50,14 +51,17 @@ CLIENTS_KEYS = (
     Key("site", "text", "", "its name, where clients are sites"),
     Key("protocol", "text", "", "of the evaluation"),
     Key("samples", "integer", "", "on which the client was evaluated"),
-    # Then: the loss and the metrics of the task.
+    # The loss and the metrics of the task follow.
 )
 
 NAMES = tuple(key.name for key in METRICS_KEYS)
 CLIENT_NAMES = tuple(key.name for key in CLIENTS_KEYS)
 SECONDS = tuple(key.name for key in METRICS_KEYS if key.unit == "s")
-VARIES_WITH_RANKS = tuple(key.name for key in METRICS_KEYS if key.unit in ("s", "bytes"))  # the rest are results
-SUMMED = ("wall_s", *(key.name for key in METRICS_KEYS if key.unit in ("bytes", "parameters")))  # in summary.json
+VARIES_WITH_RANKS = tuple(key.name for key in METRICS_KEYS if key.unit in ("s", "bytes"))  # all others are results
+SUMMED = (
+    "wall_s",
+    *(key.name for key in METRICS_KEYS if key.unit in ("bytes", "parameters")),
+)  # summary.json has their sums
 NOT_METRICS = frozenset(key.name for key in METRICS_KEYS if not key.is_metric)
-# Names that neither a task's metric nor a method's may have. `updates` is the part of a row that goes to updates.jsonl.
+# Names that metrics of tasks and methods must not have. `updates` is the part of a row that updates.jsonl takes.
 RESERVED = frozenset((*NAMES, *CLIENT_NAMES, "updates"))

@@ -1,7 +1,8 @@
-"""Options of methods, models, data sources, partitions: declared where they are used, checked where they are given.
+"""Declare and check the options of methods, models, data sources and partitions.
 
-A dataclass declares an option as a field, with its meaning, unit and bounds; a function as a parameter, its bounds
-written `Annotated[float, Field(gt=0)]` (pydantic). `check` compares what a config gives with what is declared.
+A dataclass declares an option as a field, with its meaning, unit and bounds; a function declares an option as a
+parameter, with bounds written as `Annotated[float, Field(gt=0)]` (pydantic). `check` compares the options in a config
+with their declarations.
 """
 
 import dataclasses
@@ -31,9 +32,16 @@ def option(
     lt: float | None = None,
     choices: Collection[Any] | None = None,
 ) -> Any:
-    """Declare a hyperparameter: a dataclass field with its meaning and unit, and its bounds or choices.
+    """Declare a hyperparameter as a dataclass field. When a config is checked, values that are not finite are rejected.
 
-    Numbers are finite.
+    Args:
+        default: the default value.
+        doc: meaning and unit.
+        ge: lowest allowed value.
+        gt: exclusive lower bound.
+        le: highest allowed value.
+        lt: exclusive upper bound.
+        choices: the allowed values.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Prox:
@@ -59,16 +67,17 @@ def check(
     """Check options against their declaration and return them with the declared types (int to float, list to tuple).
 
     Args:
-        target: a function or (data)class; of a dataclass only its fields are options.
-        given: the options in the config; absent ones keep the defaults of `target`.
+        target: a function or class that takes the options. The options of a dataclass are its fields.
+        given: the options in the config; the others keep the defaults of `target`.
         where: the section in the config ("method"); messages name `where.key`.
         supplied: parameters that the engine passes itself, in their order; a user's function may name them differently.
         origins: key -> where it was written ("run.yaml:7"); see `Settings.origins`.
-        named: the target in messages ("method fedavg").
-        reserved_keys: the other keys of the section.
+        named: description of the target for messages ("method fedavg").
+        reserved_keys: the other keys of the section, which are suggested for misspelled keys.
 
     Raises:
-        UserError: one line for each key that is unknown, missing, of a wrong type or out of bounds.
+        UserError: if keys are unknown or missing, or values have a wrong type or are out of bounds. The message has one
+            line for each of these keys.
     """
     declared, required, open_ended = declared_options(target, given, supplied)
     origins = origins or {}
@@ -76,7 +85,7 @@ def check(
     problems = []
     named = named or getattr(target, "__name__", str(target))
     keys = [*declared, *reserved_keys]
-    moved = getattr(target, "MOVED", {})  # option of earlier versions -> what it is now
+    moved = getattr(target, "MOVED", {})  # option of earlier versions -> message that names its replacement
 
     def complain(key: str, text: str) -> None:
         prefix = f"{origins[key]}: " if key in origins else ""
@@ -87,7 +96,7 @@ def check(
             complain(key, f"was left out of the run directory, for it may be a secret; give it: {where}.{key}=VALUE")
         elif key in declared:
             try:
-                # Through JSON: a list may become a tuple and text a path, but "1" is no number.
+                # Validation from JSON converts a list to a tuple and a text to a path, but not "1" to a number.
                 adapter: TypeAdapter[Any] = TypeAdapter(declared[key], config=_STRICT)
                 checked[key] = adapter.validate_json(json.dumps(value))
             except ValidationError:
@@ -111,12 +120,12 @@ def check(
 def declared_options(
     target: Callable[..., Any], given: Mapping[str, Any], supplied: Sequence[str]
 ) -> tuple[dict[str, Any], set[str], bool]:
-    """Return the options of `target` (name -> annotation), the required ones, and whether it takes others."""
+    """Return {option: annotation} of `target`, the names of required options, and whether it accepts other options."""
     is_dataclass = dataclasses.is_dataclass(target)
     try:
         plain_class = inspect.isclass(target) and not is_dataclass
         hints = get_type_hints(target.__init__ if plain_class else target, include_extras=True)
-    except NameError:  # annotations that exist for a type checker only: the values go unchecked, the names do not
+    except NameError:  # some annotations exist for a type checker only: names are checked, but values are not
         hints = {}
     declared, required = dict[str, Any](), set[str]()
     if is_dataclass:
@@ -139,7 +148,7 @@ def declared_options(
             continue
         needed = parameter.default is parameter.empty
         if needed and position < len(supplied) and supplied[position] not in names and parameter.name not in given:
-            continue  # the engine's argument, which the user's function names differently
+            continue  # an argument that the engine passes by position; the user's function names it differently
         declared[parameter.name] = hints.get(parameter.name, Any)
         if needed:
             required.add(parameter.name)

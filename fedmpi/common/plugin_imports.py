@@ -1,7 +1,7 @@
-"""Find the modules that a plug-in file imports from its own directory or package, which are part of its code.
+"""Find the modules that a plug-in file imports from its own directory or package, because they are part of its code.
 
-The source text is searched, not sys.modules, which another run may have filled, and hooks may import when called.
-Imports by a name that is computed at run time are not found.
+The source text is searched and not sys.modules, which may contain modules of another run and lacks those that hooks
+import only when they are called. Imports by a name that is computed at run time are not found.
 """
 
 import ast
@@ -17,7 +17,7 @@ from fedmpi.common.user_code_errors import is_users_file
 
 
 def find_imports(plugin: Path) -> dict[str, Path]:
-    """Return {name: file} of all modules that a plug-in imports from its own directory, directly or by other ones."""
+    """Return {name: file} of all modules that a plug-in imports from its own directory, directly or indirectly."""
     roots = _roots(plugin)
     files: dict[str, Path] = {}
     waiting = [(plugin, "")]
@@ -36,7 +36,7 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
     """Append the directory of a plug-in to the import path while the plug-in is loaded.
 
     Raises:
-        UserError: a module of another plug-in has the name of one in that directory.
+        UserError: if a module of another plug-in was imported under the name of a module in that directory.
     """
     for name in {name.partition(".")[0] for name in _asked(plugin, "")}:
         _refuse_namesake(name, plugin.parent)
@@ -51,7 +51,7 @@ def plugin_import_path(plugin: Path) -> Iterator[None]:
 
 
 def _refuse_namesake(name: str, place: Path) -> None:
-    """Raise UserError where `name` would give the module of another plug-in, as sys.modules has one for each name."""
+    """Raise UserError if sys.modules already has a module of another plug-in under this name."""
     known = getattr(sys.modules.get(name), "__file__", None)
     if known is None or Path(known).is_relative_to(place) or PathFinder.find_spec(name) is not None:
         return
@@ -64,7 +64,7 @@ def _refuse_namesake(name: str, place: Path) -> None:
 
 
 def _roots(plugin: Path) -> list[Path]:
-    """Return the directories for absolute imports: that of the plug-in, and that which holds its package."""
+    """Return the directories for absolute imports: the directory of the plug-in and the parent of its package."""
     top = plugin.parent
     while (top / "__init__.py").is_file() and top != top.parent:
         top = top.parent
@@ -76,10 +76,10 @@ def _package(plugin: Path, top: Path) -> str:
 
 
 def _asked(file: Path, package: str) -> Iterator[str]:
-    """Yield the names that a file imports, parents first; for `from a import b` also a.b, which may be a module."""
+    """Yield the modules that a file imports, parents first; for `from a import b` also a.b, which may be a module."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # reported when it is loaded
+    except (OSError, SyntaxError, ValueError):  # reported when the file is loaded
         return
     for node in ast.walk(tree):
         names: list[str] = []
@@ -94,7 +94,7 @@ def _asked(file: Path, package: str) -> Iterator[str]:
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str | None:
-    """Return the absolute module name behind `from`; None where the dots lead out of the package."""
+    """Return the absolute name of the module in a `from` import; None if its dots lead out of the package."""
     try:
         return importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
     except ImportError:
@@ -102,7 +102,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str | None:
 
 
 def _file(name: str, roots: list[Path]) -> Path | None:
-    if name.partition(".")[0] == "fedmpi":  # a clone of it may lie there, too
+    if name.partition(".")[0] == "fedmpi":  # the directory may contain a clone of fedmpi
         return None
     parts = Path(*name.split("."))
     places = (place for root in roots for place in (root / parts / "__init__.py", (root / parts).with_suffix(".py")))

@@ -1,8 +1,9 @@
-"""Replace secrets among a user's options by a mark wherever options are written or shown.
+"""Replace secrets in a user's options by a mark wherever options are written or shown.
 
-    fedmpi run c.yaml data.token=abc    ->    config.yaml holds  token: <redacted>
-A key names a secret by one of its words (`api_key`, `dbPassword`). null, true and false are no secrets, nor is a number
-unless `key` or `token` is the last word: `key_dim: 64` is a size.
+    fedmpi run c.yaml data.token=abc    ->    config.yaml contains  token: <redacted>
+The words of a key decide whether its value is a secret (`api_key`, `dbPassword`). null, true and false are never
+secrets. If the key's only such words are `key` and `token`, a number is a secret only if the last word is one of them:
+`key_dim: 64` is a size.
 """
 
 import re
@@ -10,11 +11,11 @@ from typing import Any
 
 MARK = "<redacted>"
 _WORDS = {"auth", "authorization", "authtoken", "apikey", "key", "token"}
-_PARTS = ("password", "passwd", "passphrase", "secret", "credential")  # of words: `mypassword`, `credentials`
+_PARTS = ("password", "passwd", "passphrase", "secret", "credential")  # in words: `mypassword`, `credentials`
 
 
 def looks_secret(key: str, value: Any = "") -> bool:
-    """Return whether `key: value` may be a secret. The key may be dotted.
+    """Return whether the value of an option may be a secret, judged by the words of its key, which may be dotted.
 
     >>> looks_secret("api_key"), looks_secret("monkey"), looks_secret("key_dim", 64), looks_secret("token", None)
     (True, False, False, False)
@@ -28,7 +29,7 @@ def looks_secret(key: str, value: Any = "") -> bool:
 
 
 def redacted(tree: Any) -> Any:
-    """Return a copy of settings with the mark in place of all that may be a secret."""
+    """Return a copy of settings in which each value that may be a secret is replaced by the mark."""
     if isinstance(tree, dict):
         return {key: MARK if looks_secret(str(key), value) else redacted(value) for key, value in tree.items()}
     return [redacted(each) for each in tree] if isinstance(tree, (list, tuple)) else tree

@@ -1,13 +1,13 @@
-"""Look up the object that a name in a config stands for.
+"""Import the method, model, task, data source, partition or server rule that a config names.
 
-Wherever a method, model, task, data source, partition or server rule is named, three spellings are understood:
+A name has one of three forms:
 
     fedavg                      a key of the registry of its kind
     my/file.py:Name             `Name` in a Python file (relative: to the working directory)
     package.module:Name         `Name` in an importable module
 
-Registries map keys to "package.module:Name" strings, so reading them imports nothing. `make` is the way from a section
-of a config, a name and its options, to the object. Within `own_code_only()` the last two spellings are refused.
+Registries map keys to "package.module:Name" strings, so reading them imports nothing. `make` converts a section of a
+config, which has a name and options, to the object. Within `own_code_only()` the last two forms are refused.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _own_only = ContextVar("own_only", default=False)
 
 @contextmanager
 def own_code_only() -> Iterator[None]:
-    """Refuse to import anything that is not in a registry, as for a config of somebody else."""
+    """Refuse, within the block, to import objects that are not in a registry; for configs that are not trusted."""
     token = _own_only.set(True)
     try:
         yield
@@ -45,28 +45,28 @@ def own_code_only() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PluginKind:
-    """A kind of thing that configs name: methods, models, ..."""
+    """A kind of component that configs select by name, such as methods or models."""
 
     label: str  # "model", for messages
     registry: Mapping[str, str]
-    section: str  # where configs name it, "model"
+    section: str  # the section of a config that selects it, "model"
     supplied: tuple[str, ...] = ()  # parameters that the engine passes itself, in their order
 
 
 class Choice(Protocol):
-    """A section of a config that names a method, a model, ... and holds its options."""
+    """A section of a config that selects a component, such as a method or a model, and holds its options."""
 
     @property
     def selected_name(self) -> str: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
     @property
-    def reserved_keys(self) -> tuple[str, ...]: ...  # keys of the section that are not the thing's own
+    def reserved_keys(self) -> tuple[str, ...]: ...  # keys of the section that are not options of the component
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice that is not a section of a config."""
+    """A selected component with its options, made by code and not read from a section of a config."""
 
     selected_name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,13 +74,16 @@ class Selection:
 
 
 def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = None) -> partial[Any]:
-    """Return the object that `choice` names with its checked options bound, to be called with what the engine supplies.
+    """Import a selected component, check its options, and bind them to it.
 
     Args:
-        origins: key -> where it was written; "" for the section's name (`Settings.origins`).
+        origins: key -> where it was written; "" for the name of the component (`Settings.origins`).
+
+    Returns:
+        A partial function, to be called with the arguments `kind.supplied` of the engine.
 
     Raises:
-        UserError: unknown name, an error inside the user's file, unknown or wrong options.
+        UserError: if the name is unknown, the user's file raises an error, or options are unknown or wrong.
     """
     origins = origins or {}
     origin, named = origins.get("", ""), f"{kind.label} {choice.selected_name}"
@@ -88,7 +91,7 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
     where = f"{origin}: {named}" if origin else named
     if not callable(target):
         raise UserError(f"{where}: is {show(target)}, but a function or class is needed")
-    # The engine passes what it supplies by position; a `site` is passed by its name, or not.
+    # The engine passes its arguments by position, except `site`, which is an optional keyword argument.
     passed = [name for name in kind.supplied if name != "site"]
     try:
         signature = inspect.signature(target)
@@ -96,7 +99,7 @@ def make(kind: PluginKind, choice: Choice, origins: Mapping[str, str] | None = N
         optional = [name for name in taken if signature.parameters[name].default is not inspect.Parameter.empty]
         if wrong := [name for name in optional if name not in passed]:
             raise TypeError(f"{wrong[0]}, an option, stands in their way")
-    except (TypeError, ValueError) as error:  # ValueError: written in C, and it does not tell
+    except (TypeError, ValueError) as error:  # ValueError: a function written in C without a signature
         wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
         raise UserError(f"{where}: cannot be called with {wanted}: {error}") from error
     given = options.check(target, choice.options, kind.section, kind.supplied, origins, named, choice.reserved_keys)
@@ -109,22 +112,22 @@ def is_file(name: str) -> bool:
 
 
 def is_foreign(name: str, registry: Mapping[str, str]) -> bool:
-    """Return whether `load` would import code for `name` that is not in the registry."""
+    """Return whether `load` would import code that the registry does not name."""
     place, _, attribute = name.rpartition(":")
     return bool(place and attribute) and name not in registry and name not in registry.values()
 
 
 def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") -> Any:
-    """Return the object that `name` stands for.
+    """Import and return the object with this name.
 
     Args:
         name: a registry key, `path/to/file.py:Name` or `package.module:Name`.
-        registry: keys to "package.module:Name".
-        kind: what is looked for ("method", "model", ...), for the messages.
-        origin: where the name was written ("run.yaml:7"), for the messages; "" if unknown.
+        registry: key -> "package.module:Name".
+        kind: the kind of object ("method", "model", ...), for messages.
+        origin: where the name was written ("run.yaml:7"), for messages; "" if unknown.
 
     Raises:
-        UserError: unknown name, missing file, module or attribute, or an error inside the user's code.
+        UserError: if the name is unknown, the file, module or attribute is missing, or the user's code raises an error.
 
     >>> load("root", {"root": "math:sqrt"}, "function")(9.0)
     3.0
@@ -139,12 +142,12 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
         raise UserError(f"{prefix}unknown {kind} '{shorten(name)}'; {advice}")
     if _own_only.get() and is_foreign(name, registry):
         raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
-    from fedmpi.common import seeds  # and torch, which the user's module imports as well
+    from fedmpi.common import seeds  # imports torch, as the user's module does, too
 
     try:
-        with seeds.seeded(0, "import"):  # of no run's seed: the module is there for all runs of this process
+        with seeds.seeded(0, "import"):  # a fixed seed, as all runs of this process share the module
             module = _from_file(Path(place)) if is_file(name) else importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # whatever the user's module does while it is being imported
+    except (Exception, SystemExit) as error:  # the user's module may raise anything while it is imported
         text = str(error) if isinstance(error, UserError) else _import_error(error, place)
         raise UserError(f"{prefix}{kind} '{name}': {text}") from error
     if not hasattr(module, attribute):
@@ -155,9 +158,9 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a file under a name that depends on its path and text.
+    """Import a Python file under a module name that depends on its path and content.
 
-    Two names in one file share their classes, and an edited file is imported again.
+    Two objects of one file therefore share their module, and an edited file is imported again.
     """
     if not path.is_file():
         raise UserError(f"there is no such file: {path.absolute()}")
@@ -169,7 +172,7 @@ def _from_file(path: Path) -> ModuleType:
     assert spec is not None  # a name that ends in .py always has a spec and a source loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module  # dataclasses look their module up here while the file is running
+    sys.modules[unique] = module  # dataclasses look up their module here while the file is executed
     try:
         with plugin_imports.plugin_import_path(path.resolve()):
             spec.loader.exec_module(module)
@@ -180,7 +183,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _import_error(error: BaseException, place: str) -> str:
-    """Return `file.py:12: NameError: ...` with the innermost line of the user's code, else the innermost of any."""
+    """Return `file.py:12: NameError: ...` with the innermost line of the user's code, or of any code if it has none."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
         return f"no module named '{error.name}'; is it installed, or on PYTHONPATH?"
     if isinstance(error, SyntaxError):

@@ -1,9 +1,10 @@
-"""Stop requests by signal.
+"""Handle signals as requests to stop the run.
 
-At the first signal a run leaves its round and writes its results; a second request ends the process at once. Launchers
-and Slurm repeat their signals, also as other ones, so a signal within REPEAT_S counts as the same request. A second
-Ctrl-C counts after HAND_S, which is as fast as a person can type it. `fedmpi run` listens before it imports torch,
-since a rank that is killed by a signal would end the whole job. Until all ranks are connected it waits only START_S.
+After the first signal a run leaves its round and writes its results; a second request ends the process at once.
+Launchers and Slurm repeat a signal and also send other ones, so a signal within REPEAT_S seconds counts as the same
+request. A second Ctrl-C counts after HAND_S seconds, the fastest that a person can type it. `fedmpi run` installs its
+handlers before it imports torch, because a rank that is killed by a signal would end the whole job. If not all ranks
+are connected, a rank exits START_S seconds after the signal.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal
 
 @dataclass
 class StopRequest:
-    """Whether this process was asked to stop, by a signal or a number of rounds; call it to ask.
+    """The request to stop this process, made by a signal or by a limit on the number of rounds.
+
+    Calling the object returns whether the process was asked to stop.
 
     Attributes:
-        signal: the signal's number; 0 before one has come.
-        max_rounds: stop after so many rounds, where they are fewer than those of the config; 0: all.
-        rounds_done: whether these are done.
+        signal: number of the first signal; 0 if none was received.
+        max_rounds: stop after this number of rounds even if the config has more; 0: no limit.
+        rounds_done: whether `max_rounds` rounds are done.
     """
 
     signal: int = 0
@@ -36,24 +39,28 @@ class StopRequest:
     rounds_done: bool = False
     _signalled_at: float = 0.0
     _before: dict[int, Any] = field(default_factory=dict)  # signal -> its handler before `listen`
-    _alone_code: int | None = None  # exit code while this rank is not connected with the others
+    _alone_code: int | None = None  # exit code while this rank is not connected to the others
 
     def __call__(self) -> bool:
         return self.rounds_done or self.signal != 0
 
     def listen(self, *but: int) -> None:
-        """Handle all SIGNALS except these. Without effect outside the main thread, as in a notebook's worker."""
+        """Install handlers for all SIGNALS except the given ones.
+
+        Outside the main thread, for instance in a notebook's worker, the call has no effect.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if number in but or number in self._before:
                     continue
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # set by nohup
                     self._before[number] = signal.signal(number, self._handle)
 
     def exit_if_alone(self, code: int | None) -> None:
-        """Have a rank that was asked to stop exit with `code` unless all ranks are connected within START_S.
+        """Set the exit code with which a rank exits if it is asked to stop before all ranks are connected.
 
-        None: they are connected.
+        It exits START_S seconds after the request unless the ranks are connected by then. None disables the exit,
+        because the ranks are connected.
         """
         self._alone_code = code
         if self.signal and code is not None:
@@ -68,7 +75,8 @@ class StopRequest:
         """Restore the handlers that the signals had before `listen`.
 
         Args:
-            process_ends: after a request ignore the signals instead, as a repeated one would change the exit code.
+            process_ends: whether the process ends now. If it was asked to stop, it then ignores further signals,
+                because a repeated signal would change the exit code.
         """
         for number, handler in self._before.items():
             ignore = process_ends and self.signal
@@ -86,7 +94,7 @@ class StopRequest:
 
 @dataclass
 class CommandProcess:
-    """What is known about this process from its start: stop requests, and the launcher."""
+    """The state of a process of `fedmpi run` from its start: the request to stop, and the launcher's process id."""
 
     stop: StopRequest = field(default_factory=StopRequest)
     parent_pid: int = field(default_factory=os.getppid)  # the launcher, which may have died before torch is imported

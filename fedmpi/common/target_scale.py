@@ -1,4 +1,4 @@
-"""The mean and deviation by which the targets of a regression are standardised."""
+"""The mean and standard deviation with which the targets of a regression are standardised."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Mean and standard deviation of training targets (n, ...): one of each for every number of a target, in order."""
+    """Mean and standard deviation of training targets (n, ...): one pair for each of the numbers in a target."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
     @classmethod
     def of_sums(cls, sums: Iterable[np.ndarray]) -> TargetScale:
-        """Fit to the rows of `target_sums` of one site, or of several. A deviation of 0 becomes 1."""
+        """Compute mean and standard deviation from the `target_sums` of one or more sites.
+
+        A standard deviation of 0 becomes 1.
+        """
         n, total, squares = np.sum(list(sums), axis=0).reshape(3, -1)
         mean = total / np.maximum(n, 1)
         variance = squares / np.maximum(n, 1) - mean**2
-        varies = variance > 1e-12 * mean**2  # what rounding leaves of a constant is less
+        varies = variance > 1e-12 * mean**2  # a constant has a smaller variance, which is due to rounding
         return cls(tuple(mean.tolist()), tuple(np.sqrt(np.where(varies, variance, 1.0)).tolist()))
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> TargetScale:
-        """Return the scale that a file holds as {"mean": [...], "deviation": [...]}."""
+        """Read the scale from the content of a file: {"mean": [...], "deviation": [...]}."""
         return cls(tuple(map(float, facts["mean"])), tuple(map(float, facts["deviation"])))
 
     def beside(self, y: Tensor) -> Tensor:
-        """Return (n, 3, ...): the targets y (n, ...), and the mean and deviation of each."""
+        """Stack the targets y (n, ...) with the mean and the standard deviation of each number.   -> (n, 3, ...)"""
         shape = (1, *y.shape[1:])
         mean, deviation = (torch.tensor(each, dtype=y.dtype).view(shape) for each in (self.mean, self.deviation))
         return torch.stack([y, mean.expand_as(y), deviation.expand_as(y)], dim=1)
@@ -45,7 +48,15 @@ class TargetScale:
 
 
 def target_sums(y: Tensor, counted: Tensor) -> np.ndarray:
-    """Return (3 k,) float64: number, sum and sum of squares of the counted targets y (n, ...) of k numbers each."""
+    """Return the count, sum and sum of squares of each of the k numbers in the targets, over the counted samples.
+
+    Args:
+        y: targets (n, ...) of k numbers each.
+        counted: which of these numbers to include, boolean, of the shape of y.
+
+    Returns:
+        k counts, k sums and k sums of squares, (3 k,) float64.
+    """
     y = (
         torch.where(counted, y.double(), 0.0).flatten(1)
         if y.ndim > 1

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-LARGEST = 2**53  # of whole numbers: beyond it a float, and JSON's reader elsewhere, has no room for them
+LARGEST = 2**53  # largest allowed integer: a float, and many readers of JSON, cannot represent all larger ones
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the advice on a wrong word: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
+    """Return advice on a misspelled name for a message: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
     allowed = sorted(known)
     folded = {key.casefold(): key for key in allowed}
     close = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.5)
@@ -23,9 +23,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> str:
-    """Return the advice on an unknown key of a section that has the keys `known`.
+    """Return advice on an unknown key of a config, for a message.
 
-    homes: the dotted keys of other sections that end in this word.
+    Args:
+        homes: dotted keys of other sections whose last part is `key`; they are suggested first.
     """
     if homes := list(homes):
         return f"did you mean {' or '.join(homes)}? allowed: {', '.join(sorted(known))}"
@@ -35,7 +36,7 @@ def suggest_key(key: str, known: Iterable[str], homes: Iterable[str] = ()) -> st
 
 
 def natural_order(names: Iterable[str]) -> list[str]:
-    """Sort distinct names, with numbers by their value, also inside words: the order of classes and sites.
+    """Sort names of classes or sites, without duplicates, and with numbers (also inside names) ordered by value.
 
     >>> natural_order(["10", "2", "grade 10", "grade 9", "-1", "2"])
     ['-1', '2', '10', 'grade 9', 'grade 10']
@@ -47,7 +48,7 @@ def _natural_key(name: str) -> tuple[Any, ...]:
     number = float(name) if _NUMBER.fullmatch(name.strip()) else math.nan
     if math.isfinite(number):
         return (0, number, name)
-    runs = re.split("([0-9]+)", name)  # words and runs of digits take turns; a run is compared by length, then as text
+    runs = re.split("([0-9]+)", name)  # words and numbers alternate; numbers are compared by length, then as text
     return (1, [(len(run.lstrip("0")) if run.isdigit() else 0, run) for run in runs], name)
 
 
@@ -56,7 +57,10 @@ _PERCENT = re.compile(r"accuracy|(^|_)(top\d+|exact)(_|$)")
 
 
 def format_metric(name: str, value: float, digits: int = 3) -> str:
-    """Format a metric: percentages with two decimals, fractions of 1 with four, others below 10 to `digits` digits.
+    """Format the value of a metric as its name requires.
+
+    Percentages and values from 10 to 10^6 have two decimals, metrics between 0 and 1 (such as AUROC) four, and all
+    others `digits` significant digits.
 
     >>> format_metric("accuracy", 9.876), format_metric("personal_auroc_std", 0.5), format_metric("loss", 0.0797123)
     ('9.88', '0.5000', '0.0797')
@@ -66,22 +70,26 @@ def format_metric(name: str, value: float, digits: int = 3) -> str:
     return f"{value:.2f}" if _PERCENT.search(name) or 10 <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
-# and names made with them: train_loss, personal_accuracy_std
+# Metrics whose names contain one of these words, such as train_loss or personal_accuracy_std, are better if lower.
 LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "ece", "perplexity", "std")
 
 
 def lower_is_better(name: str, more: Iterable[str] = ()) -> bool:
-    """Return whether a lower value of a metric is better. more: names of further metrics of which that holds.
+    """Return whether a lower value of a metric is better, judged by its name.
+
+    Args:
+        name: the metric, such as train_loss; a suffix `@SITE` is ignored.
+        more: names of further metrics whose lower values are better.
 
     >>> lower_is_better("validation_loss"), lower_is_better("accuracy"), lower_is_better("best_error", ["error"])
     (True, False, True)
     """
-    name = name.partition("@")[0]  # of a site
+    name = name.partition("@")[0]  # without the name of a site
     return any(f"_{lower}_" in f"_{name}_" for lower in (*LOWER_IS_BETTER, *more))
 
 
 def main_metric(names: Iterable[str]) -> str | None:
-    """Return the metric by which runs are compared: the first that is not a loss, else the first.
+    """Return the metric by which runs are compared: the first that is not a loss, or the first if all are losses.
 
     >>> main_metric(["train_loss", "loss_std", "c_index"]), main_metric(["personal_loss"]), main_metric([])
     ('c_index', 'personal_loss', None)
@@ -91,7 +99,7 @@ def main_metric(names: Iterable[str]) -> str | None:
 
 
 def count(number: int, thing: str) -> str:
-    """Format a number of things.
+    """Format a number with its noun in the singular or plural.
 
     >>> count(1, "client"), count(4, "client")
     ('1 client', '4 clients')
@@ -100,7 +108,7 @@ def count(number: int, thing: str) -> str:
 
 
 def enumerated(names: Sequence[str], thing: str) -> str:
-    """Name one thing, or each of several.
+    """Format the names of one or several things for a message.
 
     >>> enumerated(["age"], "column"), enumerated(["age", "id"], "column")
     ("column 'age'", "each of 2 columns ('age', 'id')")
@@ -115,12 +123,12 @@ def show(value: Any) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Shorten a text for a message."""
+    """Shorten a text to a number of characters, with "..." at its end if it was longer."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def printable(value: object) -> str:
-    """Escape characters that XML does not allow, in texts of others for a page or a drawing.
+    """Replace characters that XML does not allow by escape sequences, before a text is written to a page or a figure.
 
     >>> printable("a\\x00b"), printable(3)
     ('a\\\\x00b', '3')
@@ -132,7 +140,7 @@ def printable(value: object) -> str:
 
 
 def metric_title(name: str) -> str:
-    """Return the name of a metric in words, with its unit.
+    """Return the name of a metric with spaces for underscores, and with its unit, as a title.
 
     >>> metric_title("personal_accuracy"), metric_title("loss")
     ('personal accuracy (%)', 'loss')
@@ -141,6 +149,6 @@ def metric_title(name: str) -> str:
 
 
 def control_character(text: str) -> str:
-    """Name the first control character in a text except line feed and tab; "" if there is none."""
+    """Return `the control character '...'` for the first one in a text except line feed and tab; "" if it has none."""
     odd = _CONTROL.search(text)
     return f"the control character {odd[0]!r}" if odd else ""

@@ -1,10 +1,10 @@
-"""The only import of torchvision in fedmpi: `from fedmpi.common.torchvision_compat import torchvision`.
+"""Import torchvision, also if its wheel does not match the installed torch.
 
-torchvision's wheel on the package index is compiled against CUDA. Beside a CPU-only torch its operator library cannot
-be loaded, and `import torchvision` ends with `RuntimeError: operator torchvision::nms does not exist`, because the
-package attaches shape functions to two operators (box suppression) that are then not declared. fedmpi calls neither;
-the import lacks only their schemas. They are declared here only after that very error, so that a healthy installation
-stays as it is.
+All modules of fedmpi use `from fedmpi.common.torchvision_compat import torchvision`. torchvision's wheel on the package
+index is compiled against CUDA. With a CPU-only torch its operator library cannot be loaded, and `import torchvision`
+ends with `RuntimeError: operator torchvision::nms does not exist`, because the package attaches shape functions to two
+operators (box suppression) that are not declared in that case. fedmpi calls neither, and the import needs only their
+schemas. This module declares the schemas only after that error, so that a working installation is not changed.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_declared: list[torch.library.Library] = []  # keeps them alive: a collected Library withdraws its declarations
+_declared: list[torch.library.Library] = []  # a Library that is garbage-collected removes its declarations
 
 
 def _import() -> ModuleType:
@@ -22,8 +22,8 @@ def _import() -> ModuleType:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
-            raise  # another problem (say, two CUDA versions), whose own message says what to do
-    # The failed import leaves submodules behind that remember a package which no longer exists.
+            raise  # another problem, such as two versions of CUDA, with a message of its own
+    # The failed import leaves submodules in sys.modules that refer to a package which no longer exists.
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     library = torch.library.Library("torchvision", "FRAGMENT")

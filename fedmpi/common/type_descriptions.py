@@ -1,4 +1,4 @@
-"""Describe types and values as a config has them: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
+"""Describe types and values in the words of a config: Annotated[float, Field(ge=0, lt=1)] is `number >= 0, < 1`."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """Return the message on a value that is not of a type.
+    """Return the error message for a value that does not have the declared type.
 
     >>> not_allowed("x", int | None), not_allowed(float("inf"), float)
     ("'x' is not allowed; must be: whole number; null", 'inf is not allowed; must be: number, finite')
@@ -28,10 +28,10 @@ def not_allowed(value: Any, hint: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """Describe a type and its bounds.
+    """Describe a type and its bounds for messages and for the reference of config keys.
 
     Args:
-        metadata: the other arguments of Annotated, where pydantic has separated them from the type.
+        metadata: the other arguments of Annotated, if pydantic has separated them from the type.
 
     >>> from pydantic import Field
     >>> describe_type(Annotated[float, Field(gt=0)] | Literal["auto"] | None)
@@ -56,19 +56,19 @@ def describe_type(hint: Any, metadata: Sequence[Any] = ()) -> str:
     else:
         description = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
     bounds = []
-    # A pydantic Field holds what it is made of (Ge(0), MinLen(1)) as its own metadata.
+    # A pydantic Field has its bounds, such as Ge(0) and MinLen(1), in its own metadata.
     for part in (part for each in metadata for part in getattr(each, "metadata", [each])):
         limits = {sign: getattr(part, key, None) for key, sign in _SIGNS.items()}
         bounds += [f"{sign} {limit:,}" for sign, limit in limits.items() if limit is not None]
         lengths = {"at least": getattr(part, "min_length", None), "at most": getattr(part, "max_length", None)}
         bounds += [f"({word} {length} long)" for word, length in lengths.items() if length is not None]
-    if description == "text":  # nearly every text is not to be empty
+    if description == "text":  # nearly all texts must not be empty
         bounds = [text for text in bounds if text != "(at least 1 long)"]
     return description + (" " if bounds else "") + ", ".join(bounds)
 
 
 def describe_value(value: Any) -> str:
-    """Return a value as a config has it, on one line.
+    """Format a value as in a config (YAML), on one line.
 
     >>> describe_value(None), describe_value((1, 2)), describe_value({"source": "web", "size": 0.5})
     ('null', '[1, 2]', '{source: web, size: 0.5}')

@@ -1,4 +1,4 @@
-"""Report errors in hooks, models, tasks and other plug-ins with their place in the user's file."""
+"""Report errors in hooks, models, tasks and other plug-ins with file and line of the user's code."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ OUT_OF_MEMORY = (
     "out of memory",
     "lower train.batch_size or evaluate.batch_size, take a smaller model, or start fewer ranks on a host",
 )
-# What an error of torch says -> what that means, and what a user can do about it.
+# Words in a message of torch -> the meaning of the error, and its remedy.
 KNOWN_ERRORS = {
     ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "ALLOCATION_FAILED"): OUT_OF_MEMORY,
-    ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"): OUT_OF_MEMORY,  # mostly
+    ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"): OUT_OF_MEMORY,  # the usual cause
     ("no kernel image is available", "driver version is insufficient", "driver on your system is too old"): (
         "this PyTorch does not fit this GPU or its driver",
         "install a wheel that does (https://pytorch.org/get-started/locally), or use compute.device=cpu",
@@ -53,13 +53,13 @@ KNOWN_ERRORS = {
 
 @contextmanager
 def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
-    """Put `where` ("round 3, client 4") in front of errors, and name the user's file that raised them.
+    """Add the place in the run, and the line of the user's code, to errors that are raised within the block.
 
-    Errors from a user's file and those with a known fix become a UserError. Any other one is a defect of fedmpi and
-    becomes a RuntimeError.
+    Errors from a user's file and errors with a known fix become a UserError. All others are defects of fedmpi and
+    become a RuntimeError.
 
     Args:
-        where: the place in the run.
+        where: the place in the run ("round 3, client 4"), with which the new message begins.
         passing: types of errors that are raised unchanged.
     """
     try:
@@ -70,7 +70,7 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
         if error.placed:
             raise
         text, place = str(error), None if error.located else in_user_code(error)
-        kind = where.partition(" ")[0]  # "round 0: method Mine, ..." is not put behind "round 0" once more
+        kind = where.partition(" ")[0]  # do not repeat "round 0" in front of "round 0: method Mine, ..."
         text = text if text.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {text}"
         raise UserError(f"{text} ({place})" if place else text, placed=True) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
@@ -82,7 +82,7 @@ def attribute_errors(where: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def known_fix(error: BaseException) -> str | None:
-    """Return what a user can do about an error of torch or Python, such as a lack of memory; None if unknown."""
+    """Return the meaning and remedy of an error of torch or Python, such as a lack of memory; None if unknown."""
     text = (str(error).strip().splitlines() or [""])[0]
     known = OUT_OF_MEMORY if isinstance(error, MemoryError) else None
     if isinstance(error, RuntimeError) or text.startswith("Expected more than 1 value"):
@@ -91,7 +91,15 @@ def known_fix(error: BaseException) -> str | None:
 
 
 def one_line(error: BaseException, where: str) -> str:
-    """Return an error on one line with its place: `round 3, client 4: ... (at file.py:12)`."""
+    """Format an error on one line, with its place in the run and in the code.
+
+    Args:
+        error: the error; the message of the first UserError among the error and its causes is used.
+        where: the place in the run.
+
+    Returns:
+        A text such as `round 3, client 4: ... (at file.py:12)`.
+    """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
     text = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else known_fix(error)
@@ -105,30 +113,34 @@ def one_line(error: BaseException, where: str) -> str:
 
 
 def located_error(text: str, *made_by: Any) -> UserError:
-    """Return a UserError with the place of the first of `made_by` that is a user's code; no other is added later."""
+    """Create a UserError that names the file and line of the user's code.
+
+    Args:
+        made_by: functions, classes or objects, of which the first that is defined in a user's file is named.
+    """
     place = next((location for each in made_by if (location := source_location(each))), "")
     return UserError(f"{text} ({place})" if place else text, located=True)
 
 
 def source_location(what: Any) -> str:
-    """Return `Bounded.loss at mine.py:12` for a user's function, class or object; "" for anything else."""
-    what = inspect.unwrap(getattr(what, "func", what))  # of a partial
+    """Return `Bounded.loss at mine.py:12` for a function, class or object of a user's file; "" for all others."""
+    what = inspect.unwrap(getattr(what, "func", what))  # a partial has its function in `func`
     what = getattr(what, "__func__", what)
     what = what if inspect.isfunction(what) or inspect.isclass(what) else type(what)
     try:
         file, line = inspect.getsourcefile(what), inspect.getsourcelines(what)[1]
-    except (OSError, TypeError):  # typed in, or built in
+    except (OSError, TypeError):  # defined interactively, or built into Python
         return ""
     return f"{what.__qualname__} at {file}:{line}" if file and is_users_file(file) else ""
 
 
 def in_user_code(error: BaseException) -> str | None:
-    """Return the innermost line in a user's file, `Bounded.loss at mine.py:12`; None if there is none."""
+    """Return the innermost line of a user's file in an error's traceback, `Bounded.loss at mine.py:12`, or None."""
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:
         return None
     frame, line = frames[-1]
-    # The innermost method, where there is one, says more than a function that it calls.
+    # The innermost method, if there is one, is more informative than a function that it calls.
     method = next((each for each, _ in reversed(frames) if "self" in each.f_locals), None)
     name = f"{type(method.f_locals['self']).__name__}.{method.f_code.co_name}" if method else frame.f_code.co_name
     return f"{name} at {frame.f_code.co_filename}:{line}"

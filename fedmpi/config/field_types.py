@@ -13,12 +13,12 @@ from typing_extensions import Self
 from fedmpi.common.text import control_character, show
 from fedmpi.common.type_descriptions import describe_value
 
-# Upper bounds are far beyond what anybody trains, and below what would end in an endless loop or an overflow.
+# The upper bounds exceed all useful values, and are low enough to prevent endless loops and overflows.
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
 Seconds = Annotated[float, Field(ge=0.01, le=30 * 86400)]
 NonNegative = Annotated[float, Field(ge=0)]
-Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a running mean
+Fading = Annotated[float, Field(ge=0, lt=1)]  # the weight of past values in a running mean
 
 
 def _plain(text: str) -> str:
@@ -65,14 +65,14 @@ def _named(item: Any) -> Any:
 
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
-NameWithOptions = Annotated[Any, AfterValidator(_named)]  # of an augmentation, a tracker, a callback
+NameWithOptions = Annotated[Any, AfterValidator(_named)]  # an augmentation, a tracker or a callback
 Protocol = Annotated[str, AfterValidator(_protocol)]
 Place = Annotated[Path, AfterValidator(_at_home)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
 
 
 def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    """Flatten a tree of settings into one dict with dotted keys."""
+    """Flatten nested settings into one dict with dotted keys, each of which begins with `path`."""
     items: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
@@ -83,11 +83,12 @@ def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 class Section(BaseModel):
-    """A section in which any key that is not declared is an error.
+    """A section of a config, in which a key that is not declared is an error.
 
     Attributes:
-        goes_with: key -> another key, and the values of that with which the key has an effect; None: any but null.
-            Without these any other value than the default, or what means off (false, 0, null), is an error.
+        goes_with: key -> (another key, the values of the other key for which the first key has an effect). None in
+            place of the values stands for all values except null, false and 0. If the key has no effect, it must be
+            left at its default or be off (false, 0, null).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
@@ -108,7 +109,7 @@ class Section(BaseModel):
 
 
 class EitherSection(Section):
-    """A section with two keys of which one must be given; the first takes the place of the second's default."""
+    """A section with two keys `either`, of which exactly one must be set; if the first is given, the second is null."""
 
     either: ClassVar[tuple[str, str]]
 
@@ -128,7 +129,7 @@ class EitherSection(Section):
 
 
 class ShortSection(Section):
-    """A section that may be written as a bare text, the value of its key `short`."""
+    """A section for which a config may contain a plain text, which is then the value of its key `short`."""
 
     short: ClassVar[str]
 
@@ -139,22 +140,26 @@ class ShortSection(Section):
 
 
 class OpenSection(Section):
-    """A section that names a method, model, ... by its key `selector` and takes the options of that as further keys."""
+    """A section that selects a component, such as a method or a model, and takes the component's options as keys.
+
+    Attributes:
+        selector: the key whose value is the name of the component.
+    """
 
     model_config = ConfigDict(extra="allow")
     selector: ClassVar[str] = "name"
 
     @property
     def selected_name(self) -> str:
-        """The value of the selector."""
+        """The name of the selected component."""
         return str(getattr(self, self.selector))
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of what the selector names."""
+        """The options of the selected component: all keys that the section does not declare."""
         return dict(self.model_extra or {})
 
     @property
     def reserved_keys(self) -> tuple[str, ...]:
-        """The declared keys, which no option can have."""
+        """The declared keys of the section, which cannot be names of options."""
         return tuple(type(self).model_fields)

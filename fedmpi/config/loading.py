@@ -1,9 +1,9 @@
-"""Load settings from YAML: defaults < base files < file < `key=value` overrides.
+"""Load settings from YAML, with the precedence defaults < base files < file < `key=value` overrides.
 
-A config names the files that it starts from in `base: [data/digits.yaml, methods/fedld.yaml]`, relative to its own
-place; later ones win. Mappings are merged key by key. Where a layer names another method (model, source, ...) than the
-layer below, the options of the lower layer are dropped, as they belong to its method. One message reports all mistakes
-of a config.
+A config names its base files in `base: [data/digits.yaml, methods/fedld.yaml]`, relative to its own directory; later
+files override earlier ones. Mappings are merged key by key. If a layer names another method (model, source, ...) than
+the layer below, the options of the lower layer are dropped, because they belong to the other method. One message
+reports all mistakes of a config.
 
 Loading does not import torch, so that every rank reports a mistake at once.
 """
@@ -32,7 +32,7 @@ from fedmpi.config.yaml_source import Document, read, read_value
 
 __all__ = ["Settings", "load"]
 
-# keys under which a plug-in may be named; a server rule without options may be written as a bare name
+# Keys whose values may name a plug-in. A server rule without options may be written as a plain name.
 PLUGINS = (
     "data.source",
     "data.partition.scheme",
@@ -42,20 +42,21 @@ PLUGINS = (
     "server.rule.name",
     "server.rule",
 )
-SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (sweeps/expand.py)
+SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of sweep files (sweeps/expand.py)
 Key = tuple[str | int, ...]
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings of a run.
+    """Load the settings of a run from a YAML file.
 
     Args:
-        path: the YAML file.
-        overrides: `train.epochs=3`: a dotted key and a value in YAML; the later of two wins.
-        moved: new names of plug-ins whose files have moved: old name -> new name.
+        overrides: texts such as `train.epochs=3`, with a dotted key and a value in YAML; later ones replace earlier
+            ones.
+        moved: {old name: new name} of plug-ins whose files have moved.
 
     Raises:
-        UserError: for each mistake the file and line (or the override), the key, the value and what is allowed.
+        UserError: if the config contains mistakes. The message has, for each mistake, the file and line (or the
+            override), the key, the value and the allowed values.
     """
     path = Path(path)
     document = files(path, moved)
@@ -66,7 +67,15 @@ def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, st
 
 
 def settings(layers: Sequence[Document], path: Path) -> Settings:
-    """Merge layers, later ones over earlier ones, into settings. Raises UserError with all mistakes in them."""
+    """Merge layers into settings; values of later layers replace those of earlier ones.
+
+    Args:
+        layers: the files and overrides.
+        path: the file that messages name for missing keys; its stem is the default of `name`.
+
+    Raises:
+        UserError: if there are mistakes; the message lists all of them.
+    """
     document = reduce(merge, layers)
     document.data.setdefault("name", path.stem)
     try:
@@ -74,14 +83,19 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
     except ValidationError as error:
         document.problems += complaints(error, document, str(path))
     if document.problems:
-        lines = list(dict.fromkeys(document.problems))  # a base that is named twice repeats its mistakes
+        lines = list(dict.fromkeys(document.problems))  # a base file that is named twice would repeat its mistakes
         raise UserError("\n  ".join([f"{len(lines)} mistakes in the config", *lines] if len(lines) > 1 else lines))
     result._origins.update(document.origins)
     return result
 
 
 def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str, ...] = ()) -> Document:
-    """Merge a file over its bases. around: the files that have it as a base, the outermost first."""
+    """Read a config file and merge it over its base files.
+
+    Args:
+        moved: as in `load`.
+        around: the files that include this file as a base, the outermost first.
+    """
     place = os.path.abspath(path)
     if place in around:
         raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
@@ -98,13 +112,13 @@ def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str,
             below = merge(below, files(path.parent / base, moved, (*around, place)))
         except UserError as error:
             own.problems.append(f"{origin}: base: {error}")
-    if "over" in own.data and "over" not in below.data:  # a run's name is not that of a sweep over it
+    if "over" in own.data and "over" not in below.data:  # a sweep does not inherit the name of a run that is its base
         below.data.pop("name", None)
     return merge(below, own)
 
 
 def _map_texts(tree: Any, change: Callable[[str], str]) -> Any:
-    """Return a tree with each text, keys included, changed by a function."""
+    """Return a copy of nested settings in which a function was applied to each text, keys included."""
     if isinstance(tree, dict):
         return {change(key): _map_texts(value, change) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -113,24 +127,24 @@ def _map_texts(tree: Any, change: Callable[[str], str]) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a `key=value` of a command line without secrets, as it may be shown.
+    """Return a `key=value` override with its secrets replaced by a mark, so that it may be shown.
 
     >>> shown("data.token=abc"), shown("data={source: web, token: abc}"), shown("rounds=3")
     ('data.token=<redacted>', 'data={source: web, token: <redacted>}', 'rounds=3')
     """
     key, equals, value = text.partition("=")
-    if not equals or not redaction.looks_secret(text):  # then no key in it does
+    if not equals or not redaction.looks_secret(text):  # the text contains no word that names a secret
         return text
     try:
         tree = read_value(value, "", key, Document())
-    except UserError:  # not YAML: all of it is left out
+    except UserError:  # not valid YAML: the whole value is replaced
         return f"{key}={redaction.MARK}"
     clean = redaction.MARK if redaction.looks_secret(key, tree) else redaction.redacted(tree)
     return text if clean == tree else f"{key}={describe_value(clean)}"
 
 
 def command_line(overrides: Sequence[str]) -> Document:
-    """Return the overrides as one layer."""
+    """Return the overrides of a command line as one layer of settings."""
     document = Document()
     for text in overrides:
         origin = f"command line: {shorten(repr(shown(text)) if control_character(text) else shown(text), 200)}"
@@ -146,10 +160,10 @@ def command_line(overrides: Sequence[str]) -> Document:
 
 
 def _override(key: str, value: str, origin: str) -> Document:
-    """Return `key=value` as a layer."""
+    """Return one `key=value` override as a layer of settings."""
     one = Document()
     try:
-        # YAML has a meaning of its own for most marks, but as a whole value one is a text, such as a delimiter.
+        # YAML gives most punctuation marks a meaning, but a value of a single mark is a text, such as a delimiter.
         is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
         tree = value if is_mark else read_value(value, origin, key, one)
     except UserError as error:
@@ -170,12 +184,12 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
         if _names_another(low.get(kind.selector), high.get(kind.selector)):
             low = {key: value for key, value in low.items() if key in kind.model_fields}
     elif path[:1] == ("method",) and _names_another(low.get("name"), high.get("name")):
-        low = {}  # a method within a method is another one now
+        low = {}  # the options belong to another method within a method
     merged = dict(low)
     for key, value in high.items():
         below: Any = low.get(key)
         if isinstance(value, dict) and isinstance(below, str):
-            # `server.rule: krum` is {name: krum}, to which `server.rule.select=2` adds
+            # `server.rule: krum` stands for {name: krum}, which `server.rule.select=2` extends.
             kind = section((*path, key))
             if kind is not None and issubclass(kind, ShortSection):
                 below = {kind.short: below}
@@ -185,14 +199,17 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
 
 
 def _names_another(low: Any, high: Any) -> bool:
-    """Return whether two layers name different things. A file of the same name has moved, and keeps its options."""
+    """Return whether two layers select different components.
+
+    Paths with the same file name and attribute are the same component, whose file has moved.
+    """
     return low is not None and high is not None and Path(str(low)).name != Path(str(high)).name
 
 
 def _anchor_document(document: Document, directory: Path) -> None:
-    """Make the relative paths of plug-ins, and of files of settings that a sweep's axes name, absolute.
+    """Make relative paths absolute: those of plug-ins, and those of config files that the axes of a sweep name.
 
-    A plug-in lies in the directory of the config that names it, else in the working directory.
+    Plug-ins are searched in the directory of the config that names them, then in the working directory.
     """
 
     def anchor(text: str) -> str:
@@ -216,25 +233,33 @@ def _anchor_document(document: Document, directory: Path) -> None:
 
 
 def is_config(value: Any) -> bool:
-    """Return whether a value of an axis is a file of settings."""
+    """Return whether a value of an axis names a config file."""
     return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
 def nested(dotted: str, value: Any, origin: str) -> Document:
-    """Return a layer with one value under a dotted key."""
+    """Return a layer of settings with one value.
+
+    Args:
+        dotted: the dotted key of the value.
+        origin: where the key was written, for messages.
+    """
     parts = dotted.split(".")
     tree = reduce(lambda below, part: {part: below}, reversed(parts), value)
     return Document(tree, {".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
 
 
 def complaints(error: ValidationError, document: Document, source: str, root: type[BaseModel] = Settings) -> list[str]:
-    """Return one line for each key that is wrong, in the order in which the keys were written.
+    """Return one line for each wrong key, in the order in which the keys were written.
 
-    source: the place of missing keys; root: what the document was to be.
+    Args:
+        error: the error of pydantic.
+        source: the file that is named for missing keys.
+        root: the class against which the document was checked.
     """
     order = {where: position for position, where in enumerate(document.origins.values())}
     errors = error.errors(include_url=False)
-    wrong = {each["loc"][:-1] for each in errors}  # a list that is too short only because its items are wrong is not
+    wrong = {each["loc"][:-1] for each in errors}  # a list is not too short if it only lacks its wrong items
     errors = [each for each in errors if each["type"] != "too_short" or each["loc"] not in wrong]
     lines = []
     for key, group in itertools.groupby(errors, key=lambda each: _locate(document.data, each)):
@@ -252,7 +277,7 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any], root: type[Base
         return "missing; it must be given"
     if first["type"] == "extra_forbidden":
         return f"unknown key; {_advice(key, root)}"
-    if first["type"] == "value_error":  # from our own validators, which may name the key themselves
+    if first["type"] == "value_error":  # raised by validators of fedmpi, whose message may begin with the key
         text = str(first["ctx"]["error"])
         begins, _, rest = text.partition(": ")
         return rest if begins in [".".join(map(str, key[depth:])) for depth in range(len(key))] else text
@@ -270,7 +295,7 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any], root: type[Base
 
 
 def _declared(loc: Key, root: type[BaseModel]) -> FieldInfo:
-    """Return the field at the place of an error, to which pydantic adds the alternatives that it tried."""
+    """Return the field that an error is about. Pydantic's `loc` may continue with the alternatives that it tried."""
     depth = next(d for d in range(len(loc), 0, -1) if loc[d - 1] in _keys(root, *loc[: d - 1]))
     holder = section(loc[: depth - 1], root)
     assert holder is not None
@@ -278,7 +303,7 @@ def _declared(loc: Key, root: type[BaseModel]) -> FieldInfo:
 
 
 def _advice(key: Key, root: type[BaseModel]) -> str:
-    """Return the nearest allowed key; for a key that belongs into another section, that section."""
+    """Return advice on an unknown key: the section to which it belongs, or the most similar allowed key."""
     above, last = key[:-1], str(key[-1])
     where, names = ".".join(map(str, above)), _keys(root, *above)
     inside = [f"{where}.{name}.{last}" for name in names if where and last in _keys(root, *above, name)]
@@ -292,8 +317,11 @@ def _keys(root: type[BaseModel], *path: str | int) -> tuple[str, ...]:
 
 
 def _locate(data: Any, error: Any) -> Key:
-    """The error's place as far as it exists in the data, as pydantic appends the names of the alternatives it tried;
-    then the keys that an error of our own names at its start: `train.lr: ...`."""
+    """Return the key that an error is about.
+
+    Pydantic appends the names of the alternatives that it tried, so the place is cut where the data end. If the message
+    of one of fedmpi's validators begins with a key (`train.lr: ...`), this key is appended.
+    """
     loc: Key = error["loc"]
     if error["type"] == "missing":
         return loc

@@ -1,4 +1,4 @@
-"""Every key of a config with its type, default and meaning, from the schema and the comments beside its fields."""
+"""List every key of a config with its type, default and meaning, from the schema and the comments on its fields."""
 
 import ast
 import inspect
@@ -19,19 +19,23 @@ from fedmpi.config.schema import section
 @dataclass(frozen=True)
 class Key:
     name: str  # dotted
-    kind: str  # with bounds; "section" of a section
-    default: str  # "" of a section; "required"
+    kind: str  # the type with its bounds; "section" for a section
+    default: str  # "" for a section; "required" if there is none
     meaning: str
     section: type[BaseModel] | None = None
 
     @property
     def open(self) -> bool:
-        """Whether a section takes the options of the thing that it names."""
+        """Whether the key is a section that also takes the options of the component that it selects."""
         return self.section is not None and issubclass(self.section, OpenSection)
 
 
 def keys(path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Yield all keys below a section, () for the whole config, each section before what it holds."""
+    """Yield all keys of a section and of its subsections, each section before its keys.
+
+    Args:
+        path: keys that lead to the section; () for the whole config.
+    """
     holder = section(path)
     assert holder is not None
     for name, declared in holder.model_fields.items():
@@ -50,20 +54,20 @@ def keys(path: tuple[str, ...] = ()) -> Iterator[Key]:
 def _default(declared: FieldInfo) -> str:
     if declared.is_required():
         return "required"
-    if isinstance(declared.json_schema_extra, dict):  # what the environment says
+    if isinstance(declared.json_schema_extra, dict):  # the default depends on the environment
         return str(declared.json_schema_extra["default"])
     return describe_value(declared.default)
 
 
 def _comment_on(holder: type[BaseModel], name: str) -> str:
-    """Return the comment above a field and on its own lines, in the class that declares it."""
+    """Return the comment above a field and beside it, from the source of the class that declares the field."""
     kinds = [kind for kind in holder.__mro__ if name in vars(kind).get("__annotations__", {})]
     return _comments(kinds[0]).get(name, "")
 
 
 @lru_cache
 def _comments(kind: type[BaseModel]) -> dict[str, str]:
-    """Return the comments on the fields of a class."""
+    """Return {field: comment} of a class, from its source."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
     (definition,) = ast.parse(source).body

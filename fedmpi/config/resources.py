@@ -1,6 +1,6 @@
-"""Check that this machine can do what the settings ask for, without importing a library.
+"""Check that this machine has the resources that the settings require, without importing a library.
 
-Loading does not check this, since the config.yaml of a run directory may be read on another machine.
+Loading a config does not check this, because the config.yaml of a run directory may be read on another machine.
 """
 
 import os
@@ -13,13 +13,13 @@ from fedmpi.config.schema import Settings
 
 
 def check(settings: Settings, writes: bool = True) -> None:
-    """Check threads and the output directory.
+    """Check the number of threads and the output directory.
 
     Args:
-        writes: whether this process is the one that writes the run directory.
+        writes: whether this process writes the run directory.
 
     Raises:
-        UserError: more threads than cores; an output that is a file or that cannot be written to.
+        UserError: if there are more threads than cores, or the output is a file or cannot be written to.
     """
     threads = settings.compute.threads
     if threads > (most := usable_cores()):
@@ -32,7 +32,7 @@ def check(settings: Settings, writes: bool = True) -> None:
 
 
 def compiler(gpu: bool) -> None:
-    """Raise UserError if torch.compile would find no compiler: for C++ on a CPU, for C on a GPU."""
+    """Check that torch.compile finds a compiler, or raise UserError: it needs C++ on a CPU, and C on a GPU."""
     variable, usual = ("CC", ("gcc", "clang")) if gpu else ("CXX", ("g++", "clang++"))
     names = (os.environ[variable],) if variable in os.environ else usual
     if not any(map(shutil.which, names)):
@@ -44,7 +44,7 @@ def compiler(gpu: bool) -> None:
 
 def _check_output(settings: Settings) -> None:
     where, output = _at(settings, "output"), settings.output
-    above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # `/` if nothing else
+    above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # in the end `/`
     if not os.path.isdir(above):
         raise UserError(f"{where}: {above} is a file; it must be a directory")
     if not os.access(above, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""Which settings may change when a run is resumed."""
+"""Decide which settings may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpi.config.schema import Settings
 
-# These change no bits of any round.
+# Keys, and beginnings of keys, that have no influence on the bits of a round.
 MAY_CHANGE = (
     "rounds",
     "name",
@@ -29,18 +29,21 @@ MAY_CHANGE = (
     "server.trains",
     "compute.device",
 )
-IN_GROUPS = ("state.memory", "cohort.placement", "server.trains")  # these decide which clients are trained together
+IN_GROUPS = ("state.memory", "cohort.placement", "server.trains")  # influence which clients are trained at once
 
 
 def depends_on_rounds(settings: Settings) -> str:
-    """Return why another number of rounds would have changed the rounds that are done; "" if it would not."""
+    """Return why the results of past rounds depend on the total number of rounds; "" if they do not."""
     if settings.train.schedule in ("cosine", "step"):
         return f"train.schedule: {settings.train.schedule} has its course over all rounds"
     return "method ccvr ends with the last round" if settings.method.name == "ccvr" else ""
 
 
 def may_change(key: str, settings: Settings) -> bool:
-    """Return whether a setting may change; with compute.pack not one that decides which clients train together."""
+    """Return whether a setting may change when a run is resumed.
+
+    If compute.pack is not 1, keys that influence which clients are trained at once may not change.
+    """
     if key == "rounds" and depends_on_rounds(settings):
         return False
     return key.startswith(MAY_CHANGE) and not (settings.compute.pack != 1 and key in IN_GROUPS)
@@ -52,8 +55,8 @@ PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # a path of a file in ident
 def comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of `Settings.identity` in the form in which two starts of a run are compared.
 
-    Absolute paths of files are reduced to their names, since projects are moved; contents of files are compared by
-    digests of their own.
+    Absolute paths of files are reduced to file names, because projects are moved; the contents of these files are
+    compared by separate digests.
 
     >>> comparable({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
     {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}

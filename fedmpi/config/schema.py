@@ -53,7 +53,7 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """What happens after a fault during a round."""
+    """The reactions to faults during a round."""
 
     goes_with = {"replay": ("on_lost_rank", ("abort",))}
     # largest norm of a valid update; auto: 1,000 times the median of the cohort; null: no limit
@@ -169,19 +169,23 @@ class Settings(Section):
 
     @property
     def working_dir(self) -> Path:
-        """The directory of relative paths: Path(), or the original one where a plug-in has changed the current one."""
+        """The directory to which relative paths refer: Path(), or the original one if a plug-in has changed it."""
         try:
             moved = self._began_in and os.getcwd() != self._began_in
-        except FileNotFoundError:  # a temporary one, which is gone
+        except FileNotFoundError:  # the current directory was deleted
             moved = True
         return Path(self._began_in) if moved else Path()
 
     def origin(self, key: str) -> str:
-        """Return where a dotted key, else its section, was written: "run.yaml:7", "command line: train.lr=1"; or ""."""
+        """Return where a key was written: "run.yaml:7" or "command line: train.lr=1"; "" if it was not written.
+
+        Args:
+            key: a dotted key. If it was not written itself, the origin of its section is returned.
+        """
         return self._origins.get(key) or self._origins.get(key.rpartition(".")[0], "")
 
     def origins(self, dotted: str) -> dict[str, str]:
-        """Return where the keys of a section were written: {"mu": "run.yaml:9"}; the key "" stands for its selector."""
+        """Return where the keys of a section were written, {"mu": "run.yaml:9"}; the key "" stands for the selector."""
         start, selector = f"{dotted}.", getattr(section(tuple(dotted.split("."))), "selector", "name")
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
@@ -201,7 +205,7 @@ class Settings(Section):
 
 
 def section(path: tuple[str | int, ...], root: type[BaseModel] = Settings) -> type[BaseModel] | None:
-    """Return the class of the section at a path of keys, () for the whole; None where there is no section."""
+    """Return the class of the section to which a path of keys leads, () for `root`; None if there is no section."""
     known: Any = root
     for part in path:
         if known is None or part not in known.model_fields:

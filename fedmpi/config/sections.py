@@ -1,8 +1,8 @@
 """The sections of a config on data, model, task, method and training.
 
-Sections are frozen. An open section has a key that selects a component by name (`selector`). Beside the keys declared
-here it takes the options of that component, which are checked against its signature when it is built
-(common/options.py).
+Sections are frozen. An open section has a key that selects a component by name (`selector`). Besides the keys declared
+here, an open section takes the options of that component. They are checked against the component's signature when the
+component is built (common/options.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Read YAML for configs: with file and line of every key, without duplicate keys, and with 1e-3 as a number.
+"""Read the YAML of configs, with file and line of every key, without duplicate keys, and with 1e-3 as a number.
 
-Differences from plain YAML 1.1: `1e-3` is a number (1.1 asks for `1.0e-3`); dates stay text, so that `name: 2024-05-01`
-is a name, and so do 010 and 1:30, which 1.1 reads as 8 and as 90; only the types of JSON are read, so no tag can build
-an object. A value may refer to environment variables; within {...} and [...] it stands in quotes:
+Differences from YAML 1.1: `1e-3` is a number (1.1 requires `1.0e-3`); dates are texts, so that `name: 2024-05-01` is a
+name; 010 and 1:30 are texts, too, which 1.1 reads as 8 and 90; only the types of JSON are allowed, so that no tag can
+create an object. A value may refer to environment variables; within {...} and [...] it must be quoted:
 
     seed=${env:SLURM_ARRAY_TASK_ID}        name: digits-${env:USER}        root: ${env:DATA:-data}
 """
@@ -19,7 +19,7 @@ import yaml
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import control_character, show
 
-MAX_VALUES = 50_000  # in one text, with its aliases written out: eight lines of aliases can stand for 10^8 values
+MAX_VALUES = 50_000  # in one text with its aliases expanded, as eight lines of aliases can stand for 10^8 values
 OPEN = "${env:"
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_]\w*)(:-[^{}\n]*)?\}", re.ASCII)
 
@@ -34,7 +34,13 @@ _NUMBERS = {
 
 @dataclass
 class Document:
-    """The content of one source: values, where each dotted key was written, and problems."""
+    """The content of one source of settings.
+
+    Attributes:
+        data: the values.
+        origins: dotted key -> where it was written ("run.yaml:7").
+        problems: messages on mistakes, which are reported together.
+    """
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -42,13 +48,13 @@ class Document:
 
 
 def read(path: Path, needs: str = "a config needs at least data, model and method") -> Document:
-    """Return the mapping in a file. Duplicate and odd keys become `problems` of the document.
+    """Read a YAML file that contains a mapping. Duplicate and invalid keys become `problems` of the document.
 
     Args:
-        needs: what the message on an empty file says.
+        needs: a hint for the message if the file is empty.
 
     Raises:
-        UserError: no readable file of text, not YAML (line, column), empty, or not a mapping.
+        UserError: if the file cannot be read, is not valid YAML (with line and column), is empty, or is no mapping.
     """
     document = Document()
     value = read_value(read_text(path), str(path), "", document, has_lines=True)
@@ -61,7 +67,11 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a config file. Raises UserError if there is none (with the nearest name), or it is no text."""
+    """Return the text of a config file.
+
+    Raises:
+        UserError: if there is no such file (the message suggests a similar name), or it cannot be read as text.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -75,7 +85,7 @@ def read_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Has the resolvers of YAML 1.1 but for dates, base 60 and octal numbers; the numbers are added below."""
+    """Load YAML 1.1 without dates, and with the numbers defined below in place of base 60 and octal numbers."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] not in ("timestamp", "int", "float")]
@@ -84,7 +94,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that `_Loader` would read as a number although yaml would not, such as 1e-3."""
+    """Write YAML in which texts are quoted that `_Loader`, but not yaml, would read as numbers, such as 1e-3."""
 
     yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
@@ -95,17 +105,21 @@ for _kind, _pattern in _NUMBERS.items():
 
 
 def text_for(tree: dict[str, Any]) -> str:
-    """Return plain values as YAML text, from which `read` returns the same values."""
+    """Format a mapping of plain values as YAML, from which `read` returns the same values."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_value(text: str, source: str, path: str, document: Document, has_lines: bool = False) -> Any:
-    """Return the value of a text, which stands under the dotted key `path`; None of an empty text.
+    """Parse the YAML text of one value; an empty text gives None.
 
     Args:
-        source: the file, or the `key=value` override.
-        document: takes the place of each key, and problems.
-        has_lines: whether places are named by their line.
+        source: the file, or the `key=value` override, for messages.
+        path: the dotted key of the value; "" for a whole file.
+        document: receives the origin of each key, and problems.
+        has_lines: whether origins contain line numbers.
+
+    Raises:
+        UserError: if the text is not valid YAML, or contains values that a config may not have.
     """
     try:
         loader = _Loader(text)
@@ -119,7 +133,7 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark and has_lines else source
         raise UserError(f"{place}: not valid YAML: {problem}") from error
-    except (yaml.YAMLError, ValueError, KeyError) as error:  # characters that YAML does not know, `!!int x`
+    except (yaml.YAMLError, ValueError, KeyError) as error:  # characters that YAML does not allow, or `!!int x`
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise UserError(f"{source}: nested too deep, or an alias (*) within its own anchor") from error
@@ -127,7 +141,11 @@ def read_value(text: str, source: str, path: str, document: Document, has_lines:
 
 @dataclass
 class _Check:
-    """Notes the places of keys, and takes duplicate and odd keys out; replaces references to the environment."""
+    """Check the nodes of a parsed YAML text before they become values.
+
+    The origins of keys are recorded, duplicate and invalid keys are removed and reported, and references to environment
+    variables are replaced by their values.
+    """
 
     loader: _Loader
     source: str
@@ -136,7 +154,7 @@ class _Check:
     values: int = 0
 
     def visit(self, node: yaml.Node, path: str) -> None:
-        """Check a node under the dotted key `path`, and all below it."""
+        """Check a node with the dotted key `path`, and all nodes below it."""
         where = self._where(node)
         self.values += 1
         if self.values > MAX_VALUES:
@@ -156,7 +174,7 @@ class _Check:
         return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
 
     def _visit_mapping(self, node: yaml.MappingNode, path: str) -> None:
-        lines: dict[str, str] = {}  # key -> where it stands
+        lines: dict[str, str] = {}  # key -> where it was written
         for pair in list(node.value):
             key, value = pair
             text, where = str(key.value), self._where(key)
@@ -180,7 +198,7 @@ class _Check:
         text = _REFERENCE.sub(lambda reference: _variable(reference, where), node.value)
         if "${" in text:
             raise UserError(f"{where}: {show(text)}: write ${{env:NAME}} or ${{env:NAME:-text}} for a variable")
-        if text != node.value and node.style is None:  # a plain scalar may be a number now
+        if text != node.value and node.style is None:  # without quotes, the new text may be a number
             node.tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
         node.value = text
         if control_character(text):
@@ -188,7 +206,7 @@ class _Check:
 
 
 def _variable(reference: re.Match[str], where: str) -> str:
-    """Return the text of an environment variable. Raises UserError if it is not set and has no default."""
+    """Return the value of a referenced environment variable, or its default; raise UserError if it has neither."""
     name, default = reference.groups()
     value = os.environ.get(name, default[2:] if default else None)
     if value is None:

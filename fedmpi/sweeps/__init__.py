@@ -1,1 +1,1 @@
-"""Many runs of one file: expand it, train the runs here or as a Slurm array, choose settings, and make their table."""
+"""Sweeps: expand one file to many runs, train them here or as a Slurm array, tune settings, and make result tables."""

@@ -1,4 +1,4 @@
-"""The axes of a sweep: what is varied, which settings each label stands for, and what others report by labels."""
+"""The axes of a sweep, which vary settings under labels, and published values for combinations of these labels."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from fedmpi.config.field_types import Section
 from fedmpi.config.yaml_source import Document
 
 SEED = "seed"
-OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
+OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json that contain metrics
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A thing that is varied: label -> the settings that it stands for."""
+    """One axis of a sweep: a name, and labels that stand for settings."""
 
     name: str
-    choices: dict[str, Document]
-    is_key: bool  # its name is the key that it sets
+    choices: dict[str, Document]  # label -> settings
+    is_key: bool  # whether the axis varies the values of one key, which is its name
 
     def slug(self, label: str) -> str:
-        """The label in the name of a run's directory.
+        """Return a label in the form that it has in the name of a run's directory.
 
         >>> Axis("data.partition.alpha", {}, True).slug("0.1"), Axis("method", {}, False).slug("FedAvg (FT)")
         ('alpha-0.1', 'fedavg-ft')
         """
-        label = label.replace("e+", "e") if self.is_key else label  # 1e+30 is not 1e-30
+        label = label.replace("e+", "e") if self.is_key else label  # without its sign, 1e+30 would look like 1e-30
         plain = re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.").lower() or "x"
         return f"{self.name.rpartition('.')[2]}-{plain}" if self.is_key else plain
 
     def is_set_by(self, key: str) -> bool:
-        """Return whether a key names what the labels of this axis choose."""
+        """Return whether a key is the one that this axis varies, or selects a component that the axis varies."""
         if self.is_key:
             return key == self.name
         chosen = {plugin for plugin in loading.PLUGINS for layer in self.choices.values() if plugin in layer.origins}
@@ -46,7 +46,15 @@ class Axis:
 
 
 def read_axis(path: Path, document: Document, name: str, given: Any, below: str = "over") -> Axis:
-    """Read an axis that stands under `over`, or under another key. Raises UserError."""
+    """Read one axis of a sweep file.
+
+    Args:
+        given: a list of values or of config files, or a mapping of labels to settings.
+        below: the key of the file that contains the axis.
+
+    Raises:
+        UserError: if the axis is invalid, empty, or has a label twice.
+    """
     where = f"{document.origins.get(f'{below}.{name}', path)}: {below}.{name}"
     if name in ("name", "output", "base"):
         raise UserError(f"{where}: {name} is no axis: runs get their names and places from the labels of the others")
@@ -71,7 +79,7 @@ def read_axis(path: Path, document: Document, name: str, given: Any, below: str 
 
 
 def _label(value: Any) -> str:
-    """A value as YAML writes it.
+    """Format a value as in YAML, as the label of an axis.
 
     >>> [_label(x) for x in (0.1, 1, True, None, "iid")]
     ['0.1', '1', 'true', 'null', 'iid']
@@ -82,7 +90,7 @@ def _label(value: Any) -> str:
 
 
 def _layer(document: Document, dotted: str, tree: Any) -> Document:
-    """The settings under a label, with the lines in which they stand."""
+    """Return the settings of one label, with the lines in which they were written."""
     if not isinstance(tree, dict):
         where = document.origins.get(dotted, "")
         raise UserError(f"{where}: {dotted}: {show(tree)}; settings are needed: {{train: {{lr: 0.1}}}}")
@@ -92,7 +100,18 @@ def _layer(document: Document, dotted: str, tree: Any) -> Document:
 
 
 def read_labels(path: Path, axes: Sequence[Axis], key: str, given: dict[str, Any]) -> dict[str, list[str]]:
-    """Read a key that chooses labels of axes, {axis: label or labels}, as lists. Raises UserError."""
+    """Read a key of a sweep file that selects labels of axes.
+
+    Args:
+        key: the key, for messages.
+        given: its value, {axis: label, or list of labels}.
+
+    Returns:
+        {axis: list of labels}.
+
+    Raises:
+        UserError: if an axis or a label is unknown.
+    """
     known = {axis.name: axis for axis in axes}
     chosen = {}
     for name, labels in given.items():
@@ -110,32 +129,39 @@ class PublishedSection(Section):
 
     source: str = ""
     metric: str | list[str] = "accuracy"
-    axes: list[str] | None = None  # null: all but `seed`
+    axes: list[str] | None = None  # null: all axes except `seed`
     values: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Published:
-    """Published values of one metric: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
+    """Published values of one metric, with which the results of a sweep are compared."""
 
     source: str
-    metric: str  # accuracy; "best accuracy": that of the best round
+    metric: str  # such as accuracy, or "best accuracy" for the accuracy of the best round
     axes: tuple[str, ...]
-    values: dict[tuple[str, ...], tuple[float, float]]
+    values: dict[tuple[str, ...], tuple[float, float]]  # a label of each axis -> (mean, standard deviation or nan)
 
     @property
     def figure(self) -> tuple[str, str]:
-        """The part of summary.json (one of OF), and the name of the metric."""
+        """The part of summary.json (one of OF) and the name of the metric in it."""
         first, _, rest = self.metric.partition(" ")
         return (first, rest) if first in OF and rest else ("last", self.metric)
 
     def value(self, labels: Mapping[str, str]) -> tuple[float, float] | None:
-        """Return the mean and the standard deviation of a cell, by a label of each axis."""
+        """Return the published mean and standard deviation of a cell, {axis: label}; None if there is none."""
         return self.values.get(tuple(labels.get(name, "") for name in self.axes))
 
 
 def read_published(path: Path, axes: Sequence[Axis], section: PublishedSection) -> tuple[Published, ...]:
-    """Return a `Published` for each metric. Raises UserError."""
+    """Read the published values of a sweep file.
+
+    Returns:
+        A `Published` for each metric.
+
+    Raises:
+        UserError: if axes or labels are unknown, or values are not numbers.
+    """
     known = {axis.name: axis for axis in axes}
     names = [name for name in known if name != SEED] if section.axes is None else section.axes
     if not {*names} <= {*known}:
@@ -154,7 +180,7 @@ def read_published(path: Path, axes: Sequence[Axis], section: PublishedSection) 
 
 
 def _cells(tree: Any, axes: Sequence[Axis], where: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (labels, content) of each cell in mappings of mappings, one for each axis."""
+    """Yield (labels, value) of each cell of nested mappings that have one level per axis."""
     if not axes:
         yield (), tree
         return

@@ -1,21 +1,21 @@
-"""A file that asks for many runs: a config with an `over`, whose axes each name values of one thing.
+"""Load a sweep file, and expand it to the settings of its runs. A sweep file is a config with a key `over`.
 
-    over:
-      method: [methods/fedavg.yaml, methods/fedprox.yaml]      files, as under `base`; or
+    over:                                                       the axes; each has
+      method: [methods/fedavg.yaml, methods/fedprox.yaml]      config files, as under `base`; or
       data.partition.alpha: [0.1, 0.5]                          values of a key; or
-      set: {MNIST: {data: {source: mnist}}, digits: {...}}      names for any settings
+      set: {MNIST: {data: {source: mnist}}, digits: {...}}      labels with any settings
       seed: [0, 1, 2]
-    only: {set: [MNIST]}                 axis -> the labels that are run; a smaller file can name a larger one as base
+    only: {set: [MNIST]}                 axis -> labels to run; a smaller sweep can have a larger one as its base
     leave_out: [{set: digits, method: fedprox}]
     best: {over: {train.lr: [0.01, 0.1]}, by: accuracy, per: [method], using: {seed: 0}}    see tuning.py
-    published:                           what others report, by labels of the axes but `seed`, in their order
+    published:                           published values, by labels of the axes except `seed`, in their order
       source: who
       metric: accuracy
-      values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation; of several
-                                       metrics ([accuracy, loss]) a list with one of each, null where it is not known
+      values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation; for several
+                                       metrics ([accuracy, loss]) a list with one of these each, null if unknown
 
-Each axis is a layer over the file, in the order in which they stand; a run is one label of each. Without `name` the
-sweep is called as its file: the name of a run that it is based on is left to that run.
+A run has one label of each axis; the settings of the labels are merged over the file in the order of the axes. If the
+sweep file has no `name`, the sweep has the name of the file; it does not inherit the name of a run in `base`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Labels = dict[str, str]  # axis -> label
 
 
 class SweepKeys(Section):
-    """The keys of a sweep file that a run does not have."""
+    """The keys that only sweep files have."""
 
     over: dict[str, Any] = {}
     only: dict[str, Any] | None = None
@@ -58,24 +58,28 @@ class SweepKeys(Section):
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep file. labels: of each run; with `best`, those of a candidate are added to them."""
+    """A sweep, which is loaded from a file, with the settings of its runs.
+
+    With `best`, candidates are compared on the tuning runs, whose labels include those of a candidate. The final runs
+    have the candidates that were chosen.
+    """
 
     path: Path
     axes: tuple[Axis, ...]
-    labels: tuple[Labels, ...]
+    labels: tuple[Labels, ...]  # of each run, without the labels of a candidate
     published: tuple[Published, ...]  # one for each metric
-    base: Document = field(repr=False)
-    overrides: tuple[str, ...] = ()
+    base: Document = field(repr=False)  # the settings that all runs share
+    overrides: tuple[str, ...] = ()  # of settings
     best: Best | None = None
-    given: tuple[str, ...] = ()  # overrides, those of the sweep's own keys, too
+    given: tuple[str, ...] = ()  # all overrides, including those of the keys that only sweep files have
 
     @property
     def command(self) -> str:
-        """The command line that trains the sweep, without secrets."""
+        """The command line that trains the sweep. Secrets in it are replaced by a mark."""
         return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.given)])
 
     def name(self, labels: Labels) -> str:
-        """Return the name of a run, which has a part for each axis."""
+        """Return the name of the run with these labels, which consists of a part for each axis."""
         return "_".join(axis.slug(labels[axis.name]) for axis in self._axes_of(labels))
 
     def _axes_of(self, labels: Labels) -> list[Axis]:
@@ -83,10 +87,10 @@ class Sweep:
         return [axis for axis in every if axis.name in labels]
 
     def settings(self, labels: Labels) -> Settings:
-        """Return the settings of one run, whose directory is output/SWEEP/RUN.
+        """Return the settings of the run with these labels. Its directory is output/SWEEP/RUN.
 
         Raises:
-            UserError: mistakes in the settings, with the labels of the run.
+            UserError: if the settings contain mistakes; the message names the labels of the run.
         """
         layers = [self.best.measured] if self.best else []
         layers += [self.base, *(axis.choices[labels[axis.name]] for axis in self._axes_of(labels))]
@@ -99,14 +103,14 @@ class Sweep:
         return settings.model_copy(update={"output": settings.output / settings.name, "name": self.name(labels)})
 
     def first(self) -> list[Labels]:
-        """Return the labels of all runs; with `best`, only of those by which candidates are chosen."""
+        """Return the labels of all runs; with `best`, those of the tuning runs, one for each candidate."""
         if self.best is None:
             return list(self.labels)
         on = [each for each in self.labels if self.best.tunes(each)]
         return [labels | candidate for labels in on for candidate in self.best.candidates]
 
     def covering(self) -> Iterator[Labels]:
-        """Yield the labels of some runs in which every label of every axis occurs."""
+        """Yield the labels of a few runs that together contain every label of every axis."""
         seen: set[tuple[str, str]] = set()
         for labels in self.first():
             if not seen.issuperset(labels.items()):
@@ -114,7 +118,11 @@ class Sweep:
                 yield labels
 
     def runs(self) -> Iterator[tuple[Labels, Settings]]:
-        """Yield labels and settings of all runs; with `best`, only of those by which candidates are chosen."""
+        """Yield labels and settings of all runs; with `best`, only those of the tuning runs.
+
+        Raises:
+            UserError: if two runs have the same settings.
+        """
         seen: dict[str, Labels] = {}
         for labels in self.first():
             settings = self.settings(labels)
@@ -124,11 +132,11 @@ class Sweep:
             yield labels, settings
 
     def choices(self) -> dict[tuple[str, ...], Choice]:
-        """Return the candidates that `best` has chosen so far, by cell; {} without `best`."""
+        """Return {cell: choice of `best`} for all cells, including choices that still lack runs; {} without `best`."""
         return tuning.choose(self.best, self.runs()) if self.best else {}
 
     def final_runs(self) -> list[tuple[Labels, Settings | None]]:
-        """Return the runs that a table shows, by the labels of the axes; None where nothing is chosen yet."""
+        """Return labels and settings of the runs in the table; settings are None if no candidate is chosen yet."""
         if self.best is None:
             return list(self.runs())
         chosen = self.choices()
@@ -139,17 +147,17 @@ class Sweep:
         ]
 
     def known_runs(self) -> list[Settings]:
-        """Return the runs that are known by now: those to choose by, and those with what was chosen."""
+        """Return the settings of all runs that are known so far: tuning runs, and runs with chosen candidates."""
         runs = [settings for _, settings in (*self.runs(), *(self.final_runs() if self.best else ()))]
         return list({settings.name: settings for settings in runs if settings is not None}.values())
 
     def is_over(self, settings: Settings) -> bool:
-        """Return whether a run needs no training: it is done, or a candidate that has diverged."""
+        """Return whether a run needs no more training because it is done, or is a candidate of `best` that diverged."""
         state = progress.read_state(settings)
         return state.what == progress.DONE or (self.best is not None and state.diverged)
 
     def write_list(self, place: Path, names: Iterable[str]) -> None:
-        """Write sweep.json into the directory of the runs, for `fedmpi status` and `report`."""
+        """Write sweep.json, which lists the runs, to their directory, for `fedmpi status` and `fedmpi report`."""
         known, runs = {self.name(labels): labels for labels in self.first()}, list(names)
         content = {
             "file": str(self.path.resolve()),
@@ -159,7 +167,7 @@ class Sweep:
         }
         try:
             place.mkdir(parents=True, exist_ok=True)
-            from fedmpi.runtime.record import durable  # imports torch, which `fedmpi status` of a sweep does without
+            from fedmpi.runtime.record import durable  # imports torch, which `fedmpi status` of a sweep does not need
 
             durable.write(place / SWEEP_LIST, (json.dumps(content, indent=2) + "\n").encode())
         except OSError as error:
@@ -167,16 +175,19 @@ class Sweep:
 
 
 def is_sweep(path: str | Path) -> bool:
-    """Return whether a file, or one of its bases, describes a sweep."""
+    """Return whether a config file, or one of its bases, describes a sweep."""
     return any(key in loading.files(Path(path)).data for key in SWEEP)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Load a sweep.
+    """Load a sweep from a file.
+
+    Args:
+        overrides: as on the command line: `key=value` for settings of all runs and for the keys of the sweep.
 
     Raises:
-        UserError: no `over`, an empty or unknown axis or label, an override of what an axis chooses, two runs of one
-            name.
+        UserError: if there is no `over`, an axis is empty, an axis or a label is unknown, an override changes a key
+            that an axis sets, or two runs have the same name.
     """
     path = Path(path)
     asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
@@ -184,7 +195,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     document = loading.merge(loading.files(path), loading.command_line(asked))
     given = {key: document.data.pop(key) for key in SWEEP if key in document.data}
     if document.problems:
-        loading.settings([document], path)  # which raises with all of them
+        loading.settings([document], path)  # raises an error that lists all problems
     unknown = next((key for key in document.data if key not in Settings.model_fields), None)
     if "over" not in given and unknown is not None:
         where = document.origins.get(unknown, path)
@@ -212,7 +223,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 def _labels(path: Path, axes: Sequence[Axis], only: dict[str, Any], leave_out: list[dict[str, Any]]) -> list[Labels]:
-    """Return the labels of each run: all combinations of those in `only`, without those in `leave_out`."""
+    """Return the labels of each run: all combinations of labels that `only` allows, without those in `leave_out`."""
     chosen = read_labels(path, axes, "only", only)
     excluded = [read_labels(path, axes, f"leave_out[{i}]", entry) for i, entry in enumerate(leave_out)]
     included = [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]

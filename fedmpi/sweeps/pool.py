@@ -1,6 +1,6 @@
-"""Train the runs of a sweep side by side on this machine: each in a process forked from one that has imported torch.
+"""Train several runs of a sweep at once on this machine, each in a process that is forked after torch was imported.
 
-`concurrent.futures` does not fit: it pickles what a worker is given, and one that is killed ends the pool for all.
+`concurrent.futures` is not suitable: it pickles the arguments of workers, and a killed worker ends the whole pool.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from fedmpi.config import Settings
 
 PR_SET_PDEATHSIG = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BYTES_OF_A_RUN = 2 << 30  # of free memory, for each run that --jobs auto begins at once
-Job = Callable[[Settings], NoReturn]  # trains, and ends the process with its exit code
+BYTES_OF_A_RUN = 2 << 30  # free memory that --jobs auto requires for each run that trains at the same time
+Job = Callable[[Settings], NoReturn]  # trains a run and exits with its exit code
 
 
 @dataclass
 class Running:
-    """A run that is training or has just ended. slot: its number among those at the same time."""
+    """A run that is training or has just ended."""
 
     settings: Settings
     process: BaseProcess
-    slot: int
-    began: float
+    slot: int  # from 0; different for all runs that train at the same time
+    began: float  # time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -48,12 +48,12 @@ class Running:
 
 
 class Pool:
-    """Trains runs in child processes.
+    """A pool of child processes, each of which trains one run.
 
     Args:
-        job: what a child does.
-        jobs: how many runs there are at the same time.
-        gpus: values of CUDA_VISIBLE_DEVICES, of which each run has one; (): it is left as it is.
+        job: the function that a child process calls with the settings of its run.
+        jobs: the number of runs that train at the same time.
+        gpus: values for CUDA_VISIBLE_DEVICES, one of which each run gets; (): the variable is not changed.
         on_end: called with each run that has ended.
     """
 
@@ -64,7 +64,11 @@ class Pool:
         self.stop_signals = 0
 
     def run(self, todo: Sequence[Settings]) -> bool:
-        """Train runs in their order; return False if a signal ended that early. No child outlives the call."""
+        """Train runs in the given order. When the function returns, no child process is left.
+
+        Returns:
+            False if a signal ended the training early, otherwise True.
+        """
         before = [signal.signal(number, self._stop) for number in SIGNALS]
         waiting = deque(todo)
         try:
@@ -77,27 +81,27 @@ class Pool:
                     self.ended += 1
                     self.on_end(each)
         finally:
-            for each in self.running:  # only where something else has failed
+            for each in self.running:  # some are left only after an unexpected error
                 each.process.kill()
             for number, handler in zip(SIGNALS, before, strict=True):
                 signal.signal(number, handler)
         return not self.stop_signals
 
     def _stop(self, number: int, frame: object) -> None:
-        """Handle a stop signal: children finish their round; at the third signal they are killed."""
+        """Handle a stop signal: ask the child processes to stop; at the third signal, kill them."""
         self.stop_signals += 1
         for each in self.running:
-            with suppress(ProcessLookupError):  # it has just been waited for
+            with suppress(ProcessLookupError):  # the process has ended in the meantime
                 os.kill(each.process.pid or 0, signal.SIGTERM if self.stop_signals < 3 else signal.SIGKILL)
 
     def _start(self, settings: Settings) -> None:
         slot = min({*range(self.jobs)} - {each.slot for each in self.running})
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
         sys.stdout.flush()
-        gc.freeze()  # what has been imported stays shared between the children
+        gc.freeze()  # keeps the memory pages of imported modules shared between the child processes
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            if not self.stop_signals:  # one that came since would not be handed on to a run that begins now
+            if not self.stop_signals:  # a signal that has already arrived would not be forwarded to this run
                 child = multiprocessing.get_context("fork").Process(
                     target=_train, args=(self.job, settings, gpu, os.getpid(), blocked)
                 )
@@ -108,11 +112,11 @@ class Pool:
 
 
 def _train(job: Job, settings: Settings, gpu: str | None, parent: int, unblocked: set[signal.Signals]) -> None:
-    """Train in a child process, which writes to its log instead of the console and ends with the sweep."""
+    """Train a run in a child process, which writes to a log file and is asked to stop when the sweep's process dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(RESTART_LATER)
-    os.setpgid(0, 0)  # Ctrl-C is the sweep's, which hands it on once
+    os.setpgid(0, 0)  # Ctrl-C then reaches only the sweep's process, which forwards it once
     with log(settings).open("ab") as file, open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
@@ -126,14 +130,18 @@ def _train(job: Job, settings: Settings, gpu: str | None, parent: int, unblocked
 
 
 def log(settings: Settings) -> Path:
-    """Return the path of a run's console log, beside its directory, which may not exist yet."""
+    """Return the path of a run's console log, which is beside the run directory, as that may not exist yet."""
     return settings.output / f"{settings.name}.log"
 
 
 def resources(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]]:
-    """Return how many runs there may be at a time, and their GPUs.
+    """Return how many runs may train at the same time, and the GPUs that they use.
 
-    jobs: a number, or auto for as many as cores, GPUs and free memory allow.
+    Args:
+        jobs: a number, or auto for as many runs as cores, GPUs and free memory allow.
+
+    Returns:
+        The number of runs, and values for CUDA_VISIBLE_DEVICES; () if all runs train on CPUs or there is no GPU.
     """
     gpus = _gpus() if any(settings.compute.device != "cpu" for settings in todo) else ()
     if jobs != "auto":
@@ -147,7 +155,7 @@ def resources(jobs: str, todo: Sequence[Settings]) -> tuple[int, tuple[str, ...]
 
 
 def _gpus() -> tuple[str, ...]:
-    """Return the entries of CUDA_VISIBLE_DEVICES, or the numbers of all GPUs. CUDA is not initialised for that."""
+    """Return the entries of CUDA_VISIBLE_DEVICES, or the numbers of all GPUs, without initialising CUDA."""
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else map(str, range(count))

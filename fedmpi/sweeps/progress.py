@@ -24,24 +24,23 @@ TAIL = 1 << 18  # bytes; a line has a few kB
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run's directory. rounds: how many are done; summary: of a run that is done."""
+    """The state of a run, as its directory shows it."""
 
-    what: str
-    rounds: int
-    summary: dict[str, Any]
-    reason: str  # why it ended, if it has
+    what: str  # DONE, BEGUN or MISSING
+    rounds: int  # the number of rounds that are done
+    summary: dict[str, Any]  # the content of summary.json; {} if there is none
+    reason: str  # why the run ended; "" if it has not
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended because its numbers diverged; a resumed run would end there again."""
+        """Whether the run ended because it diverged, so that it would end again if it were resumed."""
         return self.what == BEGUN and DIVERGED.search(self.reason) is not None
 
     def figure(self, of: str, name: str) -> float:
-        """Return a metric in summary.json of a run that is done; nan if the last round has no number.
+        """Return a metric of summary.json; nan if it is missing, or if the last round has no value of it.
 
         Args:
-            of: last, mean_last_10, best or selected.
-            name: the metric.
+            of: the part of summary.json: last, mean_last_10, best or selected. The last two do not need the last round.
         """
         value = self.summary.get(of, {}).get(name)
         at = self.summary.get("last_round", {}).get(name)
@@ -54,12 +53,16 @@ def directory(settings: Settings) -> Path:
 
 
 def identity(settings: Settings) -> dict[str, Any] | None:
-    """Return identity.json of the run in the directory; None where there is none (yet)."""
+    """Return the content of a run's identity.json; None if the file does not exist (yet)."""
     return json_of(directory(settings) / "identity.json")
 
 
 def read_state(settings: Settings) -> State:
-    """Read the state of a run. Raises UserError where its directory holds a run with other settings or more rounds."""
+    """Read the state of a run from its directory.
+
+    Raises:
+        UserError: if the directory contains a run with other settings or with more rounds.
+    """
     place = directory(settings)
     recorded = identity(settings)
     if recorded is None:
@@ -81,7 +84,10 @@ def read_state(settings: Settings) -> State:
 
 
 def _changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
-    """Return the first setting that is not as recorded, and how many more; "" if all are. More rounds are fine."""
+    """Describe the first setting that differs from the recorded run, and count the others; "" if none differs.
+
+    Settings that may change when a run is resumed, such as the number of rounds, are not compared.
+    """
 
     def differing(asked: Settings) -> list[str]:
         own = comparable(asked.identity())
@@ -89,7 +95,7 @@ def _changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
         return [f"{key}: {recorded[key]}, and the sweep now asks for {own[key]}" for key in changed]
 
     changed = differing(settings)
-    if changed:  # it may be in words alone: a run writes every option down
+    if changed:  # perhaps only because a run records every option, defaults included: compare once more with defaults
         from fedmpi.runtime.record.metadata import resolve  # imports torch
 
         changed = differing(resolve(settings))
@@ -97,22 +103,25 @@ def _changed_settings(settings: Settings, recorded: dict[str, Any]) -> str:
 
 
 def last_row(settings: Settings) -> dict[str, Any]:
-    """Return the row of the last round that is done; {} before the first one. Only the file's end is read."""
+    """Return the row of metrics.jsonl for the last round that is done; {} before the first one.
+
+    Only the end of the file is read.
+    """
     return next(reversed(tail(directory(settings) / "metrics.jsonl", TAIL)), {})
 
 
 def rounds_done(settings: Settings) -> int:
-    """Return how many rounds of a run are done."""
+    """Return the number of rounds of a run that are done."""
     return int(last_row(settings).get("round", -1)) + 1
 
 
 def resuming(settings: Settings) -> Settings:
-    """Return the settings with which a run is resumed if it has begun."""
+    """Return a copy of the settings with which the run is resumed if its directory has a checkpoint."""
     return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
 
 
 def is_diagnostic(metric: str) -> bool:
-    """Return whether a metric is one of analysis.jsonl, by its name.
+    """Return whether a metric is a diagnostic, from analysis.jsonl, judged by its name.
 
     >>> is_diagnostic("losses.shift"), is_diagnostic("top.5"), is_diagnostic("losses")
     (True, False, False)
@@ -122,10 +131,11 @@ def is_diagnostic(metric: str) -> bool:
 
 
 def diagnostics(settings: Settings) -> dict[str, Any]:
-    """Return the numbers of analysis.jsonl as named metrics, like the parts of summary.json; lists are left out.
+    """Summarise the numbers in analysis.jsonl as named metrics, in the form of summary.json. Lists are left out.
 
-    {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} of a run
-    that has measured nothing.
+    Returns:
+        {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} if
+        the run has no diagnostics.
     """
     rows = []
     for line in read_jsonl(directory(settings) / "analysis.jsonl", rounds=True).rows:

@@ -1,7 +1,8 @@
-"""`fedmpi reproduce`: fetch the data of a published table, train its runs, and judge each cell.
+"""`fedmpi reproduce`: download the data of a published table, train its runs, and compare each cell.
 
-The tables are the files of configs/papers and configs/benchmarks. A verdict: `=` ours is within the published standard
-deviation, `~` within two, `!` beyond; `?`: there is no deviation to judge by; "" where runs are missing.
+The tables are the files in configs/papers and configs/benchmarks. The verdict on a cell is `=` if our mean is within
+one published standard deviation of the published mean, `~` within two, `!` outside, `?` if there is no standard
+deviation to compare with, and "" if runs are missing.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ WORDS = {"=": "within the published spread", "~": "within two", "!": "outside", 
 
 
 def places() -> list[Path]:
-    """Return the possible folders of configs: beside the sources, where a wheel puts them, in the working directory."""
+    """Return the folders that may contain the configs: beside the sources, of a wheel, and in the working directory."""
     package = Path(__file__).parents[2]
     shared = (place / "share" / "fedmpi" / "configs" for place in (Path(sys.prefix), Path(site.getuserbase())))
     return [package / "configs", *shared, Path("configs").absolute()]
 
 
 def files() -> dict[str, Path]:
-    """Return {name: file} of the tables in the first folder that has any. Raises UserError where none has."""
+    """Return {name: file} of the tables in the first folder that contains any; raise UserError if none does."""
     for place in places():
         tables = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
         if tables:
@@ -57,7 +58,7 @@ def find_table(name: str) -> Path:
 
 
 def data_sets(sweep: Sweep) -> dict[str, Settings]:
-    """Return {data set: settings of a run that reads it}, with the sets of MedMNIST by their own names."""
+    """Return {data set: settings of one run that uses it}; the sets of MedMNIST have their own names."""
     examples: dict[str, Settings] = {}
     for settings in map(sweep.settings, sweep.covering()):
         source = settings.data.source
@@ -67,7 +68,7 @@ def data_sets(sweep: Sweep) -> dict[str, Settings]:
 
 
 def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, number of runs, data sets, and who has published it) for each table."""
+    """Yield (name, description) of each table; the description has the number of runs, the data sets and the source."""
     for name, path in files().items():
         sweep = expand.load(path, overrides)
         published = f", published by {sweep.published[0].source}" if sweep.published else ""
@@ -75,7 +76,11 @@ def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def fetch_data(sweep: Sweep, say: Say) -> None:
-    """Fetch missing data sets. Raises UserError, with instructions, where a data set must be fetched by hand."""
+    """Download the data sets of a sweep that are missing.
+
+    Raises:
+        UserError: if a data set cannot be downloaded automatically; the message has instructions.
+    """
     from fedmpi.runtime import build_data
 
     for name, settings in data_sets(sweep).items():
@@ -89,7 +94,11 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
 
 
 def write(sweep: Sweep, to: Path, say: Say) -> int:
-    """Show the table and write it to `to`; return 0 if no cell is missing or outside the published spread, else 1."""
+    """Show the table of a sweep, and write table.md, table.csv and verdict.json.
+
+    Returns:
+        The exit code: 1 if a published cell has no result or is outside two standard deviations, otherwise 0.
+    """
     tables = [table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
     tables = tables or [table.collect(sweep, None, None)]
     for line in (line for cells in tables for line in (*table_formats.text(cells), "")):
@@ -108,7 +117,7 @@ def write(sweep: Sweep, to: Path, say: Say) -> int:
 
 
 def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
-    """Return the content of verdict.json: each cell with our and the published values, and the numbers of verdicts."""
+    """Return the content of verdict.json: our value and the published value of each cell, and counts of verdicts."""
     sweep = tables[0].sweep
     cells = [row | {"verdict": WORDS.get(row["verdict"])} for each in tables for row in table_formats.records(each)]
     done = [run for _, run in sweep.final_runs() if run and progress.read_state(run).what == progress.DONE]

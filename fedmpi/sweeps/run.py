@@ -1,4 +1,4 @@
-"""`fedmpi sweep`: train the missing runs of a file, check that all are done, or validate all of them."""
+"""`fedmpi sweep`: train the missing runs of a sweep, check that all of them are done, or validate their settings."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ Say = Callable[[str], None]
 
 
 def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
-    """Train the missing runs.
+    """Train the missing runs of a sweep; with `best` first the tuning runs, then the runs with the chosen candidates.
+
+    Args:
+        jobs: the number of runs that train at the same time, or "auto".
+        job: the function that trains one run in a child process.
 
     Returns:
-        0 if all runs are done; 75 after a signal, or if another process trains some of them.
+        The exit code: 0 if all runs are done; 75 after a signal, or if another process trains some of the runs.
 
     Raises:
-        UserError: some runs have failed; it is raised after all others have ended.
+        UserError: if runs failed, after all others have ended.
     """
     every = [settings for _, settings in sweep.runs()]
-    todo = _missing(sweep, every)  # who is refused has written nothing
+    todo = _missing(sweep, every)  # may raise an error, so nothing is written before
     sweep.write_list(every[0].output, [settings.name for settings in every])
     code = _train(sweep, every, todo, jobs, job, say, " to choose by" if sweep.best else "")
     if code or sweep.best is None:
@@ -54,7 +58,11 @@ def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
 
 
 def choose(sweep: Sweep) -> list[str]:
-    """Write the chosen candidates to best.json and return lines about them. Raises UserError where a cell has none."""
+    """Write the chosen candidates to best.json, and return a line about each choice.
+
+    Raises:
+        UserError: if no candidate can be chosen for a cell.
+    """
     assert sweep.best is not None
     choices, place = sweep.choices(), next(sweep.runs())[1].output
     content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
@@ -67,7 +75,10 @@ def choose(sweep: Sweep) -> list[str]:
 def _train(
     sweep: Sweep, every: Sequence[Settings], todo: Sequence[Settings], jobs: str, job: pool.Job, say: Say, what: str
 ) -> int:
-    """Train `todo`, the runs of `every` that are not done. what: describes the runs in the first line."""
+    """Train the runs in `todo`, which are those of `every` that are not done, and return the exit code.
+
+    `what` describes the runs in the first line of the output.
+    """
     done = len(every) - len(todo)
     say(f"{count(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
     if not todo:
@@ -94,12 +105,12 @@ def _train(
 
 
 def _outcome(sweep: Sweep, ended: pool.Running) -> tuple[str, str]:
-    """Return how a run has ended, "" or FAILED or ELSEWHERE, and a text about it."""
+    """Return the outcome of a run that has ended (FAILED, ELSEWHERE, or "" for all others), and a text about it."""
     settings, code = ended.settings, ended.process.exitcode
     state = progress.read_state(settings)
     is_locked, who = lock.inspect(progress.directory(settings))
     if state.what == progress.DONE:
-        pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
+        pool.log(settings).unlink(missing_ok=True)  # log.txt in the run directory has the same content
         return "", _main_metric_text(state.summary.get("last", {})) or "done"
     if is_locked and who.get("pid") not in (None, ended.process.pid):
         return ELSEWHERE, f"in use by process {who['pid']} on host {who.get('host')}, and left to it"
@@ -111,13 +122,16 @@ def _outcome(sweep: Sweep, ended: pool.Running) -> tuple[str, str]:
 
 
 def _main_metric_text(row: dict[str, Any]) -> str:
-    """Return the main metric of a row with its name; "" where there is none."""
+    """Format the main metric of a row with its name; "" if the row has none."""
     name = main_metric(metric_names([row]))
     return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""
 
 
 def check(sweep: Sweep, say: Say) -> None:
-    """Raise UserError unless all runs are done."""
+    """Show the status of a sweep, and raise UserError unless all runs are done.
+
+    With `best`, best.json and the list of runs are written as well.
+    """
     if missing := status.show(sweep, say):
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.best is not None:
@@ -127,9 +141,13 @@ def check(sweep: Sweep, say: Say) -> None:
 
 
 def validate(sweep: Sweep, say: Say) -> None:
-    """`fedmpi validate`: check every run's settings, and all else of so many runs that each label occurs.
+    """Check a sweep for `fedmpi validate`: the settings of all runs, and everything else, such as the data, for some.
 
-    Raises UserError for a mistake, naming the run; at the end MissingDataError, where only data are missing.
+    The latter are a few runs that together contain every label of every axis.
+
+    Raises:
+        UserError: if there is a mistake; the message names the run.
+        MissingDataError: if data are missing and nothing else is wrong.
     """
     every = [settings for _, settings in sweep.runs()]
     say(f"{count(len(every), 'run')}, to be written to {every[0].output}")
@@ -144,7 +162,7 @@ def validate(sweep: Sweep, say: Say) -> None:
             if not _is_missing(error):
                 raise UserError(f"{error}\n  in the run {settings.name}") from error
             missing = missing or error
-            build.make_method(settings)  # what can be checked without data: names and options
+            build.make_method(settings)  # names and options can be checked without data
             for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
                 registry.make(kind, chosen, settings.origins(key))
     if missing:

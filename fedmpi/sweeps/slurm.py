@@ -1,7 +1,8 @@
 """`fedmpi sweep --sbatch`: submit the missing runs as a job array, and a final job that fails unless all are done.
 
-A task starts `fedmpi sweep SWEEP --run NAME` by srun, has the run's own directory however often it is started, and asks
-Slurm to start it again where its time was up. slurm/submitted.jsonl beside the runs says which job has which of them.
+A task of the array starts `fedmpi sweep SWEEP --run NAME` with srun. It uses the same run directory each time that it
+is started, and requests a requeue from Slurm if its time limit was reached. slurm/submitted.jsonl, beside the runs,
+records which job trains which runs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fedmpi.runtime.reading.files import tail
 from fedmpi.sweeps.expand import Sweep
 
 FOLDER, SUBMITTED = "slurm", "submitted.jsonl"
-WARN_S = 120  # before the time limit
-ASK_S = 30.0
+WARN_S = 120  # seconds before the time limit at which Slurm sends the stop signal
+ASK_S = 30.0  # seconds to wait for a command of Slurm
 
 SCRIPT = r"""#!/usr/bin/env bash
 {options}
@@ -57,16 +58,20 @@ exit 75
 
 @dataclass(frozen=True)
 class ArrayOptions:
-    """The options of a job array. ranks: of a run; gpus: of a rank; options: further ones of sbatch."""
+    """The options of a job array."""
 
-    max_running: int | None = None
-    gpus: int | None = None
-    ranks: int = 1
-    options: tuple[str, ...] = ()
+    max_running: int | None = None  # tasks that Slurm runs at the same time; None: no limit
+    gpus: int | None = None  # per rank
+    ranks: int = 1  # per run
+    options: tuple[str, ...] = ()  # further options of sbatch
 
 
 def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], None]) -> int:
-    """Submit the runs that are missing and not queued. dry: only show them. Raises UserError where Slurm refuses."""
+    """Submit the runs of a sweep that are missing and not queued, or with `dry` only show the commands.
+
+    Raises:
+        UserError: if an option is invalid, or a command of Slurm fails.
+    """
     if wrong := [option for option in asked.options if not option.startswith("-")]:
         raise UserError(f"--option: {wrong[0]!r}; an option of sbatch is needed: --option=--mem=8G")
     every = [settings for _, settings in sweep.runs()]
@@ -81,7 +86,7 @@ def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], No
         sweep.write_list(place, [settings.name for settings in every])
         folder.mkdir(exist_ok=True)
     threads, jobs = max(settings.compute.threads for settings in every), list[str]()
-    for names in filter(None, arrays):  # those that wait for the choice of `best` begin when the others have ended
+    for names in filter(None, arrays):  # runs that wait for the choice of `best` start when the tuning runs have ended
         after = [f"--dependency=afterany:{jobs[0]}"] if jobs else []
         jobs.append(_sbatch(after, script(sweep, asked, names, place, threads), dry, say))
         if not dry:
@@ -100,20 +105,20 @@ def submit(sweep: Sweep, asked: ArrayOptions, dry: bool, say: Callable[[str], No
 
 
 def _later(sweep: Sweep) -> list[str]:
-    """Return the names of runs that wait for a choice of `best`, without the part for the candidate."""
+    """Return the names, without a candidate's labels, of runs that can start only after `best` has chosen."""
     best, runs = sweep.best, sweep.final_runs() if sweep.best else []
     waiting = [(labels, run) for labels, run in runs if best and not best.tunes(labels)]
     return [sweep.name(labels) for labels, run in waiting if run is None or not sweep.is_over(run)]
 
 
 def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path, threads: int) -> str:
-    """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task."""
+    """Return the batch script of a Slurm job array that trains one run of a sweep per task, with `threads` per rank."""
     folder = place / FOLDER
     limit = f"%{asked.max_running}" if asked.max_running else ""
     options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]
     options += ["--open-mode=append", "--requeue", f"--signal=USR1@{WARN_S}"]
     options += [f"--ntasks={asked.ranks}", f"--cpus-per-task={threads}"]
-    # Not --gpus-per-task, which hides the GPU of each task from the others.
+    # --gpus-per-task would hide the GPU of each task from the others.
     options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
     return SCRIPT.format(
         options="\n".join(f"#SBATCH {each}" for each in [*options, *asked.options]),
@@ -126,7 +131,11 @@ def script(sweep: Sweep, asked: ArrayOptions, names: Sequence[str], place: Path,
 
 
 def find_run(sweep: Sweep, name: str) -> Settings:
-    """Return the run of a name; with `best`, also by the name without the part for the candidate. Raises UserError."""
+    """Return the settings of the run with this name; with `best`, the part for the candidate may be left out.
+
+    Raises:
+        UserError: if no run has this name, or the run waits for the choice of `best`.
+    """
     for labels, settings in sweep.final_runs():
         if settings is None and sweep.best is not None and sweep.name(labels) == name:
             raise UserError(f"--run: {name} waits: best: {sweep.choices()[sweep.best.cell(labels)]}")
@@ -139,7 +148,7 @@ def find_run(sweep: Sweep, name: str) -> Settings:
 
 
 def queued(place: Path) -> dict[str, str]:
-    """Return the runs that wait or run in Slurm: {name: `12_3 RUNNING`}."""
+    """Return the runs that are queued or running in Slurm, {name: `12_3 RUNNING`}."""
     names = {(entry["job"], str(at)): name for entry in _submitted(place) for at, name in enumerate(entry["names"])}
     try:
         output = _run_slurm("squeue", "--noheader", "--array", "--me", "--format=%F %K %T") if names else ""
@@ -159,7 +168,7 @@ def _fedmpi(sweep: Sweep) -> list[str]:
 
 
 def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:
-    """Submit a job and return its number, or with `dry` show the command."""
+    """Submit a job and return its number; with `dry`, only show the command."""
     if dry:
         say(f"sbatch {shlex.join(words)}" + (f" <<'END'\n{text}END" if text else ""))
         return "JOB"
@@ -167,7 +176,7 @@ def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[st
 
 
 def _run_slurm(*words: str, given: str | None = None) -> str:
-    """Run a command of Slurm and return its output. Raises UserError if there is no such command, or it fails."""
+    """Run a command of Slurm and return its output; raise UserError if there is no such command, or if it fails."""
     try:
         done = subprocess.run(
             words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=ASK_S

@@ -1,4 +1,4 @@
-"""`fedmpi status` of a sweep, by its file or by its directory with sweep.json."""
+"""`fedmpi status` for a sweep, which is given by its file or by the directory of its runs with sweep.json."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Facts = dict[str, Any]
 
 
 def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
-    """Return the file and the overrides of the sweep in a directory.
+    """Return the sweep file and the overrides that sweep.json in the directory of the runs names.
 
     Raises:
-        UserError: no sweep.json, a secret that is left out of it, or a file that is missing.
+        UserError: if there is no sweep.json, a secret was left out of it, or the sweep file is missing.
     """
     content = files.json_of(place / SWEEP_LIST) or {}
     file, given = content.get("file"), content.get("overrides")
@@ -47,7 +47,11 @@ def listed_runs(place: Path) -> list[str]:
 
 
 def look(where: Path) -> tuple[Facts, list[str], int]:
-    """Return facts, lines and exit code of a run, of a sweep's directory, or of its file."""
+    """Return the status of a run or of a sweep: as a dict, as lines of text, and as an exit code.
+
+    Args:
+        where: a run directory, the directory of a sweep's runs, or a sweep file.
+    """
     if where.is_file() and where.suffix in (".yaml", ".yml"):
         if not is_sweep(where):
             raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
@@ -63,16 +67,16 @@ def look(where: Path) -> tuple[Facts, list[str], int]:
 
 
 def status_of_directory(place: Path) -> Facts:
-    """Return the status of the runs in sweep.json, and of all others in the directory."""
+    """Return the status of all runs that sweep.json lists, and of all further runs in the directory."""
     names = dict.fromkeys([*listed_runs(place), *(run.name for run in files.runs_in(place))])
     return _facts(place, [_one(place, name) for name in names])
 
 
 def status_of_file(sweep: Sweep) -> Facts:
-    """Return the status of all runs that are known: those of the file, and those with chosen candidates.
+    """Return the status of all known runs of a sweep, including those with chosen candidates.
 
     Raises:
-        UserError: a directory holds a run with other settings.
+        UserError: if a directory contains a run with other settings.
     """
     every = sweep.known_runs()
     place = every[0].output
@@ -88,10 +92,10 @@ def status_of_file(sweep: Sweep) -> Facts:
 
 
 def show(sweep: Sweep, say: Callable[[str], None]) -> int:
-    """Show the chosen candidates, a line for each run that is not done, and the numbers of runs by state.
+    """Show the chosen candidates, a line for each run that has begun and is not done, and the runs per state.
 
     Returns:
-        How many runs are missing.
+        The number of runs that are missing.
     """
     for choice in sweep.choices().values():
         assert sweep.best is not None
@@ -104,7 +108,7 @@ def show(sweep: Sweep, say: Callable[[str], None]) -> int:
 
 
 def code(facts: Facts) -> int:
-    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none runs, else 0."""
+    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none is active, or 0."""
     if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
         return run_status.BAD
     rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
@@ -112,7 +116,7 @@ def code(facts: Facts) -> int:
 
 
 def _one(place: Path, name: str) -> Facts:
-    """Return the status of one run; its console log is used if the run failed before it had a directory."""
+    """Return the status of one run, which its console log shows if the run failed before it made its directory."""
     run, log = place / name, place / f"{name}.log"
     facts: Facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
     facts |= dict.fromkeys(("rounds", "round_s", "eta_s", "checkpoint")) | {"rounds_done": 0}
@@ -132,7 +136,7 @@ def _facts(place: Path, runs: list[Facts]) -> Facts:
 
 
 def lines(facts: Facts) -> list[str]:
-    """Return a line for each run that has begun and is not done, then the numbers of runs by state."""
+    """Return a line for each run that has begun or is queued and is not done, and a line with the runs per state."""
     runs, counts = facts["runs"], facts["counts"]
     shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
     states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])

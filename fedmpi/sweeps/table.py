@@ -1,9 +1,10 @@
-"""`fedmpi table`: mean and standard deviation over seeds of every cell of a sweep, beside what others report.
+"""`fedmpi table`: mean and standard deviation over seeds of every cell of a sweep, beside published values.
 
 A cell is the mean over seeds of one metric of summary.json, or of analysis.jsonl (losses.shift), +- the sample standard
-deviation (n - 1). A difference is paired: the mean over seeds that both rows have of (row - first row), +- its standard
-error s / sqrt(n); `*` where 0 lies outside its 95 % interval by Student's t with n - 1 degrees of freedom, not
-corrected for the number of cells. docs/campaigns.md explains the signs beside published values.
+deviation (n - 1). Differences are paired: the mean of (row - first row) over the seeds that both rows have, +- its
+standard error s / sqrt(n). A `*` marks differences whose 95 % interval, by Student's t with n - 1 degrees of freedom,
+does not contain 0; it is not corrected for the number of cells. docs/campaigns.md explains the signs beside published
+values.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from fedmpi.sweeps import progress
 from fedmpi.sweeps.axes import OF, SEED, Axis, Published
 from fedmpi.sweeps.expand import Sweep
 
-Key = tuple[str, ...]  # a label of each axis but seed
-Done = tuple[dict[str, str], Settings, progress.State]  # a run that is done, by its labels
+Key = tuple[str, ...]  # a label of each axis except seed
+Done = tuple[dict[str, str], Settings, progress.State]  # labels, settings and state of a run that is done
 
 
 @dataclass
 class Cell:
-    """The results of the runs that differ by seed alone.
+    """One cell of the table: the results of runs that differ only in their seed.
 
     Attributes:
-        asked: the seeds that the sweep asks for; "" of a sweep without the axis seed.
-        values: seed -> metric, of runs that are done and whose metric is a number.
-        bad: seeds whose metric is not a number.
-        published: mean and standard deviation that others report.
+        asked: the seeds of the sweep; [""] if the sweep has no axis seed.
+        values: seed -> metric, for runs that are done and whose metric is a finite number.
+        bad: seeds of runs that are done and whose metric is not finite.
+        published: mean and standard deviation of a publication.
     """
 
     asked: list[str] = field(default_factory=list)
@@ -50,26 +51,28 @@ class Cell:
 
     @property
     def std(self) -> float:
-        """The sample standard deviation."""
+        """The sample standard deviation over seeds; nan for fewer than two seeds."""
         return stdev(self.values.values()) if len(self.values) > 1 else math.nan
 
     @property
     def missing(self) -> list[str]:
-        """Seeds whose run is not done."""
+        """The seeds whose run is not done."""
         done = {*self.values, *self.bad}
         return [seed for seed in self.asked if (seed not in done if seed else not done)]
 
 
 @dataclass(frozen=True)
 class Cells:
-    """The results of a sweep's runs.
+    """All cells of the table of a sweep, for one metric.
 
     Attributes:
-        axes: all but seed, the rows' first.
-        options: of the command that makes the table.
-        source: of the published values.
-        falling: whether less of the metric is better.
-        notes: remarks on the metric, and on what the runs do not have in common.
+        of: the part of summary.json from which the metric is taken, such as last or best.
+        axes: all axes except seed, beginning with the axis of the rows.
+        cells: the label of each axis -> the cell.
+        options: options of the command that makes the table.
+        source: the source of the published values.
+        falling: whether lower values of the metric are better.
+        notes: remarks on the metric and on differences between the runs.
     """
 
     sweep: Sweep
@@ -96,26 +99,27 @@ class Cells:
 
     @property
     def decimals(self) -> int:
-        """How many decimals are shown: enough for three digits of the largest value if that is small."""
+        """The number of decimals in the table: 2, or as many as the largest value needs for three digits."""
         most = max((abs(v) for cell in self.cells.values() for v in cell.values.values()), default=0.0)
         return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
     def heading(self, column: Key) -> str:
-        """Return the heading of a column: alpha 0.1 MNIST."""
+        """Return the heading of a column, such as `alpha 0.1 MNIST`."""
         named = zip(self.axes[1:], column, strict=True)
         each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
         return " ".join(each) or self.metric
 
 
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
-    """Collect one metric of the runs that are done.
+    """Collect one metric of all runs of a sweep that are done.
 
     Args:
-        metric, of: the metric and the round; default: those of the first published metric, else the last accuracy.
-        rows: the axis whose labels are the rows; default: the first.
+        metric: the metric; None: the first published metric, or the main metric of the runs if nothing is published.
+        of: the part of summary.json; None: that of the published metric, or last.
+        rows: the axis whose labels are the rows; None: the first axis.
 
     Raises:
-        UserError: no run is done, none has the metric, or they were made with different plug-ins or data.
+        UserError: if no run is done, none has the metric, or runs were made with different plug-ins or data.
     """
     given = {"--metric": metric, "--of": of, "--rows": rows}
     options = [word for name, value in given.items() if value for word in (name, value)]
@@ -165,25 +169,25 @@ def _done_runs(sweep: Sweep) -> list[Done]:
 
 
 def _choose_metric(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
-    """Return the metric that is asked for or published, its part of summary.json, and the published values."""
+    """Return the metric that was requested or published, its part of summary.json, and the published values."""
     candidates = [each for each in sweep.published if metric in (None, each.figure[1])]
     published = next((each for each in candidates if of in (None, each.figure[0])), None)
-    # What is published without saying of which round is compared with any.
+    # A published metric without a round is compared with any round.
     published = published or next((each for each in candidates if each.metric == each.figure[1]), None)
     if first := published or next(iter(candidates), None):
         of, metric = of or first.figure[0], first.figure[1]
     of = of or "last"
     is_diagnostic = metric is not None and progress.is_diagnostic(metric)
-    allowed = ("last", "mean_last_10") if is_diagnostic else OF  # no value of a diagnostic is the best one
+    allowed = ("last", "mean_last_10") if is_diagnostic else OF  # diagnostics have no best value
     if of not in allowed:
         raise UserError(f"--of: {of}; allowed: {', '.join(allowed)}")
     return metric, of, published
 
 
 def _name_in_most(known: Sequence[Mapping[str, Any]], metric: str | None, protocols: Sequence[str]) -> str:
-    """Return the metric, or its name in another protocol of evaluation (personal_accuracy) that more runs have.
+    """Return the name of a metric in the evaluation protocol that most runs have, such as personal_accuracy.
 
-    known: the metrics of each run.
+    `known` are the metrics of each run; without `metric`, the main metric of the first run is used.
     """
     if metric is None:
         metric = main_metric(known[0]) or ""
@@ -194,14 +198,14 @@ def _name_in_most(known: Sequence[Mapping[str, Any]], metric: str | None, protoc
 
 
 def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
-    """Return notes on runs that were not made with one version of the code.
+    """Check that runs were made with the same data and plug-ins, and return notes on different versions of the code.
 
     Raises:
-        UserError: they were made with other data or plug-ins, so that a mean would be over two things, and
-            checkpoint.changes=accept does not allow it.
+        UserError: if data or plug-ins differ, so that a mean over the runs has no meaning, and the runs do not have
+            checkpoint.changes=accept.
     """
     runs = {settings.name: settings for settings in shown}
-    if sweep.best is not None:  # those by which was chosen count, too
+    if sweep.best is not None:  # the tuning runs must match, too
         runs |= {settings.name: settings for _, settings in sweep.runs()}
     identities = [(settings, known) for settings in runs.values() if (known := progress.identity(settings)) is not None]
     notes, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
@@ -218,9 +222,16 @@ def _comparability_notes(sweep: Sweep, shown: Sequence[Settings]) -> list[str]:
 
 
 def verdict(cell: Cell, decimals: int) -> str:
-    """Judge the distance from the published value in published standard deviations, or in ours where there is none.
+    """Compare our mean with the published one, in units of the published standard deviation.
 
-    decimals: with which both are shown; values that read the same are equal.
+    If none is published, or it is 0, our standard deviation is used.
+
+    Args:
+        decimals: number of decimals in the table. Without a published standard deviation, means that agree to this
+            number of decimals are equal.
+
+    Returns:
+        "=" within one standard deviation, "~" within two, "!" outside, "?" if neither is known, "" without values.
     """
     if cell.published is None or not cell.values:
         return ""
@@ -235,12 +246,12 @@ def verdict(cell: Cell, decimals: int) -> str:
 
 
 def difference(cells: Cells, key: Key) -> tuple[float, float, str] | None:
-    """Compare a cell with that of the first row, seed by seed.
+    """Return the paired difference over seeds between a cell and the cell of the first row in the same column.
 
     Returns:
         The mean difference over the seeds that both cells have, its standard error, and a verdict: "better" or "worse"
-        ("higher" or "lower" for diagnostics of `analysis`) if 0 lies outside the 95 % interval, else "". None in the
-        first row, and if the cells have fewer than two seeds in common.
+        ("higher" or "lower" for diagnostics of `analysis`) if 0 lies outside the 95 % interval, otherwise "". None for
+        the first row, and if the cells have fewer than two seeds in common.
     """
     first, other = (cells.cells.get(each) for each in ((*cells.rows[0], *key[1:]), key))
     if first is None or other is None or first is other:
@@ -249,7 +260,7 @@ def difference(cells: Cells, key: Key) -> tuple[float, float, str] | None:
     if len(paired) < 2:
         return None
     mean, error = fmean(paired), stdev(paired) / math.sqrt(len(paired))
-    if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # equal differences say nothing of chance
+    if not error or abs(mean) <= stdtrit(len(paired) - 1, 0.975) * error:  # equal differences give no error
         return mean, error, ""
     if progress.is_diagnostic(cells.metric):
         return mean, error, "lower" if mean < 0 else "higher"

@@ -1,4 +1,4 @@
-"""A sweep's table as text, Markdown, LaTeX (booktabs) or CSV, and as a picture."""
+"""Write the table of a sweep as text, Markdown, LaTeX (booktabs) or CSV, or draw it as a figure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ Rows = list[list[str]]
 def show(
     sweep: Sweep, metric: str | None, of: str | None, rows: str | None, to: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Show the table, and write it to a file: .md, .tex, .csv, .txt, or as a picture: .png, .svg, .pdf."""
+    """Show the table of a sweep, and write it to a file if one is given. Other arguments are those of `table.collect`.
+
+    Args:
+        to: a file, whose suffix is the format: .md, .tex, .csv, .txt, or for a figure .png, .svg, .pdf.
+    """
     if to is not None and to.suffix not in ENDINGS:
         raise UserError(f"--to: {to}: a name that ends in {', '.join(ENDINGS)} is needed")
     cells = collect(sweep, metric, of, rows)
@@ -60,7 +64,7 @@ def show(
 
 
 def tables(cells: Cells) -> list[tuple[Rows, str]]:
-    """Return the table of means and, where rows can be paired, that of differences, each with its caption."""
+    """Return the table of means and, if rows can be paired, the table of differences, each with its caption."""
 
     def rows(keys: Sequence[Key], write: Callable[[Cells, Key], str]) -> Rows:
         return [[" ".join(row), *(write(cells, (*row, *column)) for column in cells.columns)] for row in keys]
@@ -80,7 +84,10 @@ def tables(cells: Cells) -> list[tuple[Rows, str]]:
 
 
 def _mean_cell(cells: Cells, key: Key) -> str:
-    """Return `52.00 ± 2.00 (2 of 3) [51.00 ± 1.00 =]`: ours, how many seeds it lacks, and the published value."""
+    """Format a cell as `52.00 ± 2.00 (2 of 3) [51.00 ± 1.00 =]`.
+
+    The parts are our mean and standard deviation, how many of its seeds are done, and the published value.
+    """
     cell = cells.cells.get(key)
     if cell is None:
         return ""
@@ -107,7 +114,7 @@ def _pair(cells: Cells, mean: float, spread: float) -> str:
 
 
 def caption(cells: Cells) -> str:
-    """Return a caption: the metric, and the command that makes the table."""
+    """Return the caption of the table of means, with the metric, the choice of `best`, and the command that made it."""
     what = f"{cells.metric.replace('_', ' ')}, {WHAT[cells.of]}"
     text = f"{what}, mean and sample standard deviation (n - 1) over {count(cells.seeds, 'seed')}"
     if cells.source:
@@ -121,7 +128,7 @@ def caption(cells: Cells) -> str:
 
 
 def gaps(cells: Cells) -> list[str]:
-    """Return the notes, and which cells and seeds are missing or not a number."""
+    """Return the notes below the table, including which cells and seeds are missing or not a number."""
     missing = {key: cell.missing for key, cell in cells.cells.items() if cell.missing}
     bad = {key: cell.bad for key, cell in cells.cells.items() if cell.bad}
     lines = list(cells.notes)
@@ -156,7 +163,7 @@ def _plain(cell: str) -> str:
 
 
 def latex(cells: Cells) -> str:
-    """Return a booktabs table; with several rows also one of paired differences."""
+    """Return the table in LaTeX (booktabs), and the table of paired differences if there is one."""
     (means, about), *paired = tables(cells)
     blocks = [_tabular(means, " ".join([about, *gaps(cells)])), *(_tabular(rows, words) for rows, words in paired)]
     return r"% \usepackage{booktabs}" + "\n" + "\n".join(blocks)
@@ -170,7 +177,7 @@ def _tabular(rows: Rows, notes: str) -> str:
 
 
 def _latex_row(row: Sequence[str]) -> str:
-    """Join cells; {} stands before a bracket, which would be an option of the line break before it."""
+    """Join the cells of a row; {} before a bracket keeps LaTeX from reading it as an option of the last line break."""
     return " & ".join(f"{{}}{escaped(c)}" if c.startswith("[") else escaped(c) for c in row) + r" \\"
 
 
@@ -184,7 +191,10 @@ def escaped(cell: str) -> str:
 
 
 def records(cells: Cells) -> list[dict[str, Any]]:
-    """Return an object for each cell: labels, mean, deviation, paired difference, published value; null: not known."""
+    """Return a dict for each cell with labels, mean, standard deviation, paired difference and published value.
+
+    Unknown numbers are None.
+    """
     rows = []
     for key, cell in cells.cells.items():
         numbers: dict[str, Any] = {"mean": cell.mean, "std": cell.std}
@@ -214,9 +224,10 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(cells: Cells, to: Path) -> None:
-    """Draw a line for each column over the labels of the rows: means, with bands of a standard deviation.
+    """Draw the table as a figure with one line per column over the labels of the rows.
 
-    A cell that lacks seeds is left out with a warning, as its mean would be over other seeds.
+    The lines are means with bands of one standard deviation. Cells that lack seeds are left out with a warning, because
+    their mean would be over other seeds.
     """
     from fedmpi.analysis import charts
 

@@ -1,8 +1,9 @@
-"""A sweep in which each method has the best of a few settings, chosen on validation rows before its table is made.
+"""Tune settings within a sweep: for each method, choose the best candidate on validation rows before the final runs.
 
-The section `best` names the candidates (`over`), the metric (`by`, `of`), the axes whose labels have a choice of their
-own (`per`), and the runs by which is chosen (`using`). The candidate with the best mean over these runs is taken; of
-equal ones the first. One of whose runs has diverged, or ended without a number, is not taken.
+The section `best` has the candidates (`over`), the metric (`by`, `of`), the axes for whose labels candidates are chosen
+separately (`per`), and the runs on which candidates are compared (`using`). The candidate with the best mean over these
+runs is chosen, the first one if several are equal. A candidate is excluded if one of its runs diverged, or ended
+without a number.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ FILE = "best.json"
 class BestSection(Section):
     """The section `best` of a sweep file."""
 
-    over: Annotated[dict[str, Any], Field(min_length=1)]  # axes of candidates; each combination is one
-    by: str  # accuracy: validation_accuracy of each run, on the rows that data.validation holds out
+    over: Annotated[dict[str, Any], Field(min_length=1)]  # axes of candidates; each combination is a candidate
+    by: str  # metric on the rows that data.validation holds out; accuracy: validation_accuracy of each run
     of: Literal["last", "mean_last_10", "best"] = "last"
-    per: list[str] | str | None = None  # null: all axes but `seed`
+    per: list[str] | str | None = None  # null: all axes except `seed`
     using: dict[str, Any] = {}  # axis -> labels; default: all
 
 
 @dataclass(frozen=True)
 class Best:
-    """What is chosen, and how."""
+    """The candidates of a sweep, and the rule by which one of them is chosen."""
 
     axes: tuple[Axis, ...]
     by: str
@@ -59,22 +60,29 @@ class Best:
 
     @property
     def measured(self) -> Document:
-        """The lowest layer of each run: validation rows are evaluated."""
+        """The lowest layer of each run's settings, which evaluates the metric on validation rows."""
         return loading.nested("evaluate.best.metric", self.by, "best.by")
 
     def tunes(self, labels: Mapping[str, str]) -> bool:
-        """Return whether candidates are tried on a run."""
+        """Return whether the run with these labels is used to compare candidates."""
         return all(labels[name] in chosen for name, chosen in self.using.items())
 
     def cell(self, labels: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the labels of the runs that share a choice."""
+        """Return the labels on the axes `per`; runs with equal ones share the chosen candidate."""
         return tuple(labels[name] for name in self.per)
 
 
 def read(
     path: Path, document: Document, axes: Sequence[Axis], labels: Sequence[Mapping[str, str]], section: BestSection
 ) -> Best:
-    """Return what the section `best` asks for. labels: of the sweep's runs. Raises UserError."""
+    """Check the section `best` of a sweep file and convert it to a `Best`.
+
+    Args:
+        labels: the labels of the sweep's runs.
+
+    Raises:
+        UserError: if the metric, an axis or a label is invalid, or there is no run on which to compare candidates.
+    """
     if section.by.startswith(("validation_", "personal_", "test_")):
         raise UserError(f"{path}: best.by: {show(section.by)}; loss or a metric of the task is needed: by: accuracy")
     names = [each.name for each in axes if each.name != SEED]
@@ -94,15 +102,15 @@ def read(
 
 @dataclass
 class Choice:
-    """The choice for one cell. values: each candidate's metric by run, nan if it diverged; missing: runs not done."""
+    """The choice of a candidate for one cell, that is for the runs that have the same labels on the axes `per`."""
 
-    cell: dict[str, str]
-    values: list[dict[str, float]]
-    missing: int = 0
-    chosen: dict[str, str] | None = None
+    cell: dict[str, str]  # axis -> label
+    values: list[dict[str, float]]  # for each candidate {run: metric}, nan if the run diverged
+    missing: int = 0  # number of runs that are not done
+    chosen: dict[str, str] | None = None  # labels of the chosen candidate
 
     def __str__(self) -> str:
-        """`method fedavg: train.lr 0.1`"""
+        """Return the choice as text: `method fedavg: train.lr 0.1`."""
         pairs = ((each or {}).items() for each in (self.cell, self.chosen))
         cell, chosen = (", ".join(f"{name} {label}" for name, label in each) for each in pairs)
         why = f"{count(self.missing, 'run')} not done" if self.missing else "every candidate has diverged"
@@ -112,7 +120,14 @@ class Choice:
 def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
     """Choose a candidate for each cell whose runs are done.
 
-    runs: those by which candidates are chosen. Raises UserError where a run lacks the metric.
+    Args:
+        runs: labels and settings of the runs on which candidates are compared.
+
+    Returns:
+        The choice of each cell; nothing is chosen if runs are missing or all candidates diverged.
+
+    Raises:
+        UserError: if a run lacks the metric.
     """
     choices: dict[tuple[str, ...], Choice] = {}
     candidates, lowest, falling = best.candidates, False, set[str]()
@@ -145,7 +160,7 @@ def _value(best: Best, state: progress.State, settings: Settings) -> float:
 
 
 def facts(best: Best, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
-    """Return the content of best.json: what was chosen for each cell, and by which figures."""
+    """Return the content of best.json: the chosen candidate of each cell, and the metrics of all candidates."""
     cells = []
     for each in choices.values():
         candidates = [

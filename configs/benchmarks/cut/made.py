@@ -1,4 +1,4 @@
-"""Made patients for the _small files of FLamby's benchmarks: as many sites, patients and columns, values at random."""
+"""Generate random patients for the _small files of FLamby's benchmarks, with the same sites, patients and columns."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +10,20 @@ import fedmpi
 
 
 def hospitals(root: Path) -> fedmpi.Dataset:
-    """740 patients of four hospitals, 13 inputs of mean 0 and deviation 1; who is ill follows a logistic model."""
+    """Return 740 patients of four hospitals, with 13 standard normal inputs and a disease from a logistic model."""
     g = torch.Generator().manual_seed(0)
     site = _sites([303, 261, 46, 130])
     x = torch.randn(len(site), 13, generator=g)
     pull = torch.randn(13, generator=g) * 0.5
-    offset = torch.tensor([-0.2, -0.6, 2.0, 1.0])[site]  # in Switzerland nearly all are ill
+    offset = torch.tensor([-0.2, -0.6, 2.0, 1.0])[site]  # nearly all patients in Switzerland are ill
     y = (torch.rand(len(site), generator=g) < torch.sigmoid(x @ pull + offset)).long()
     return _divided(x, y, site, 0.34, 2, ("cleveland", "hungarian", "switzerland", "va"))
 
 
 def regions(root: Path) -> fedmpi.Dataset:
-    """1,088 patients of six regions, an age in years and 38 columns of 0 and 1; targets are event and days.
+    """Return 1,088 patients of six regions: the age in years and 38 columns of 0 and 1; targets are event and days.
 
-    Both the time to death, of hazard exp(x . pull), and the time at which a patient is lost to sight are exponential.
+    The time to death, with hazard exp(x . pull), and the time until a patient is lost to follow-up are exponential.
     """
     g = torch.Generator().manual_seed(0)
     site = _sites([311, 196, 206, 162, 162, 51])
@@ -41,7 +41,7 @@ def _sites(sizes: Sequence[int]) -> Tensor:
 
 
 def _divided(x: Tensor, y: Tensor, site: Tensor, held: float, classes: int, names: tuple[str, ...]) -> fedmpi.Dataset:
-    """The last rows of each site are its test part."""
+    """Return a data set in which the last rows of each site, a fraction `held`, are its test rows."""
     sizes = torch.bincount(site).tolist()
     last = torch.cat([torch.arange(n) >= round(n * (1 - held)) for n in sizes])
     return fedmpi.Dataset(x[~last], y[~last], x[last], y[last], classes, site[~last], site[last], names)
