@@ -84,7 +84,7 @@ class FedAtom(Method):
         if self.alpha_fast != "keep":
             return self.inner.receive(client)
         slow = max(client.round - 1, 0) // self.period * self.period  # the last slow round before this one
-        keeps = client.state.trained > slow + 1  # rounds are counted from 1 here
+        keeps = client.state.trained > slow + 1  # `trained` is the round + 1; 0: never trained
         alpha = torch.where(keeps, client.state.alpha, client.take(COEF, client.received))
         return client.lift(COEF, alpha, into=client.received)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmpi.method import CLASSES, ONE_CLASS, Client, Method, option
 
-ABSENT = 1e-8  # samples of a class that the client does not have
+ABSENT = 1e-8  # number of samples that a class without samples counts as
 
 
 @dataclass(frozen=True)

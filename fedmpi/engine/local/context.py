@@ -79,7 +79,7 @@ class ClientContext(Client):
             self.received = compose(messages.shared, broadcast._w, messages.personal, kept._w)
         if not messages.shared_b.whole:
             self.b0 = compose(messages.shared_b, broadcast._b, messages.personal_b, kept._b)
-        self.w0 = self.received  # until local training begins
+        self.w0 = self.received  # replaced when local training starts
         # torch's count of in-place writes to w at the time when w became w0; the engine's own writes are not counted.
         # None if w is not w0.
         self.version_at_w0: int | None = None

@@ -25,7 +25,7 @@ PASSES_BEFORE_CAPTURE = 3
 # client may have another shape.
 MOST_CAPTURED = 64
 
-KNOWN = ("torch", "torchvision", "fedmpi")  # packages
+KNOWN = ("torch", "torchvision", "fedmpi")  # top-level packages
 
 Passes = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> loss; leaves gradients with the parameters
 

@@ -6,8 +6,8 @@ step, on its batch, g_p = grad L_p at w, and g_u is the gradient that the optimi
 decay:
     cosine = <g_u, g_p> / (|g_u| |g_p|)
 over the trained parameters, and over those of the head, which FedSOL perturbs. If it is negative, the step raises L_p.
-At w = w0, where g_p = 0, there is no cosine. For L_p models are in evaluation mode, without dropout and changes of batch
-statistics.
+At w = w0, where g_p = 0, there is no cosine. L_p is computed in evaluation mode, without dropout; batch statistics do
+not change.
 """
 
 from __future__ import annotations
