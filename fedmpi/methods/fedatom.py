@@ -7,7 +7,7 @@ layers. Clients train the factors and the server averages them separately. Clien
     alpha <- sum_k p_k alpha_k,   D <- sum_k p_k D_k,   theta_h <- sum_k p_k theta_h,k;   W is never averaged   (2)
 Rounds that `period` = 1 / beta divides are slow. In the others, the fast rounds, only D and theta_h are sent, and the
 server's alpha does not change. alpha_fast decides about the clients' own alpha_k in fast rounds:               (3)
-    discard: clients train alpha_k and the result is not used (Algorithm 2)
+    discard: clients train alpha_k, but the result is not used (Algorithm 2)
     freeze: clients do not train alpha_k
     keep: clients continue from their alpha_k, in the next slow round, too, in which they upload it (the drift of the
         proof, A.4.2)

@@ -1,7 +1,7 @@
 """FedExP. Jhunjhunwala, Wang, Joshi. Speeding Up Federated Averaging via Extrapolation. ICLR 2023.
 https://arxiv.org/abs/2301.09604
 
-The server moves further than the mean update D, the more the more the clients' updates D_i disagree.
+The server's step is the mean update D times a factor eta_g >= 1, which grows if the clients' updates D_i disagree.
 eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||D||^2 + eps))),   D_i = w_i - w,  D = sum_i p_i D_i                   (1)
 w    <- w + eta_g D                                                                                            (2)
 The paper's p_i are equal (cohort.weighting: uniform). The authors' code has m eps in place of eps in (1), and

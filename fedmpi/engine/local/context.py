@@ -247,7 +247,7 @@ class ClientContext(Client):
         return value.detach() if shape and value.requires_grad else value
 
     def note(self, loss: Tensor) -> None:
-        """Record the loss of the current step, unless there is one: the first is that at the current weights."""
+        """Record the first loss of a step, which is the one at the current weights, and ignore later ones."""
         if self.step_loss is None:
             self.step_loss = loss.detach()
 
@@ -280,7 +280,7 @@ class ClientContext(Client):
 
     @contextmanager
     def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
-        """Make one of the passes of a step within this context, at weights `at` (d,), default the current ones.
+        """Load weights `at` (d,) and buffers for one pass of a step within this context, then restore the current ones.
 
         The first pass of a step updates batch statistics, at any weights, unless `buffers` are given; further passes
         do not.
@@ -306,7 +306,7 @@ class ClientContext(Client):
 
     @contextmanager
     def elsewhere(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
-        """Load weights w (d,) and buffers b within this context, without recording losses; then restore everything."""
+        """Load another model, w (d,) and b (b,), within this context, without recording its losses; then restore all."""
         model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
         names = ("version_at_w0", "steps", "a", "losses", "watch", "optim")

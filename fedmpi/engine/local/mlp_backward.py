@@ -33,7 +33,7 @@ def _places(layer: nn.Linear) -> Places:
 
 
 class MLPBackward:
-    """Computes the loss of a chain of layers and its gradients without autograd."""
+    """A function that computes the loss of a batch and its gradients for one chain of layers, without autograd."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = layers
@@ -44,7 +44,7 @@ class MLPBackward:
 
     @staticmethod
     def of(module: nn.Module, task: Any, flat: bool) -> MLPBackward | None:
-        """Return an MLPBackward for a module and a task, or None if they are not such a chain and the cross-entropy.
+        """Return an MLPBackward, or None if the module is not such a chain or the task not the mean cross-entropy.
 
         Args:
             flat: whether samples are vectors.
@@ -67,7 +67,7 @@ class MLPBackward:
         return MLPBackward(layers) if fits and type(task).loss is Classification.loss and task.plain else None
 
     def begin(self) -> None:
-        """Let the parameters' .grad be the tensors to which calls write."""
+        """Make later calls write gradients to the parameters' .grad; needed before the first call of each fit."""
         for p, g in self.gradients:
             p.grad = g
         self.at = [_places(layer) if isinstance(layer, nn.Linear) else None for layer in self.layers]

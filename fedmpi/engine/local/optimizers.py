@@ -99,6 +99,6 @@ class OptimizerState:
         return {ROWS: self.rows, STEPS: self.steps.to(self.rows.dtype)}
 
     def of(self, segments: Sequence[Segment]) -> Moments:
-        """Return views of the state: for each slot the tensors of these segments; the segments' numbers of steps ()."""
+        """Return views of the state of these segments: for each slot their tensors; their numbers of steps ()."""
         rows = [[s.view(row) for s in segments] for row in self.rows]
         return rows, [self.steps[self.places[s.name]] for s in segments]

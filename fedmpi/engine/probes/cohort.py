@@ -26,7 +26,7 @@ class Model(NamedTuple):
 class Cohort:
     """The m clients of a round, as one rank sees them; `mine`, `moved` and `steps` contain this rank's clients only.
 
-    A rank without clients must not load a model, because on a rank 0 that only serves it is the server's.
+    A rank without clients loads no model: the model of a rank 0 without clients is the server's.
     """
 
     t: int  # the round

@@ -1,4 +1,4 @@
-"""The angle between local steps and the gradient of the proximal loss of FedSOL (its Fig. 3).
+"""The cosine between the gradients of local steps and the gradient of FedSOL's proximal loss (FedSOL, Fig. 3).
 
     L_p = KL(softmax(f_w0 / tau) || softmax(f_w / tau)), mean over samples, tau = 3
 This is FedSOL's Eq. 5 with the paper's tau. It is used for every method, so that methods can be compared. At each local

@@ -1,7 +1,7 @@
-"""The probes of a run, which train local models once more beside a round and measure them at its end.
+"""The probes of a run, which train the local models of a round separately and measure them after the round.
 
 In a measured round clients are trained twice with the same random numbers, so that both results are equal to the bit.
-The round itself does not change, nor does its traffic count. Results do not depend on the number of ranks.
+The round itself and its recorded traffic do not change. Results do not depend on the number of ranks.
 """
 
 from __future__ import annotations
