@@ -1,7 +1,7 @@
 """APFL. Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. https://arxiv.org/abs/2003.13461
 
 Each client mixes a model v_k of its own with the global model, and learns the mixing weight alpha_k. w_k is trained
-and uploaded as in FedAvg; v_k and alpha_k stay with the client. The client's model is
+and uploaded as in FedAvg; v_k and alpha_k are client state. The client is evaluated with
     u = alpha_k v_k + (1 - alpha_k) w                  with the aggregated w                                   (1)
 A local step; all gradients are taken on one batch and at the old values:
     w_k     <- w_k - lr grad f(w_k)                                                                            (2)

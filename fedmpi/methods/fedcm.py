@@ -1,6 +1,6 @@
 """FedCM. Xu, Wang, Wang, Yao. Federated Learning with Client-level Momentum. 2021. https://arxiv.org/abs/2106.10874
 
-Clients add the direction in which the cohort moved in the previous round to each of their gradients.
+Clients mix each gradient with the mean direction of the cohort's steps in the previous round.
 v      = alpha g + (1 - alpha) Delta,   w_k <- w_k - lr v          local step                            (1)
 Delta <- sum_k p_k (w - w_k) / (lr a_k)                            the mean direction of the round's steps (2)
 w     <- sum_k p_k w_k                                                                                   (3)

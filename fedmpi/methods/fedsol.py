@@ -12,9 +12,9 @@ Lambda, although rounding, dropout or batch statistics would give a small gradie
 come from one pass through the body. The norm in (7) is over a layer, weight and bias together. norm: tensor normalises
 each tensor separately; norm: dim0 is the authors' code. Table 5 of the paper compares values of layers and adaptive.
 
-prox: takes g_p from the regularizer of another method, and keeps that method's server and client state. Its client
-state must not assume that steps follow the regularizer, because (4) contains no such step. Table 4 of the paper, with
-SCAFFOLD, FedNova, FedDyn and MOON, is configs/papers/fedsol_table4.py; the ablations of Table 10 are
+With prox, g_p is the gradient of another method's regularizer, and that method's server and client state are kept. Its
+client state must not assume that steps follow the regularizer, because (4) contains no such step. Table 4 of the paper,
+with SCAFFOLD, FedNova, FedDyn and MOON, is configs/papers/fedsol_table4.py; the ablations of Table 10 are
 configs/papers/fedsol_table10.py.
 """
 

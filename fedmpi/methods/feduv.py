@@ -6,8 +6,7 @@ L = CE + mu U(z) + lam V(softmax f)                                             
 U = mean_{i<j} exp(-||z_i - z_j||^2 / sigma),   sigma = median of the non-zero squared distances             (2)
 V = mean_c h(1/sqrt(C) - std_b P_bc)            h(t) = max(t, 0); std unbiased, 1/sqrt(C) that of one-hot P  (3)
 z is the input of the head. U and V of a batch of one sample are 0. Table 6 of the paper compares h(t) = t (hinge: none)
-and t^2 (hinge: squared). The gradient includes that of sigma, as in the authors' code, unless
-detach_sigma: true.
+and t^2 (hinge: squared). As in the authors' code, sigma has a gradient, too, unless detach_sigma: true.
 """
 
 from dataclasses import dataclass

@@ -306,7 +306,7 @@ class ClientContext(Client):
 
     @contextmanager
     def elsewhere(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
-        """Load another model, w (d,) and b (b,), within this context, without recording its losses; then restore all."""
+        """Load another model, w (d,) and b (b,), within this context, without recording its losses; then restore."""
         model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
         names = ("version_at_w0", "steps", "a", "losses", "watch", "optim")
