@@ -34,7 +34,7 @@ def class_means(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prototype_loss(z: Tensor, y: Tensor, protos: Tensor, known: Tensor) -> Tensor:
-    """Return the mean squared distance of features to the prototypes of their classes.
+    """Return the mean squared error (), over B and z, between features and the prototypes of their classes.
 
     Args:
         z: (B, z) features.
@@ -46,7 +46,7 @@ def prototype_loss(z: Tensor, y: Tensor, protos: Tensor, known: Tensor) -> Tenso
 
 
 def simplex_minimum(P: Tensor) -> Tensor:
-    """Return argmin_a a' P a subject to a >= 0, sum a = 1, as (m,) float64.
+    """Return the weights a (m,) float64 that minimise a' P a subject to a >= 0, sum a = 1.
 
     The optimality conditions are those of  min_{x >= 0} x' P x / 2 - sum x  with a = x / sum x. With P = R' R this is a
     non-negative least squares problem, which an active-set method solves exactly.

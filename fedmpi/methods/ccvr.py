@@ -90,14 +90,17 @@ class CCVR(Method):
 
 
 def statistics(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mu and Sigma of (1) for features (n, z) -> (z,), (z, z); zeros if there are too few."""
+    """Return mean and covariance (1) of features z (n, z) -> (z,), (z, z); zeros if there are too few."""
     mu = z.double().sum(0) / max(len(z), 1)
     centred = z.double() - mu
     return mu.to(z.dtype), (centred.T @ centred / max(len(z) - 1, 1)).to(z.dtype)
 
 
 def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Return N_c, mu_c, Sigma_c of (1), (2) in float64.   (m,), (m, z), (m, z, z) -> (), (z,), (z, z)"""
+    """Pool the clients' statistics of a class: return the number of samples, mean and covariance of (1), (2) in float64.
+
+    (m,), (m, z), (m, z, z) -> (), (z,), (z, z)
+    """
     n, mu, sigma = n.double().cpu(), mu.double().cpu(), sigma.double().cpu()
     N = float(n.sum())
     mean = n @ mu / max(N, 1)

@@ -63,7 +63,7 @@ class FedALA(Method):
         return self.mixed(client, W)
 
     def learn(self, client: Client, W: Tensor) -> Tensor:
-        """Update W in place by one pass of (2) over this round's share of the rows; return the last batch's loss."""
+        """Update the mixing weights W in place by one pass of (2) over a share of the rows; return the last batch's loss."""
         losses = [client.w.new_zeros(())]
         left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
         if left > 1 and left % size == 1:
@@ -88,7 +88,7 @@ class FedALA(Method):
         return client.take(HEAD, flat) if self.layers == "head" else flat
 
     def mixed(self, client: Client, W: Tensor) -> Tensor:
-        """Return the mixed weights u of (1), (d,)."""
+        """Return the mixture u (1) of the received model and the client's last one, with weights W.   -> (d,)"""
         here = self.part(client, client.state.last) + W * self.part(client, client.received - client.state.last)
         return client.lift(HEAD, here, into=client.received) if self.layers == "head" else here
 

@@ -34,7 +34,7 @@ class FedDecorr(Method):
 
 
 def correlations(z: Tensor, scale: str = "code") -> Tensor:
-    """Return ||K||_F^2 / d^2 of (2), or the term (3) with scale="code", for features (B, d) -> ()."""
+    """Return the correlation penalty of features (B, d) -> (): ||K||_F^2 / d^2 of (2), or (3) with scale="code"."""
     B, d = z.shape
     if B < 2 or d < 2:
         return z.new_zeros(())

@@ -48,6 +48,6 @@ def discrepancy(counts: Tensor, metric: str = "kl") -> Tensor:
 
 
 def weights(p: Tensor, d: Tensor, a: float, b: float) -> Tensor:
-    """Return the weights p' of (2) from p and d.   (m,), (m,) -> (m,)"""
+    """Return the aggregation weights p' of (2) from the cohort's weights p and discrepancies d.   (m,), (m,) -> (m,)"""
     score = (p - a * d + b).clamp(min=0)
     return score / score.sum() if (a or b) and score.any() else p

@@ -74,6 +74,6 @@ class FedFomo(Method):
 
 
 def usefulness(at_base: Tensor, losses: Tensor, moves: Tensor) -> Tensor:
-    """Return u of (1) from L_i(b_i) (), L_i(theta_n) (n,) and theta_n - b_i (n, d), as (n,) float64."""
+    """Return the usefulness u_n (1) of models from L_i(b_i) (), L_i(theta_n) (n,), theta_n - b_i (n, d).   -> (n,)"""
     length = moves.double().norm(dim=1)
     return torch.where(length > 0, (at_base - losses) / length.clamp(min=1e-300), 0.0)

@@ -38,7 +38,7 @@ class FedUV(Method):
 
 
 def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
-    """Return U of (2) for features (B, z) -> (); it is 1 if all features are equal.
+    """Return the uniformity U (2) of features (B, z) -> (); it is 1 if all features are equal.
 
     >>> round(uniformity(torch.tensor([[0.0, 0], [1, 0], [0, 2]])).item(), 5)  # distances 1, 4, 5
     0.47773
@@ -52,7 +52,7 @@ def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
 
 
 def variance(P: Tensor, hinge: str = "linear") -> Tensor:
-    """Return V of (3) for probabilities (B, c) -> ()."""
+    """Return the variance term V (3) of predicted probabilities (B, c) -> ()."""
     if len(P) < 2:
         return P.new_zeros(())
     lacking = P.shape[1] ** -0.5 - P.std(0)

@@ -40,6 +40,6 @@ class GradProj(Method):
 
 
 def without_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
-    """Return g_l without its component against g_p, or g_l if g_p is only rounding noise.   (d,), (d,) -> (d,)"""
+    """Return g_l without its component against g_p (1); g_l if g_p is only rounding noise.   (d,), (d,) -> (d,)"""
     along, square = g_l @ g_p, g_p @ g_p
     return torch.where((along < 0) & (square >= 1e-24), g_l - along / square * g_p, g_l)  # (1)

@@ -58,7 +58,9 @@ class KNNPer(Method):
 
 
 def neighbours(far: Tensor, y: Tensor, k: int, classes: int, width: float) -> Tensor:
-    """Return p_knn of (2) with s_j = exp(-far_j / width).   far (B, n) >= 0, labels (n,) -> (B, classes)
+    """Return class probabilities p_knn (2) by the k nearest samples, with similarities s_j = exp(-far_j / width).
+
+    Distances far (B, n) >= 0, labels (n,) -> (B, classes)
 
     The smallest distance is subtracted first, so that not all similarities underflow to 0; the factor cancels in (2).
     """

@@ -41,7 +41,7 @@ class MOON(Method):
 
 
 def contrastive(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """Return l_con of (1), which is small if z is similar to `near` and dissimilar to `far`.   3 times (B, z) -> ()
+    """Return the contrastive loss (1), small if z is similar to `near` and dissimilar to `far`.   3 times (B, z) -> ()
 
     The difference of the unit vectors is formed first. If near equals far, it is exactly 0, and so is the gradient.
     """
