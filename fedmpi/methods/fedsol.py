@@ -77,7 +77,7 @@ class FedSOL(Method):
         return client.grad(x, y, at=at, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))  # (5)
 
     def perturbation(self, client: Client, g_p: Tensor, adaptive: bool = True) -> Tensor:
-        """Return the perturbation eps (6) of the weights from g_p, zero outside the perturbed tensors.   (d,) -> (d,)"""
+        """Return the perturbation eps (6) for the gradient g_p, zero outside the perturbed tensors.   (d,) -> (d,)"""
         g, strength = torch.zeros_like(g_p), torch.zeros_like(g_p)
         for tensors in self.perturbed(client):
             moved = [s.view(client.w) - s.view(client.w0) for s in tensors]
