@@ -97,7 +97,7 @@ def statistics(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Return a class's number of samples, mean and covariance over all clients from the clients' own, (1), (2), float64.
+    """Combine the clients' statistics of a class into N_c, mu_c and Sigma_c over all clients, (1), (2), in float64.
 
     (m,), (m, z), (m, z, z) -> (), (z,), (z, z)
     """

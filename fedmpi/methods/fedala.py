@@ -63,7 +63,7 @@ class FedALA(Method):
         return self.mixed(client, W)
 
     def learn(self, client: Client, W: Tensor) -> Tensor:
-        """Update W in place by one pass of (2) over the round's share of the rows; return the loss of the last batch."""
+        """Update W in place by one pass of (2) over a random share of the rows; return the loss of the last batch."""
         losses = [client.w.new_zeros(())]
         left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
         if left > 1 and left % size == 1:
