@@ -1,4 +1,4 @@
-"""The registry of methods: name -> "module:Class". Listing it imports nothing."""
+"""The registry of methods, which maps a name to "module:Class". Listing the names imports no method."""
 
 from fedmpi.common.registry import PluginKind
 

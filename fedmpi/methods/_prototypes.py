@@ -1,4 +1,4 @@
-"""Class prototypes and mixtures of heads: pure functions of FedProto and FedPAC.   c classes, z features, m clients."""
+"""Functions for class prototypes and mixtures of heads (FedProto, FedPAC).   c classes, z features, m clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch import Tensor
 
 
 def class_sums(rows: Iterable[tuple[Tensor, Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per class: sum of z (c, z), count (c,), sum of ||z||^2 (c,).   rows: (z, outputs, y), batch after batch"""
+    """Return for each class the sum of its features z (c, z), their number (c,), and the sum of ||z||^2 (c,).
+
+    Args:
+        rows: (z, outputs, y) of each batch.
+    """
     totals: tuple[Tensor, Tensor, Tensor] | None = None
     for z, _, y in rows:
         totals = totals or (z.new_zeros(classes, z.shape[1]), z.new_zeros(classes), z.new_zeros(classes))
@@ -21,21 +25,34 @@ def class_sums(rows: Iterable[tuple[Tensor, Tensor, Tensor]], classes: int) -> t
 
 
 def class_means(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Means of classes that occur, zeros for the others; and which occur.   (c, z), (c,) -> (c, z), (c,) of 0 or 1."""
+    """Return the mean of each class, zeros for classes without samples, and a mask that is 1 for classes with samples.
+
+    (c, z), (c,) -> (c, z), (c,)
+    """
     present = (counts > 0).to(sums.dtype)
     return sums / counts.clamp(min=1)[:, None], present
 
 
 def prototype_loss(z: Tensor, y: Tensor, protos: Tensor, known: Tensor) -> Tensor:
-    """MSE(z, P_y), mean over B and z; samples whose class has no prototype add 0.   (B, z), (B,), (c, z), (c,) -> ()"""
+    """Return the mean squared error (), over B and z, between features and the prototypes of their classes.
+
+    Args:
+        z: (B, z) features.
+        y: (B,) labels.
+        protos: (c, z) prototypes.
+        known: (c,) 1 for classes with a prototype, 0 for others, whose samples add 0 to the mean.
+    """
     return ((z - protos[y]).square() * known[y][:, None]).mean()
 
 
 def simplex_minimum(P: Tensor) -> Tensor:
-    """argmin_a a' P a  subject to  a >= 0, sum a = 1,  P (m, m) symmetric positive semidefinite -> (m,) float64.
+    """Return the weights a (m,) float64 that minimise a' P a subject to a >= 0, sum a = 1.
 
-    The optimality conditions are those of  min_{x >= 0} x' P x / 2 - sum x  with a = x / sum x; with P = R' R that is a
-    non-negative least squares problem, solved exactly by its active-set method.
+    The optimality conditions are those of  min_{x >= 0} x' P x / 2 - sum x  with a = x / sum x. With P = R' R this is a
+    non-negative least squares problem, which an active-set method solves exactly.
+
+    Args:
+        P: (m, m) symmetric positive semidefinite matrix.
 
     >>> simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
     tensor([0.2500, 0.7500], dtype=torch.float64)
@@ -43,7 +60,7 @@ def simplex_minimum(P: Tensor) -> Tensor:
 
     m = len(P)
     if not P.isfinite().all():
-        return torch.full((m,), torch.nan, dtype=torch.float64)  # a client diverged; the engine names it
+        return torch.full((m,), torch.nan, dtype=torch.float64)  # a client diverged; the engine reports which
     ridge = 1e-12 * P.diagonal().sum().clamp(min=1e-30) * torch.eye(m, dtype=torch.float64)
     R = torch.linalg.cholesky(P.double() + ridge, upper=True)
     b = torch.linalg.solve_triangular(R.T, torch.ones(m, 1, dtype=torch.float64), upper=False)[:, 0]
@@ -52,9 +69,15 @@ def simplex_minimum(P: Tensor) -> Tensor:
 
 
 def head_mixture(h: Tensor, V: Tensor, i: int) -> Tensor:
-    """a_i = argmin_{a >= 0, sum a = 1} a' (diag V + Delta^i) a;  Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>.
+    """Return the weights with which FedPAC mixes the cohort's heads into that of client i, (m,) float64.
 
-    h (m, c, z), V (m,) -> (m,) float64. Entries up to 1e-3 count as zero, as in the FedPAC authors' code.
+    a_i = argmin_{a >= 0, sum a = 1} a' (diag V + Delta^i) a;  Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>.
+    Entries up to 1e-3 are set to zero, as in the FedPAC authors' code.
+
+    Args:
+        h: (m, c, z) class means times class shares.
+        V: (m,) variance terms.
+        i: position of the client in the cohort.
     """
     differences = (h[i] - h).flatten(1).double().cpu()  # (m, c z)
     a = simplex_minimum(V.double().cpu().diag() + differences @ differences.T)

@@ -1,4 +1,4 @@
-"""Terms that several methods' losses and steps share: pure functions.   B batch, c classes, d parameters."""
+"""Functions that the losses and steps of several methods share.   B batch, c classes, d parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import kl_div
 
 
 def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """KL(softmax(teacher / tau) || softmax(f / tau)), batch mean, without the factor tau^2.   (B, c), (B, c) -> ()
+    """Return KL(softmax(teacher / tau) || softmax(f / tau)), batch mean, without tau^2.   (B, c), (B, c) -> ()
 
     >>> t, s = torch.tensor([[1.0, 1, 0], [0, 0, 2]]), torch.tensor([[2.0, 0, 0], [0, 1, 0]])
     >>> round(distillation(s, t, 1.0).item(), 6)
@@ -18,19 +18,19 @@ def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
 
 
 def retention(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
-    """`distillation` whose gradient is exactly 0 where student and teacher say the same.   (B, c), (B, c) -> ()
+    """Return `distillation`, with a gradient that is exactly 0 if f and teacher are equal.   (B, c), (B, c) -> ()
 
-    Near w0 the gradient is what rounding leaves of it, some 1e-8 long. A rule that asks for its direction alone
-    (FedSOL, GradProj) would take that noise for one. "The same" is up to rounding: kernels may round differently with
-    autograd. For w = w0 itself there is `client.at_w0`: with dropout or batch normalisation logits cannot tell, because
-    the student trains and the teacher does not.
+    Near w0 the gradient consists of rounding errors, with a norm of about 1e-8. Methods that use only its direction
+    (FedSOL, GradProj) would follow this noise. Logits count as equal if they differ by rounding errors only, since
+    kernels may round differently with autograd. To recognise w = w0 use `client.at_w0`: with dropout or batch
+    normalisation the logits of student and teacher differ even there, because only the student is in training mode.
     """
     loss = distillation(f, teacher, tau)
     return torch.where(differ(f.detach(), teacher), loss, torch.zeros_like(loss))
 
 
 def differ(x: Tensor, y: Tensor) -> Tensor:
-    """Whether two tensors differ by more than rounding: 8 units in the last place of the largest entry.   -> () bool
+    """Return whether tensors differ by more than rounding, 8 units in the last place of the largest entry, as () bool.
 
     Logits that differ by less give a gradient in float32 that has little to do with the true one (cosine below .9).
     """
@@ -38,12 +38,16 @@ def differ(x: Tensor, y: Tensor) -> Tensor:
 
 
 def perturbation(g: Tensor, rho: float, strength: Tensor | None = None) -> Tensor:
-    """eps = rho strength g / ||g||, strength 1 if not given; 0 where g is nothing but rounding noise.   (d,) -> (d,)"""
+    """Return the perturbation rho strength g / ||g||, or 0 if g consists of rounding errors only.   (d,) -> (d,)
+
+    Args:
+        strength: (d,) factors; None: 1.
+    """
     length = g.norm()
     scale = torch.where(length < 1e-10, 0.0, rho / length)
     return (g if strength is None else strength * g) * scale
 
 
 def share_of_norm(moved: Tensor, norm: str = "tensor") -> Tensor:
-    """|moved| / ||moved||, elementwise in [0, 1]; norm of the whole tensor, or along its first dimension (dim0)."""
+    """Return |moved| / ||moved||, elementwise in [0, 1]; norm="dim0" takes norms along the first dimension."""
     return moved.abs() / moved.norm(dim=0 if norm == "dim0" else None, keepdim=True).clamp(min=1e-12)

@@ -1,15 +1,17 @@
 """APFL. Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. https://arxiv.org/abs/2003.13461
 
-w_k: FedAvg's, uploaded;  v_k, alpha_k: the client's own;  it uses u = alpha_k v_k + (1 - alpha_k) w             (1)
-A local step, all gradients on one batch and at the old values:
+Each client mixes a model v_k of its own with the global model, and learns the mixing weight alpha_k. w_k is trained
+and uploaded as in FedAvg; v_k and alpha_k are client state. The client is evaluated with
+    u = alpha_k v_k + (1 - alpha_k) w                  with the aggregated w                                   (1)
+A local step; all gradients are taken on one batch and at the old values:
     w_k     <- w_k - lr grad f(w_k)                                                                            (2)
     v_k     <- v_k - lr alpha_k grad f(u_k),      u_k = alpha_k v_k + (1 - alpha_k) w_k                         (3)
-    alpha_k <- alpha_k - lr <v_k - w_k, grad f(u_k)>, kept in [0, 1]                                            (4)
-(4) is made at the first step of a round (adapt: round), at every step, or never. The authors' code mixes the two
-models' outputs where (1) mixes weights, takes the new w_k in (3), adds 0.02 alpha_k to the slope in (4), and is judged
-by w_k; here (1) has the aggregated w. The figure `alpha` is the cohort's mean. train.weight_decay acts on w_k alone; in
-networks with dropout the second gradient draws masks of its own. Batch statistics are mixed as (1) mixes weights; those
-of v_k are moved by the passes at u_k.
+    alpha_k <- alpha_k - lr <v_k - w_k, grad f(u_k)>, clipped to [0, 1]                                         (4)
+(4) is applied in the first step of a round (adapt: round), in every step, or never. The authors' code mixes the outputs
+of the two models where (1) mixes weights, uses the new w_k in (3), adds 0.02 alpha_k to the slope in (4), and evaluates
+w_k. The metric `alpha` is the cohort's mean. train.weight_decay applies to w_k only. In networks with dropout the
+second gradient draws its own masks. Batch statistics are mixed as the weights in (1); those of v_k are updated by the
+passes at u_k.
 """
 
 from dataclasses import dataclass

@@ -1,15 +1,15 @@
 """CCVR, classifier calibration with virtual representations. Luo, Chen, Hu, Zhang, Liang, Feng. No Fear of
 Heterogeneity. NeurIPS 2021. https://arxiv.org/abs/2106.05001
 
-Rounds 0 .. T-2 are FedAvg's. In the last one nobody trains; clients send statistics of the features z of their samples
-of each class, under the model received, and the server trains the head anew on features drawn from them:
+Rounds 0 .. T-2 are FedAvg. In the last round no client trains. Clients send class-wise statistics of the features z of
+their samples under the received model, and the server retrains the head on features drawn from these statistics:
     N_ck, mu_ck, Sigma_ck (unbiased)                          N_c = sum_k N_ck,   mu_c = sum_k N_ck mu_ck / N_c     (1)
     Sigma_c = sum_k ((N_ck - 1) Sigma_ck + N_ck (mu_ck - mu_c)(mu_ck - mu_c)') / (N_c - 1)                         (2)
-    `samples` draws z ~ N(mu_c, Sigma_c) for each class c;    head <- SGD on CE(head(z), c), from the head there is  (3)
-(2) is the covariance of all clients' samples of the class, in a form that does not cancel. A class with fewer than two
-samples has no draws. The statistics are those of the last round's cohort: cohort.fraction: 1 asks everybody. So T
-rounds are T - 1 rounds of training and this one, which has no train_loss. How the head is trained is not known from the
-paper; the defaults are a public reproduction's, without its weight decay of 1e-5.
+    `samples` draws z ~ N(mu_c, Sigma_c) for each class c;    head <- SGD on CE(head(z), c), from the global head    (3)
+(2) is the covariance over all clients' samples of the class, in a form without cancellation. No features are drawn for
+a class with fewer than two samples. The statistics are those of the last round's cohort; with cohort.fraction: 1 they
+are those of all clients. T rounds are thus T - 1 rounds of training and this one, which has no train_loss. The paper
+does not say how the head is trained; the defaults are those of a public reproduction, without its weight decay of 1e-5.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,8 @@ class CCVR(Method):
     def travels(self, t: int, rounds: int) -> Travel:
         if t < rounds - 1:
             return Travel(slots=("dw",))
-        return Travel(groups=(HEAD,), slots=("counts", "means", "covariances"))  # what the server moves, what goes up
+        # The server changes the head; clients upload statistics.
+        return Travel(groups=(HEAD,), slots=("counts", "means", "covariances"))
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         head = getattr(module, "head", None)
@@ -57,7 +58,7 @@ class CCVR(Method):
         if client.round < client.rounds - 1:
             return Row(), State()
         z, y = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.passes()), strict=True))
-        each = map(statistics, z[y.argsort(stable=True)].split(client.label_counts.tolist()))  # class by class
+        each = map(statistics, z[y.argsort(stable=True)].split(client.label_counts.tolist()))  # of each class
         means, covariances = (torch.stack(parts) for parts in zip(*each, strict=True))
         return Row(counts=client.label_counts, means=means, covariances=covariances), State()
 
@@ -75,7 +76,7 @@ class CCVR(Method):
         return self.calibrated(server, z.to(server.shared), y.to(server.shared.device), g) - server.shared, State()
 
     def calibrated(self, server: Server, z: Tensor, y: Tensor, g: torch.Generator) -> Tensor:
-        """The head of (3), (h,), trained on features z (n, z) of classes y (n,) from the global one."""
+        """Train the global head by (3) on features z (n, z) of classes y (n,), and return it (h,)."""
         out = server.shared.clone()
         head = [s.view(out).requires_grad_() for s in server.segments]  # weight (c, z), and bias (c,) if there is one
         sgd = torch.optim.SGD(head, self.lr, self.momentum)
@@ -89,14 +90,17 @@ class CCVR(Method):
 
 
 def statistics(z: Tensor) -> tuple[Tensor, Tensor]:
-    """mu, Sigma of (1) of features (n, z) -> (z,), (z, z); zeros where there are too few."""
+    """Return mean and covariance (1) of features z (n, z) -> (z,), (z, z); zeros if there are too few."""
     mu = z.double().sum(0) / max(len(z), 1)
     centred = z.double() - mu
     return mu.to(z.dtype), (centred.T @ centred / max(len(z) - 1, 1)).to(z.dtype)
 
 
 def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]:
-    """N_c, mu_c, Sigma_c of (1), (2), float64.   (m,), (m, z), (m, z, z) -> (), (z,), (z, z)"""
+    """Combine the clients' statistics of a class into N_c, mu_c and Sigma_c over all clients, (1), (2), in float64.
+
+    (m,), (m, z), (m, z, z) -> (), (z,), (z, z)
+    """
     n, mu, sigma = n.double().cpu(), mu.double().cpu(), sigma.double().cpu()
     N = float(n.sum())
     mean = n @ mu / max(N, 1)

@@ -1,9 +1,11 @@
 """Ditto. Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
 
-w_k: FedAvg's, uploaded.      v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w0))      (2)
-v_k is the client's own, starts as the initial model, and is what the client uses; w0 is the global model RECEIVED. The
-global pass comes first, the personal pass after it, the same number of epochs; the prox term enters before momentum.
-Batch statistics of v_k are its own, too.
+Each client trains a personal model v_k beside the global one, and a proximal term pulls v_k towards the global model.
+    w_k: trained and uploaded as in FedAvg
+    v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w0))      (2)
+w0 is the global model that the client received. v_k starts as the initial model, stays with its client between rounds,
+and is evaluated as the client's model. In each round a client trains first w_k, then v_k, for the same number of
+epochs. The proximal term is part of the gradient to which momentum is applied. v_k has its own batch statistics, too.
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,18 @@
 """FedALA. Zhang, Hua, Wang, Song, Xue, Ma, Guan. Adaptive Local Aggregation for Personalized Federated Learning.
 AAAI 2023. https://arxiv.org/abs/2212.01197
 
-Before it trains, client i mixes the model received, w, into the one that it trained last, w_i, weight by weight:
-    u = w_i + (w - w_i) . W        W is learned in the head, and is 1 elsewhere (layers: all: learned throughout)   (1)
+Before local training, client i mixes the received model w elementwise into the model w_i of its last training:
+    u = w_i + (w - w_i) . W        W is learned in the head and is 1 elsewhere (layers: all learns it everywhere)   (1)
     W <- clip(W - rate grad L(u) . (w - w_i), 0, 1)      over batches of a `share` of its training rows            (2)
-W is the client's own and starts at 1. The first time (2) goes over the rows until the losses of the last ten passes,
-each its last batch's, have a standard deviation below `threshold`: 11 times at least, and 100 at most (the authors'
-code has no upper bound; the paper's threshold is 0.01). Later it goes over them once. The rows are drawn anew in each
-round; they are two at least, and leave no batch of one, over which batch normalisation could not be trained. Then E
-epochs of SGD from u; w <- sum_i p_i w_i over the trained models. The client uses (1) of the newest w and its W. While
-w = w_i, as in round 0, nothing is mixed. A client that is not sampled does not learn W in that round; in the authors'
-code all clients mix in every round.
+E epochs of SGD from u follow, and the server averages the trained models, w <- sum_i p_i w_i. The client is evaluated
+with (1), of the newest w and its W.
+
+W belongs to the client and starts at 1. When a client first learns W, it repeats passes of (2) over the rows until the
+losses of the last ten passes (of the last batch of each) have a standard deviation below `threshold`, with at least 11
+and at most 100 passes. (The authors' code has no upper bound; the paper's threshold is 0.01.) Later it makes one pass
+in each round. The rows are drawn anew in each round. They are at least two, and no batch consists of one row, with
+which batch normalisation could not be trained. If w = w_i, as in round 0, nothing is mixed. A client that is not
+sampled does not learn W in that round; in the authors' code all clients mix in every round.
 """
 
 from dataclasses import dataclass
@@ -23,8 +25,8 @@ from fedmpi.flat.layout import HEAD
 from fedmpi.method import INITIAL, LAST_LAYER, SCALAR, Client, Method, Row, Slot, Slots, State, declared, option
 from fedmpi.methods._terms import differ
 
-FEWEST, MOST = 11, 100  # passes over the rows the first time
-WINDOW = 10  # losses whose deviation is looked at
+FEWEST, MOST = 11, 100  # number of passes over the rows the first time
+WINDOW = 10  # number of losses whose deviation is compared with `threshold`
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,14 @@ class FedALA(Method):
         losses: list[Tensor] = []
         while len(losses) < (1 if learned else MOST):
             losses.append(self.learn(client, W))
-            # Whether to go on is asked of the device where it may end, and nowhere else.
+            # Reading losses waits for the device, so it is done only when the loop may end.
             if len(losses) >= FEWEST and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
                 break
         client.scratch.learned.fill_(1)
         return self.mixed(client, W)
 
     def learn(self, client: Client, W: Tensor) -> Tensor:
-        """One pass of (2) over this round's share of the rows, W in place; returns the last batch's loss."""
+        """Update W in place by one pass of (2) over a random share of the rows; return the loss of the last batch."""
         losses = [client.w.new_zeros(())]
         left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
         if left > 1 and left % size == 1:
@@ -82,16 +84,16 @@ class FedALA(Method):
         return losses[-1]
 
     def part(self, client: Client, flat: Tensor) -> Tensor:
-        """The entries of a (d,) vector where W is learned."""
+        """Return the entries of a (d,) vector for which W is learned."""
         return client.take(HEAD, flat) if self.layers == "head" else flat
 
     def mixed(self, client: Client, W: Tensor) -> Tensor:
-        """u of (1), (d,)."""
+        """Return the mixture u (1) of the received model and the client's last one, with weights W.   -> (d,)"""
         here = self.part(client, client.state.last) + W * self.part(client, client.received - client.state.last)
         return client.lift(HEAD, here, into=client.received) if self.layers == "head" else here
 
     def upload(self, client: Client) -> tuple[Row, State]:
-        # Averaged are the trained models, wherever they started.
+        # The server averages trained models, so dw is relative to the received model, not to u.
         learned = State(W=client.scratch.W, learned=client.scratch.learned)
         return Row(dw=client.w - client.received), State(last=client.w, **learned)
 

@@ -1,10 +1,12 @@
 """FedASAM. Caldarola, Caputo, Ciccone. Improving Generalization in Federated Learning by Seeking Flat Minima.
 ECCV 2022. https://arxiv.org/abs/2203.11834
 
+Each local step takes its gradient at weights perturbed towards a higher loss, with a perturbation that scales with the
+weights.
 eps = rho T^2 g / ||T g||,   g = grad F_k(w)         elementwise; one norm over all parameters                 (1)
 T   = |w| + eta on tensors with "weight" in their name, 1 on the others                                        (2)
-w  <- w - lr grad F_k(w + eps)                       taken at w                                                (3)
-The FedSOL authors' comparison has T = |w| everywhere: eta: 0, scaled: all.
+w  <- w - lr grad F_k(w + eps)                       a step from w                                             (3)
+In the comparison by FedSOL's authors, T = |w| on all tensors: eta: 0, scaled: all.
 """
 
 from dataclasses import dataclass

@@ -1,18 +1,23 @@
 """Filter decomposition. Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning
 with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652
 
-Kernels W = alpha D, coefficients times atoms (models/atoms.py); theta_h, the linear layers, beside them. Client k:
+Convolution kernels are products W = alpha D of coefficients and atoms (models/atoms.py); theta_h denotes the linear
+layers. Clients train the factors and the server averages them separately. Client k:
     (alpha, D, theta_h)_k <- SGD on F_k, jointly, by the steps of `client`                                      (1)
     alpha <- sum_k p_k alpha_k,   D <- sum_k p_k D_k,   theta_h <- sum_k p_k theta_h,k;   W is never averaged   (2)
-Rounds that `period` = 1 / beta does not divide are fast: D and theta_h travel, the server keeps alpha          (3)
-    and the clients' own alpha_k: discard, they train it for nothing (Algorithm 2); freeze, they do not train it;
-    keep, they go on from it, the next slow round included, and send it there (the drift of the proof, A.4.2)
-Batch normalisation travels in every round.
+Rounds that `period` = 1 / beta divides are slow. In the others, the fast rounds, only D and theta_h are sent, and the
+server's alpha does not change. alpha_fast decides about the clients' own alpha_k in fast rounds:               (3)
+    discard: clients train alpha_k, but the result is not used (Algorithm 2)
+    freeze: clients do not train alpha_k
+    keep: clients continue from their alpha_k, in the next slow round, too, in which they upload it (the drift of the
+        proof, A.4.2)
+Batch normalisation is sent in every round.
 
-Method fedatom_personal has atoms of each client's own beside these, which never travel. After (1), with alpha and
+In method fedatom_personal each client also has atoms D_l,k of its own, which are never sent. After (1), with alpha and
 theta_h as received:
-    D_l,k <- SGD on F_k, from the atoms D received at first, by FedAvg's steps                                      (4)
-Client k uses (alpha, D_l,k, theta_h); with pers_head: local a theta_h of its own, which is trained along with D_l,k.
+    D_l,k <- SGD on F_k by FedAvg's steps; starts from the atoms D that the client received first               (4)
+Client k is evaluated with (alpha, D_l,k, theta_h). With pers_head: local it also has its own theta_h, which is trained
+together with D_l,k.
 """
 
 from dataclasses import dataclass, field
@@ -78,8 +83,8 @@ class FedAtom(Method):
     def receive(self, client: Client) -> Tensor:
         if self.alpha_fast != "keep":
             return self.inner.receive(client)
-        slow = max(client.round - 1, 0) // self.period * self.period  # the last one before this round
-        keeps = client.state.trained > slow + 1  # rounds are counted from 1 here
+        slow = max(client.round - 1, 0) // self.period * self.period  # the last slow round before this one
+        keeps = client.state.trained > slow + 1  # `trained` is the round + 1; 0: never trained
         alpha = torch.where(keeps, client.state.alpha, client.take(COEF, client.received))
         return client.lift(COEF, alpha, into=client.received)
 
@@ -92,7 +97,7 @@ class FedAtom(Method):
     def upload(self, client: Client) -> tuple[Row, State]:
         if self.alpha_fast != "keep":
             return self.inner.upload(client)
-        # A client's move is from the server's alpha, not from its own.
+        # dw is the difference to the server's alpha, not to the client's own, from which training started.
         row = Row() if client.round % self.period else Row(dw=client.w - client.received)
         return row, State(alpha=client.take(COEF, client.w), trained=client.w.new_full((), client.round + 1))
 
@@ -100,7 +105,7 @@ class FedAtom(Method):
 @borrows("fedatom", step=True)
 @dataclass(frozen=True)
 class FedAtomPersonal(Method):
-    """FedAtom, and beside it (4)."""
+    """FedAtom with personal atoms, which each client trains by (4) after its part of the global round."""
 
     atoms: int = option(9, "m_a, atoms of a layer", ge=1)
     init: str = option("he", "start of alpha and D, as of fedatom", choices=("he", "dcf", "from_conv"))

@@ -1,7 +1,8 @@
 """FedAvg. McMahan, Moore, Ramage, Hampson, Aguera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
+Each client of the cohort trains the global model w on its own samples, and the server averages the results.
 w_k = E epochs of SGD on F_k from w;     w <- w + sum_k p_k (w_k - w),   p_k = n_k / sum_j n_j over the cohort.
-It is what remains when a method adds nothing.
+These are the defaults of all hooks, so the class overrides none.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """FedBABU. Oh, Kim, Yun. Federated Averaging with Body Aggregation and Body Update. ICLR 2022.
 https://arxiv.org/abs/2106.06042
 
-Rounds:        theta_h = theta_h^0 everywhere, the initial random head;   theta_b <- sum_k p_k theta_b,k       (1)
-Evaluation:    e epochs of fine-tuning at each client, of the full network, the head or the body: ft(e)        (2)
+The head keeps its random initial weights while FedAvg trains the body; each client fine-tunes before evaluation.
+Rounds:        theta_h = theta_h^0 on all clients and the server;   theta_b <- sum_k p_k theta_b,k             (1)
+Evaluation:    e epochs of fine-tuning at each client with ft(e), of the full network, the head or the body    (2)
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """FedBN. Li, Jiang, Zhang, Kamp, Dou. ICLR 2021. https://arxiv.org/abs/2102.07623
 
-w_k = (w received outside batch normalisation, client k's own inside it)                       (1)
-All that belongs to a normalisation layer, weight, bias and running statistics, stays with its client from round to
-round; the rest is FedAvg's. Which layers these are is told by their type. The authors' code looks for "bn" in names
-instead (bn_match: name), which misses the normalisation in the shortcuts of torchvision's ResNets.
+Each client keeps its own batch normalisation; the server averages all other layers, as in FedAvg.
+w_k = (received weights outside batch normalisation, client k's own inside it)                 (1)
+The weight, bias and running statistics of a normalisation layer stay with the client between rounds. Layers are
+recognised by their type. The authors' code looks for "bn" in names instead (bn_match: name), which misses the
+normalisation in the shortcuts of torchvision's ResNets.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class FedBN(Method):
         return Travel(but=(NORM,))  # (1)
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        """Says of each tensor of a normalisation layer, and of each with bn in its name, whether it stays."""
+        """Put the tensors that stay with the client into layout group norm, other normalisation tensors into body."""
         groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
         local = NORM_LAYERS[:1] if self.bn_match == "type" else NORM_LAYERS
         for path, layer in module.named_modules():

@@ -1,11 +1,12 @@
 """FedCM. Xu, Wang, Wang, Yao. Federated Learning with Client-level Momentum. 2021. https://arxiv.org/abs/2106.10874
 
+Clients mix each gradient with the mean direction of the cohort's steps in the previous round.
 v      = alpha g + (1 - alpha) Delta,   w_k <- w_k - lr v          local step                            (1)
 Delta <- sum_k p_k (w - w_k) / (lr a_k)                            the mean direction of the round's steps (2)
 w     <- sum_k p_k w_k                                                                                   (3)
-The paper has plain SGD and K steps everywhere, so a_k = K, and (3) is w - lr K Delta; with momentum a_k is the weight
-with which a constant direction enters w_k. The paper's p_k are equal: cohort.weighting: uniform. Weight decay is part
-of (w - w_k).
+In the paper all clients make K steps of plain SGD, so that a_k = K and (3) is w - lr K Delta. With momentum, a_k is the
+weight with which a constant direction enters w_k. The paper's p_k are equal: cohort.weighting: uniform. Weight decay is
+part of (w - w_k).
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,6 @@ class FedCM(Method):
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         if not server.train_lr:
             return updates.mean("dw"), server.state
-        # A client without steps has dw = 0, whatever it is divided by.
+        # A client that made no step has a = 0 and dw = 0; the clamp avoids 0 / 0.
         delta = updates.combine(-updates.p / (updates.a.double().cpu().clamp(min=1) * server.train_lr))  # (2)
         return updates.mean("dw"), State(delta=delta)  # (3)

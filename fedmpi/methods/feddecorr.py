@@ -1,11 +1,14 @@
 """FedDecorr. Shi, Liang, Zhang, Tan, Bai. Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous
 Federated Learning. ICLR 2023. https://arxiv.org/abs/2210.00226
 
+The loss penalises correlations between the d features z of a batch, so that they do not collapse to few dimensions.
 K = correlation matrix of the features z over the batch, (d, d)                                                  (1)
 L = CE + beta ||K||_F^2 / d^2                                                                                    (2)
-scale: code is what the authors run, and what their beta = 0.1 belongs to: the mean over i != j of ((B - 1) K_ij)^2,
-divided by B; its gradient is ((B - 1)^2 / B) (d / (d - 1)) times that of (2), 62 times at B = 64 and large d.   (3)
-z: what the head is given; the variance is unbiased, 1e-8 is added to it. A batch of one, or one feature, has no term.
+scale: code is the term of the authors' code, to which their beta = 0.1 belongs: the mean over i != j of
+((B - 1) K_ij)^2, divided by B. Its gradient is ((B - 1)^2 / B) (d / (d - 1)) times that of (2), which is 62 times for
+B = 64 and large d.                                                                                              (3)
+z is the input of the head. Variances are unbiased, and 1e-8 is added to them. A batch of one sample, or a single
+feature, has no such term.
 """
 
 from dataclasses import dataclass
@@ -31,7 +34,7 @@ class FedDecorr(Method):
 
 
 def correlations(z: Tensor, scale: str = "code") -> Tensor:
-    """||K||_F^2 / d^2 of (2), or the authors' (3), of features (B, d) -> ()."""
+    """Return the correlation penalty of features (B, d) -> (): ||K||_F^2 / d^2 of (2), or (3) with scale="code"."""
     B, d = z.shape
     if B < 2 or d < 2:
         return z.new_zeros(())

@@ -1,11 +1,13 @@
 """FedDisco. Ye, Xu, Wang, Xu, Chen, Wang. Federated Learning with Discrepancy-Aware Collaboration. ICML 2023.
 https://arxiv.org/abs/2305.19229
 
-D_k[c] = n_kc / n_k,   d_k = sum_c D_k[c] log(C D_k[c])   how far client k's labels are from uniform            (1)
+The server gives less weight to clients whose label distribution is far from uniform.
+D_k[c] = n_kc / n_k,   d_k = sum_c D_k[c] log(C D_k[c])   discrepancy of client k's labels from uniform         (1)
 p_k'   = relu(p_k - a d_k + b) / sum_j relu(p_j - a d_j + b),    w <- sum_k p_k' w_k                             (2)
-p_k: the cohort's weights, by samples in the paper. normalise divides the d_k by their sum over the cohort first, as the
-authors' code does, to which a = 0.5, b = 0.1 belong; l2 is ||D_k - 1/C||. A client with score 0 trains in vain; where
-all scores are 0, p_k' = p_k. With b > 0 it is not FedAvg even for a = 0. Batch statistics are averaged with p_k.
+p_k are the weights of the cohort, proportional to samples in the paper. normalise first divides the d_k by their sum
+over the cohort, as the authors' code does, to which a = 0.5 and b = 0.1 belong. metric: l2 uses ||D_k - 1/C|| as d_k.
+The update of a client with score 0 is not used; if all scores are 0, p_k' = p_k. With b > 0 the method differs from
+FedAvg even if a = 0. Batch statistics are averaged with p_k.
 """
 
 from dataclasses import dataclass
@@ -33,19 +35,19 @@ class FedDisco(Method):
 
 
 def discrepancy(counts: Tensor, metric: str = "kl") -> Tensor:
-    """d_k of (1).   (m, c) -> (m,) float64
+    """Return the discrepancies d_k of (1) from the clients' label counts.   (m, c) -> (m,) float64
 
     >>> discrepancy(torch.tensor([[50, 50], [90, 10], [50, 0]]))
     tensor([0.0000, 0.3681, 0.6931], dtype=torch.float64)
     """
     n, classes = counts.sum(1, keepdim=True), counts.shape[1]
-    relative = counts.double() * classes / n  # C D_k, exactly 1 where labels are uniform
+    relative = counts.double() * classes / n  # C D_k, exactly 1 if labels are uniform
     if metric == "l2":
         return (relative - 1).norm(dim=1) / classes
     return (relative / classes * relative.clamp(min=1e-300).log()).sum(1)  # 0 log 0 = 0
 
 
 def weights(p: Tensor, d: Tensor, a: float, b: float) -> Tensor:
-    """p' of (2).   (m,), (m,) -> (m,)"""
+    """Return the aggregation weights p' of (2) from the cohort's weights p and discrepancies d.   (m,), (m,) -> (m,)"""
     score = (p - a * d + b).clamp(min=0)
     return score / score.sum() if (a or b) and score.any() else p

@@ -1,12 +1,13 @@
 """FedDyn. Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
 
+A linear and a quadratic term in each client's objective make its minimum agree with that of the global objective.
 w_k  = argmin F_k(v) - <g_k, v> + (alpha/2) ||v - w||^2                                               (1)
 g_k <- g_k - alpha (w_k - w)                                                                          (2)
 h   <- h - (alpha/N) sum_{k in cohort} (w_k - w)       N all clients; with (2) the mean of all g_k    (3)
 w   <- sum_k p_k w_k - h / alpha                                                                      (4)
-The paper's (4) has equal p_k: cohort.weighting: uniform. report: avg makes m = sum_k p_k w_k the global model, as the
-authors' code does in its reports; clients get m and h and start from w = m - h / alpha all the same. Weight decay is
-part of F_k, and so of (w_k - w). Where (1) holds, grad F_k(w_k) = g_k - alpha (w_k - w), which (2) makes the new g_k.
+The paper's (4) has equal p_k: cohort.weighting: uniform. With report: avg the global model is m = sum_k p_k w_k, as in
+the reports of the authors' code; clients receive m and h, and still start from w = m - h / alpha. Weight decay is part
+of F_k, and so of (w_k - w). If (1) is solved exactly, grad F_k(w_k) = g_k - alpha (w_k - w), which is the new g_k.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class FedDyn(Method):
 
     @declared
     def needs(self) -> frozenset[str]:
-        one = frozenset({PLAIN_SERVER}) if self.report == "avg" else frozenset[str]()  # else m and w part ways
+        one = frozenset({PLAIN_SERVER}) if self.report == "avg" else frozenset[str]()  # otherwise w != m - h / alpha
         return one | {SGD_STEPS}
 
     @declared
@@ -47,5 +48,6 @@ class FedDyn(Method):
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         h = server.state.h - self.alpha * len(updates) / server.clients * updates.mean("dw", updates.uniform)  # (3)
-        off = server.state.h if self.report == "avg" else h  # from m, the h that led to the w of this round comes off
+        # With report: avg, dw is relative to w = m - h / alpha, so the old h is subtracted from m.
+        off = server.state.h if self.report == "avg" else h
         return updates.mean("dw") - off / self.alpha, State(h=h)  # (4)

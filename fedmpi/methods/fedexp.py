@@ -1,12 +1,14 @@
 """FedExP. Jhunjhunwala, Wang, Joshi. Speeding Up Federated Averaging via Extrapolation. ICLR 2023.
 https://arxiv.org/abs/2301.09604
 
+The server's step is the mean update D times a factor eta_g >= 1, which grows if the clients' updates D_i disagree.
 eta_g = max(1, sum_i p_i ||D_i||^2 / (2 (||D||^2 + eps))),   D_i = w_i - w,  D = sum_i p_i D_i                   (1)
 w    <- w + eta_g D                                                                                            (2)
-The paper's p_i are equal (cohort.weighting: uniform). Its authors' code has m eps where (1) has eps, and multiplies eps
-by 0.998^2 a round. A cohort of one, or equal updates, give FedAvg.
-What the paper evaluates is the mean of the last two w, from the second round on, while clients go on from the last one:
-report: average makes that mean the global model and tells clients how far ahead of it w is. Buffers are the last.   (3)
+The paper's p_i are equal (cohort.weighting: uniform). The authors' code has m eps in place of eps in (1), and
+multiplies eps by 0.998^2 in each round. With a cohort of one client, or with equal updates, the method is FedAvg.
+From the second round on, the paper evaluates the mean of the last two w, while clients continue from the last w.
+With report: average, that mean is the global model, and clients receive the difference from it to the last w.     (3)
+Buffers are those of the last round.
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,18 @@
 """FedFomo. Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization.
 ICLR 2021. https://arxiv.org/abs/2012.08565
 
-Client i, before it trains, has up to `models` other clients' models theta_n and its own theta_i, the loss L_i over its
-validation rows (data.validation), and a base b_i:
-    u_n  = (L_i(b_i) - L_i(theta_n)) / ||theta_n - b_i||                        0 where theta_n = b_i             (1)
-    w <- b_i + sum_n max(u_n, 0) / sum_j max(u_j, 0) (theta_n - b_i)            b_i where no u_n > 0               (2)
-then E epochs of SGD from w, which gives its theta_i, and what it uses. b_i is theta_i itself (base: trained); or, as in
-the authors' code, the model before it was trained (base: mixed), when theta_i is a candidate like the others and, where
-nothing helps, its last training is given up. A client without validation rows mixes nothing. Buffers are not mixed.
-Server, which averages nothing:  P[i, n] <- P[i, n] + u_n;  client i gets the models with the largest P[i, .], of equal
-ones the first; for each of them, by chance max(explore - decay t, 0), a random one. A client that never took part has
-the initial model.                                                                                                (3)
+Each client mixes its model with those of other clients that reduce the loss on its own validation rows. Before local
+training, client i has up to `models` other clients' models theta_n, its own theta_i, the loss L_i over its validation
+rows (data.validation), and a base model b_i:
+    u_n  = (L_i(b_i) - L_i(theta_n)) / ||theta_n - b_i||                        0 if theta_n = b_i                (1)
+    w <- b_i + sum_n max(u_n, 0) / sum_j max(u_j, 0) (theta_n - b_i)            b_i if no u_n > 0                  (2)
+E epochs of SGD from w then give the new theta_i, with which the client is evaluated. With base: trained, b_i is
+theta_i. With base: mixed, as in the authors' code, b_i is the model of (2) from the client's previous round, before
+training. theta_i is then a candidate like the others, and if no candidate helps, its last training is discarded. A
+client without validation rows does not mix. Buffers are not mixed.
+The server averages nothing. It adds P[i, n] <- P[i, n] + u_n, and sends client i the models with the largest P[i, .]
+(lowest n first among equals). Each of them is replaced by a random model with probability max(explore - decay t, 0). A
+client that never took part is represented by the initial model.                                                  (3)
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ class FedFomo(Method):
         for i in range(min(self.models, len(others))):  # (3)
             by_chance = torch.rand((), generator=g) < self.explore - self.decay * server.round
             chosen[i] = others.pop(int(torch.randint(len(others), (), generator=g)) if by_chance else 0)
-        return Row(thetas=server.state.last[chosen], who=torch.tensor(chosen))  # -1: there are not so many
+        return Row(thetas=server.state.last[chosen], who=torch.tensor(chosen))  # -1: an unused place, as N - 1 < models
 
     def receive(self, client: Client) -> Tensor:
         b = client.received if self.base == "trained" else client.state.base
@@ -54,7 +56,7 @@ class FedFomo(Method):
         thetas = torch.cat([client.received[None], client.down.thetas[:others]])
         moves = thetas - b
         u = usefulness(client.mean_loss(b), torch.stack([client.mean_loss(theta) for theta in thetas]), moves)
-        known = ~u.isnan().any()  # else there are no validation rows
+        known = ~u.isnan().any()  # nan means that there are no validation rows
         client.scratch.u[:others] = torch.where(known, u[1:], 0.0)
         share = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
         return torch.where(known, b + share.to(b.dtype) @ moves, client.received)  # (2)
@@ -66,12 +68,12 @@ class FedFomo(Method):
         last, P = server.state.last.clone(), server.state.P.clone()
         for i, client in enumerate(updates.clients):
             last[client] = updates.theta[i]
-            who = updates.who[i].long().clamp(min=0)  # u is 0 where there is no model
+            who = updates.who[i].long().clamp(min=0)  # unused places (-1) have u = 0
             P[client].index_add_(0, who, updates.u[i])  # (3)
         return server.w[:0], State(last=last, P=P)
 
 
 def usefulness(at_base: Tensor, losses: Tensor, moves: Tensor) -> Tensor:
-    """u of (1).   (), (n,), (n, d) -> (n,) float64"""
+    """Return the usefulness u_n (1) of models from L_i(b_i) (), L_i(theta_n) (n,), theta_n - b_i (n, d).   -> (n,)"""
     length = moves.double().norm(dim=1)
     return torch.where(length > 0, (at_base - losses) / length.clamp(min=1e-300), 0.0)

@@ -1,12 +1,14 @@
 """FedGH, gradient harmonisation. Zhang, Sun, Chen. 2023. https://arxiv.org/abs/2309.06692
 
-For each pair of clients i < j whose updates conflict, <g_i, g_j> < 0:
-    g_i <- g_i - (<g_i, g_j> / ||g_j||^2) g_j,    g_j <- g_j - (<g_i, g_j> / ||g_i||^2) g_i      both from before    (1)
-and then  w <- w + sum_i p_i g_i.  Later pairs see what earlier ones left.                                          (2)
-variant: hierarchical is what FedLD's authors run under this name, tensor by tensor: clients are paired by their product
-with a running mean of past directions, conflicts taken out, pairs added, and so on (conflicts.hierarchical);        (3)
-    history <- 0.99 history + 0.01 direction,   in round 0 both are the plain mean.                                  (4)
-(The FedGH that shares prototypes is another method.)
+The server removes the conflicting components of the clients' updates before it averages them. For each pair of clients
+i < j whose updates conflict, <g_i, g_j> < 0:
+    g_i <- g_i - (<g_i, g_j> / ||g_j||^2) g_j,    g_j <- g_j - (<g_i, g_j> / ||g_i||^2) g_i    both of the old g    (1)
+and then  w <- w + sum_i p_i g_i.  Later pairs use the updates that earlier pairs have changed.                     (2)
+variant: hierarchical is the program that FedLD's authors compare with under this name. Tensor by tensor, clients are
+paired by the product of their updates with a running mean of past directions, conflicts within a pair are removed, the
+pair is summed, and the sums are paired again (conflicts.hierarchical);                                              (3)
+    history <- 0.99 history + 0.01 direction; in round 0 both are the plain mean                                     (4)
+(Another method named FedGH shares prototypes.)
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from torch import Tensor
 from fedmpi.aggregation import conflicts, rules
 from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared, option
 
-KEPT = 0.99  # of the history, a round
+KEPT = 0.99  # share of the history that a round keeps
 
 
 @dataclass(frozen=True)

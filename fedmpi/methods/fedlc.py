@@ -1,13 +1,14 @@
 """FedLC. Zhang, Li, Li, Xu, Wu, Ding, Wu. Federated Learning with Label Distribution Skew via Logits Calibration.
 ICML 2022. https://arxiv.org/abs/2209.00189
 
-L = -log( exp(f_y - tau n_y^(-1/4)) / sum_c exp(f_c - tau n_c^(-1/4)) ),   n_c: the client's samples of class c     (1)
+The loss lowers each logit by an amount that depends on how many samples of its class the client has, so that rare
+classes get wide margins. n_c is the client's number of samples of class c.
+L = -log( exp(f_y - tau n_y^(-1/4)) / sum_c exp(f_c - tau n_c^(-1/4)) )                                            (1)
   = log( 1 + sum_{c != y} exp(f_c - f_y + D_yc) ),   D_yc = tau (n_y^(-1/4) - n_c^(-1/4))                         (2)
-so a rare class gets a wide margin. As the sum is printed in the paper it leaves c = y out; then the loss has no lower
-bound and training collapses. Four public implementations take (1), which is the loss with the margins of (2). A class
-that the client lacks counts as 1e-8 samples: its logit loses 100 tau, and unless tau is tiny it is out of the softmax
-(so that task.label_smoothing, which asks for a share of it, is refused).
-Evaluation is FedAvg's.
+The sum printed in the paper leaves out c = y; then the loss has no lower bound and training collapses. Four public
+implementations use (1), which is the loss with the margins of (2). A class without samples at the client counts as 1e-8
+samples: its logit is lowered by 100 tau, so that the class has no share of the softmax unless tau is tiny.
+task.label_smoothing, which needs such a share, is therefore rejected. Models are evaluated as in FedAvg.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedmpi.method import CLASSES, ONE_CLASS, Client, Method, option
 
-ABSENT = 1e-8  # samples of a class that the client does not have
+ABSENT = 1e-8  # number of samples that a class without samples counts as
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,18 @@ https://arxiv.org/abs/2408.12300
 Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)||^2)                    (3)
 Server, principal gradients:    w <- w + sum_i p_i g_i',   g_i = w_i - w,                                (4)
     u_i = sum_{l <= L} lam_l <g_i, v_l> v_l,     g_i' = ||g_i|| u_i / ||u_i||                            (5)
-with v_l, lam_l the leading directions of the updates (aggregation/rules.py). Each half has its switch: margin: 0,
-with which the task may be any, and principal: false. Three readings of (5), variant:
-    text     the sentence before it, as above: the weighted sum of the projections gets the update's length
-    printed  g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l with omega_l = lam_l / ||(lam_1 .. lam_L)||, which keeps it
-    code     the authors' program, on which their tables rest: as printed with omega_l = lam_l / sum of all lam, which
-             does not keep it (sqrt(L)/m is left where updates are nearly orthogonal); directions of each tensor; the
-             margin term of probabilities, with one norm over the batch; round 0 aggregates by the plain mean
-The program also had cohort.weighting: uniform and train.warmup_rounds: 5. Its vote for the sign of v_l changes nothing:
-the sign enters twice. Other shares and scopes: server.rule: {name: principal, ...}.
+v_l and lam_l are the leading principal directions of the updates (aggregation/rules.py). margin: 0 turns (3) off, and
+then the task need not be a classification; principal: false turns (4) and (5) off. variant chooses between three
+readings of (5):
+    text     the sentence before (5) in the paper, as above: the weighted sum of the projections is scaled to the
+             length of the update
+    printed  g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l with omega_l = lam_l / ||(lam_1 .. lam_L)||, which has the
+             length of the update, too
+    code     the authors' program, which produced their tables: as printed, but with omega_l = lam_l / sum of all lam,
+             which shortens updates (to sqrt(L)/m of their length if they are nearly orthogonal); directions of each
+             tensor; a margin term of probabilities, with one norm over the batch; the plain mean in round 0
+The program also used cohort.weighting: uniform and train.warmup_rounds: 5. It determines the sign of v_l by a vote,
+which changes nothing, because the sign enters twice. The rule server.rule: {name: principal, ...} has more options.
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from torch import Tensor
 from fedmpi.aggregation import rules
 from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, declared, option
 
-# of (5): options of the rule `principal`
+# Options of the rule `principal` for each reading of (5).
 READINGS: dict[str, dict[str, Any]] = {
     "text": {"correction": "text"},
     "printed": {"correction": "axis", "share": "l2"},
@@ -33,7 +36,10 @@ NOW = "is part of `variant` now: text, printed (correction: axis) or code (publi
 
 
 def margin(f: Tensor, norm: str = "sample") -> Tensor:
-    """mean_b log(1 + ||f_b||^2), by which logits are held down.   (B, c) -> ();  norm="batch": one log for all."""
+    """Return the penalty mean_b log(1 + ||f_b||^2) on large logits f.   (B, c) -> ()
+
+    norm="batch" returns log(1 + ||f||^2) with one norm over the batch.
+    """
     if norm == "batch":
         return f.square().sum().log1p()
     return f.square().sum(1).log1p().mean()
@@ -53,7 +59,7 @@ class FedLD(Method):
 
     @declared
     def needs(self) -> frozenset[str]:
-        return frozenset({CLASSES} if self.margin else ())  # without the margin term clients descend the task's loss
+        return frozenset({CLASSES} if self.margin else ())  # without the margin term the loss is the task's
 
     def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         f = client.logits(x)

@@ -1,10 +1,12 @@
 """FedNova. Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
-A client's move is divided by the steps that went into it, so that who makes more steps does not pull harder:
+The server divides each client's update by the number of steps behind it, so that clients that make more steps do not
+get more weight:
     d_k = (w - w_k) / a_k       a_k: weight with which a constant gradient enters w_k; the steps, without momentum  (1)
     w  <- w - tau sum_k p_k d_k     tau = sum_k p_k a_k                                                             (2)
-ccvr corrects local gradients as the FedSOL authors' code has it:   g - d_k + d,   d = sum_k p_k d_k, each from the last
-round that formed it and per unit of learning rate (their code leaves d at 0). Weight decay is part of the move. (3)
+With ccvr, local gradients are corrected as in the code of FedSOL's authors: g - d_k + d with d = sum_k p_k d_k.    (3)
+d_k is from the client's last training and d from the last aggregation, both per unit of learning rate (in that code d
+stays 0). Weight decay is part of the update.
 """
 
 from dataclasses import dataclass

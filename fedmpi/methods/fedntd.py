@@ -1,8 +1,10 @@
 """FedNTD. Lee, Jeong, Shin, Bae, Yun. Preservation of the Global Knowledge by Not-True Distillation. NeurIPS 2022.
 https://arxiv.org/abs/2106.03097
 
+Distillation preserves the received model's predictions about all classes but the true one.
 L = CE(f, y) + beta tau^2 KL(softmax(f0~ / tau) || softmax(f~ / tau))                       (1)
-f: logits of the live model, f0: of the model received; ~ leaves out the true class, so that C - 1 logits remain.  (2)
+f are the logits of the current model, f0 those of the received model. ~ removes the logit of the true class, which
+leaves C - 1 logits.                                                                        (2)
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ class FedNTD(Method):
 
 
 def not_true(f: Tensor, y: Tensor) -> Tensor:
-    """Logits without the true class's, the others in order.   (B, c), (B,) -> (B, c - 1)
+    """Return the logits f without that of the true class y, in the same order.   (B, c), (B,) -> (B, c - 1)
 
     >>> not_true(torch.tensor([[2.0, 0, 1], [0, 1, 3]]), torch.tensor([0, 1]))
     tensor([[0., 1.],

@@ -1,13 +1,14 @@
 """FedPAC. Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
 
-Client k, from the shared body theta and its own mixture phi_k of heads, with class shares pi_c = n_kc / n_k:
+Clients share the body theta. Each gets a mixture phi_k of the cohort's heads, chosen by the server, and its features
+are pulled towards global class prototypes. With class shares pi_c = n_kc / n_k, client k computes and trains:
     mu_c = mean z(x) over class c,  h_k[c] = pi_c mu_c,  V_k = sum_c (pi_c E_c ||z||^2 - pi_c^2 ||mu_c||^2) / n_k    (1)
     head phase: theta fixed;   body phase: phi fixed,  L = CE + lam MSE(z, P_y)                                      (2)
 Server: theta by weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                          (3)
     phi_i = sum_j a_ij phi_j,   a_i = argmin_{a >= 0, sum a = 1}  a' (diag V + Delta^i) a,                           (4)
     Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>
-(1) uses the body received; prototypes are taken anew after training. A class without a global prototype uses the
-client's own from (1). In round 0 there are no prototypes and no mixture yet.
+(1) uses the received body; proto_k is computed anew after training. For a class without a global prototype, (2) uses
+the client's own mean of (1). In round 0 there are no prototypes and no mixtures yet.
 """
 
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class FedPAC(Method):
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         sums, counts = (updates.counts[:, :, None] * updates.protos).sum(0), updates.counts.sum(0)
         protos, present = class_means(sums, counts)  # (3)
-        protos += (1 - present)[:, None] * server.state.protos  # a class that nobody held keeps its prototype
+        protos += (1 - present)[:, None] * server.state.protos  # classes without samples in the cohort do not change
         heads = server.state.heads.clone()
         for i, client in enumerate(updates.clients):
             heads[client] = updates.combine(head_mixture(updates.h, updates.V, i), "head")  # (4)

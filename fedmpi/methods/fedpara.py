@@ -1,14 +1,15 @@
 """FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
 https://arxiv.org/abs/2108.06098
 
-W = (X_1 Y_1^T) . (X_2 Y_2^T), and for convolutions the like with a core (models/fedpara.py)          (1)
-FedAvg on the factors: they are trained, sent and averaged, W is not.                                 (2)
-At least `ratio` of a layer's weights are left, and as many as W needs to have full rank; r is rounded up, as in the
-authors' code. The paper's gamma is another number, r = (1 - gamma) r_min + gamma r_max. Layers that would not shrink
-stay dense, and so does the head.
+Layers are factorised, so that clients send less:
+W = (X_1 Y_1^T) . (X_2 Y_2^T), for convolutions a corresponding form with a core (models/fedpara.py)               (1)
+FedAvg trains, sends and averages the factors in place of W.                                                       (2)
+A layer's factors have at least `ratio` times the entries of W, and at least as many as W needs to have full rank; the
+rank r is rounded up, as in the authors' code. The paper's gamma is another parameter, r = (1 - gamma) r_min + gamma
+r_max. Layers that factors would not make smaller stay dense, and so does the head.
 
-Method pfedpara has factors of each client's own:
-W_k = W_1 . (W_2,k + 1) = W_1 + W_1 . W_2,k          W_1 and what is dense are averaged, W_2,k stays       (3)
+In method pfedpara each client has factors of its own, W_2,k, which stay with it; W_1 and dense layers are averaged:
+W_k = W_1 . (W_2,k + 1) = W_1 + W_1 . W_2,k                                                                        (3)
 """
 
 from dataclasses import dataclass

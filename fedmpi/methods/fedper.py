@@ -1,9 +1,9 @@
 """FedPer. Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019.
 https://arxiv.org/abs/1912.00818
 
+Clients share the body of the model; each keeps its own head, the last linear layer.
 (theta_b,k, theta_h,k) <- SGD on F_k from (theta_b, theta_h,k), jointly;   theta_b <- sum_k p_k theta_b,k        (1)
-The body is common; the head, the last linear layer, stays with its client. A client that was not sampled is evaluated
-with the new body and the head from its last round.
+A client that was not sampled is evaluated with the new body and the head from the last round in which it trained.
 """
 
 from dataclasses import dataclass

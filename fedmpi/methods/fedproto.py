@@ -1,10 +1,11 @@
 """FedProto. Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
 
-Models are the clients' own; only class prototypes travel:
-    proto_k[c] = mean of z(x) over the client's samples of class c, as they drift through the last local epoch    (1)
-    P[c]       = mean over the clients that hold class c, unweighted as in the authors' code                      (2)
+Each client keeps its own model; clients and server exchange class prototypes only, which are means of features.
+    proto_k[c] = mean of z(x) over the client's samples of class c, during the last local epoch                   (1)
+    P[c]       = mean over the clients that have samples of class c, unweighted as in the authors' code           (2)
     L          = CE + lam MSE(z, P_y)       MSE: mean over B d; a sample without a prototype adds 0               (3)
-share_weights averages the models too (FedUV's comparison runs it so).
+The weights still change while (1) is accumulated. share_weights: true averages the models, too, as FedUV's comparison
+does.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class FedProto(Method):
         return Row(protos=protos, present=present), State()
 
     def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
-        # Absent classes are zero rows.
+        # Classes that a client lacks have rows of zeros in its upload, so a plain sum suffices.
         protos, present = class_means(updates.protos.sum(0), updates.present.sum(0))  # (2)
         protos += (1 - present)[:, None] * server.state.protos
         return updates.mean("dw"), State(protos=protos, known=present.maximum(server.state.known))

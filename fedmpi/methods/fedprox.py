@@ -1,7 +1,8 @@
 """FedProx. Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. MLSys 2020. https://arxiv.org/abs/1812.06127
 
-Client k minimises  F_k(w) + (mu/2) ||w - w0||^2      (2)
-with w0 the weights received; the server is FedAvg's. mu = 0 is FedAvg.
+A proximal term keeps local weights near the received weights w0. Client k minimises
+    F_k(w) + (mu/2) ||w - w0||^2      (2)
+The server is FedAvg's, and mu = 0 is FedAvg.
 """
 
 from dataclasses import dataclass

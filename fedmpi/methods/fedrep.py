@@ -1,9 +1,10 @@
 """FedRep. Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07078
 
-A shared body phi, a head h_k of the client's own. Each round, from the phi received and its own h_k:
+Clients share a body phi, which the server averages; each keeps a head h_k of its own. In each round a client starts
+from the received phi and its h_k, and trains them in turn:
     (1) head_epochs of SGD on h_k with phi fixed;      (2) body_epochs of SGD on phi with h_k fixed.
-The body is averaged; the head stays. Each phase has its own optimiser, so that no momentum leaks into what is fixed.
-train.epochs and train.steps play no part.
+Each phase has its own optimiser, so that momentum of one phase does not move what the other holds fixed. train.epochs
+and train.steps are not used.
 """
 
 from dataclasses import dataclass

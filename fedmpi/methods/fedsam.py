@@ -1,8 +1,9 @@
 """FedSAM. Qu, Li, Duan, Liu, Tang, Lu. Generalized Federated Learning via Sharpness Aware Minimization. ICML 2022.
 https://arxiv.org/abs/2206.02618
 
+Each local step takes its gradient at weights perturbed towards a higher loss.
 eps = rho g / ||g||,   g = grad F_k(w)       one norm over all parameters, the same batch in both passes       (1)
-w  <- w - lr grad F_k(w + eps)               taken at w                                                        (2)
+w  <- w - lr grad F_k(w + eps)               a step from w                                                     (2)
 """
 
 from dataclasses import dataclass

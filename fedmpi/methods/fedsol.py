@@ -1,17 +1,21 @@
 """FedSOL. Lee, Jeong, Kim, Oh, Yun. Stabilized Orthogonal Learning. CVPR 2024. https://arxiv.org/abs/2308.12532
 
-Each step, at weights w with the received model w0 as frozen teacher:
+Each local step takes its gradient at weights that are perturbed along the gradient of a proximal loss L_p. The received
+model w0 is the frozen teacher of L_p. At the weights w of a step:
     L_p = (1/B) sum_b sum_c q log(q / s),   q = softmax(f_w0 / tau),  s = softmax(f_w / tau)                 (5)
     g_p = grad L_p on the perturbed tensors, 0 elsewhere
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||      for each perturbed layer l, elementwise          (7)
     eps = rho Lambda g_p / ||g_p||                                                                           (6)
-    w <- w - lr grad CE(f_{w + eps}(x), y)                   taken at w, all parameters                       (4)
-At w = w0, the first step of a round, L_p is least: g_p = 0 and eps = 0 exactly, with Lambda and without, whatever
-rounding, dropout or batch statistics make of that gradient. With layers: head one body pass serves both gradients. The
-norm in (7) is over a layer, weight and bias together; norm: tensor takes each alone, norm: dim0 is the authors' code.
-Table 5: layers, adaptive. prox: g_p of another method's regularizer; its server and client state stay. Its client state
-must not presume steps along the regularizer, as (4) makes none: Table 4 with SCAFFOLD, FedNova, FedDyn and MOON is
-configs/papers/fedsol_table4.py, the ablations of Table 10 are configs/papers/fedsol_table10.py.
+    w <- w - lr grad CE(f_{w + eps}(x), y)                   a step from w, on all parameters                (4)
+At w = w0, in the first step of a round, L_p has its minimum. There g_p and eps are set to exactly 0, with and without
+Lambda, although rounding, dropout or batch statistics would give a small gradient. With layers: head, both gradients
+come from one pass through the body. The norm in (7) is over a layer, weight and bias together. norm: tensor normalises
+each tensor separately; norm: dim0 is the authors' code. Table 5 of the paper compares values of layers and adaptive.
+
+With prox, g_p is the gradient of another method's regularizer, and that method's server and client state are kept. Its
+client state must not assume that steps follow the regularizer, because (4) contains no such step. Table 4 of the paper,
+with SCAFFOLD, FedNova, FedDyn and MOON, is configs/papers/fedsol_table4.py; the ablations of Table 10 are
+configs/papers/fedsol_table10.py.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +48,8 @@ class FedSOL(Method):
     MOVED = {"objective": IN_TABLE_10, "beta": IN_TABLE_10}
 
     def __post_init__(self) -> None:
-        # FedDyn by its name, as a method's file imports no other method: its g_k presumes steps along its regularizer.
+        # FedDyn's g_k assumes steps along its regularizer. It is recognised by its name, because the file of a method
+        # imports no other method.
         if self.prox and (type(self.prox).__name__ == "FedDyn" or not overrides(self.prox, "regularizer")):
             raise UserError(
                 f"method.prox: not {self.prox}; it takes a method with a regularizer and without state that presumes "
@@ -57,7 +62,7 @@ class FedSOL(Method):
         return frozenset(term if self.layers == "all" else term | {FEATURES})
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
-        if not self.rho or (client.at_w0 and not self.prox):  # at w0 L_p is least: g_p = 0
+        if not self.rho or (client.at_w0 and not self.prox):  # L_p has its minimum at w0: g_p = 0
             return client.grad(x, y)
         if self.layers == "head" and not self.prox:
             (_, teacher), (z, _) = client.frozen(x), client.forward(x)
@@ -72,11 +77,11 @@ class FedSOL(Method):
         return client.grad(x, y, at=at, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))  # (5)
 
     def perturbation(self, client: Client, g_p: Tensor, adaptive: bool = True) -> Tensor:
-        """eps of (6), (d,), zero outside the perturbed tensors."""
+        """Return the perturbation eps (6) for the gradient g_p, zero outside the perturbed tensors.   (d,) -> (d,)"""
         g, strength = torch.zeros_like(g_p), torch.zeros_like(g_p)
         for tensors in self.perturbed(client):
             moved = [s.view(client.w) - s.view(client.w0) for s in tensors]
-            length = torch.stack([m.norm() for m in moved]).norm().clamp(min=1e-12)  # of the layer
+            length = torch.stack([m.norm() for m in moved]).norm().clamp(min=1e-12)  # norm over the layer
             for s, m in zip(tensors, moved, strict=True):
                 s.view(g).copy_(s.view(g_p))
                 share = m.abs() / length if self.norm == "layer" else share_of_norm(m, self.norm)
@@ -84,6 +89,6 @@ class FedSOL(Method):
         return perturbation(g, self.rho, strength)  # (6)
 
     def perturbed(self, client: Client) -> list[list[Segment]]:
-        """The perturbed tensors, layer by layer: those that share all of their name but its last word."""
+        """Return the perturbed tensors, grouped into layers: tensors whose names differ only in the last part."""
         chosen = [s for s in client.segments() if self.layers == "all" or (s.group == HEAD) == (self.layers == "head")]
         return [list(tensors) for _, tensors in groupby(chosen, key=lambda s: s.name.rpartition(".")[0])]

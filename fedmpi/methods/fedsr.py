@@ -1,11 +1,12 @@
 """FedSR. Nguyen, Torr, Lim. A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
 https://openreview.net/forum?id=mrt90D00aQX
 
-Features are Gaussian, z ~ N(mu(x), sigma(x)^2), by one more linear layer before the head, of twice its inputs, and near
-a learned reference r(z|y) of each class (models/gaussian.py):
+An additional linear layer before the head, with twice as many outputs as the head has inputs, makes the features
+Gaussian, z ~ N(mu(x), sigma(x)^2). The loss keeps them small and close to a learned reference distribution r(z|y) of
+each class (models/gaussian.py):
     L = CE + l2r mean_b ||z_b|| + cmi mean_b KL( N(C mu_b, (C sigma_b)^2) || r(.|y_b) )          norm not squared    (1)
-As in the authors' code r and C stay with the client; a model is evaluated at z = mu, where that code averages 20 draws.
-probabilistic: false leaves the model as it is: their FedL2R.
+As in the authors' code, r and C stay with the client. A model is evaluated at z = mu; the authors' code averages 20
+draws of z instead. probabilistic: false leaves the model unchanged, which is the paper's FedL2R.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class FedSR(Method):
 
     @declared
     def needs(self) -> frozenset[str]:
-        return frozenset({FEATURES, CLASSES} if self.probabilistic else {FEATURES})  # only the references are by class
+        return frozenset({FEATURES, CLASSES} if self.probabilistic else {FEATURES})  # references are per class
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(REFERENCE,)) if self.probabilistic else Travel()

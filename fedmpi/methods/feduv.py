@@ -1,11 +1,12 @@
 """FedUV. Son, Kim, Chung, Huang, Liu. Uniformity and Variance for Heterogeneous Federated Learning. CVPR 2024.
 https://arxiv.org/abs/2402.18372
 
+Two terms of the loss spread the features z of a batch (U) and the predicted probabilities over the classes (V).
 L = CE + mu U(z) + lam V(softmax f)                                                                          (1)
-U = mean_{i<j} exp(-||z_i - z_j||^2 / sigma),   sigma = median of those distances that are not 0             (2)
+U = mean_{i<j} exp(-||z_i - z_j||^2 / sigma),   sigma = median of the non-zero squared distances             (2)
 V = mean_c h(1/sqrt(C) - std_b P_bc)            h(t) = max(t, 0); std unbiased, 1/sqrt(C) that of one-hot P  (3)
-z: what the head is given; U and V of a batch of one are 0. Table 6 compares h(t) = t (hinge: none) and t^2 (squared).
-The gradient goes through sigma too, as in the authors' code (detach_sigma: true stops it).
+z is the input of the head. U and V of a batch of one sample are 0. Table 6 of the paper compares h(t) = t (hinge: none)
+and t^2 (hinge: squared). As in the authors' code, sigma has a gradient, too, unless detach_sigma: true.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class FedUV(Method):
 
 
 def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
-    """U of features (B, z) -> (); 1 where all of them coincide.
+    """Return the uniformity U (2) of features (B, z) -> (); it is 1 if all features are equal.
 
     >>> round(uniformity(torch.tensor([[0.0, 0], [1, 0], [0, 2]])).item(), 5)  # distances 1, 4, 5
     0.47773
@@ -45,13 +46,13 @@ def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
     d = pdist(z).square()  # (B (B - 1) / 2,)
     if not len(d):
         return z.new_zeros(())
-    sigma = torch.where(d > 0, d, torch.nan).nanmedian()  # of an even number the lower of the two in the middle
+    sigma = torch.where(d > 0, d, torch.nan).nanmedian()  # the lower of the two middle values if their number is even
     sigma = torch.where(sigma > 0, sigma, 1.0)  # all d are 0: any sigma makes U 1
     return (-d / (sigma.detach() if detach_sigma else sigma)).exp().mean()  # (2)
 
 
 def variance(P: Tensor, hinge: str = "linear") -> Tensor:
-    """V of probabilities (B, c) -> ()."""
+    """Return the variance term V (3) of predicted probabilities (B, c) -> ()."""
     if len(P) < 2:
         return P.new_zeros(())
     lacking = P.shape[1] ** -0.5 - P.std(0)

@@ -1,9 +1,10 @@
 """Freeze. The fixed classifier that FedUV is compared with. Son, Kim, Chung, Huang, Liu. CVPR 2024.
 https://arxiv.org/abs/2402.18372
 
-theta_h = theta_h^0 everywhere, the initial random head;   theta_b <- sum_k p_k theta_b,k            (1)
-The head gets no gradient and no weight decay, and does not travel. (Their code trains it in every round and throws the
-result away, because "Freeze" and "freeze" differ.)
+The head keeps its random initial weights, and FedAvg trains the body.
+theta_h = theta_h^0 on all clients and the server;   theta_b <- sum_k p_k theta_b,k            (1)
+The head gets no gradient and no weight decay, and is not sent. (The authors' code trains the head in every round and
+discards the result, because it compares "Freeze" with "freeze".)
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,13 @@
 """GradProj, the orthogonal projection that FedSOL is compared with. Lee et al. CVPR 2024, Table 1.
 https://arxiv.org/abs/2308.12532
 
-g_l = grad CE(f_w(x), y),   g_p = grad KL(softmax(f_w0 / tau) || softmax(f_w / tau))     all parameters as one vector
-g   = g_l - (<g_l, g_p> / ||g_p||^2) g_p   where <g_l, g_p> < 0,   else g_l                                      (1)
-distance: l2 takes g_p = w - w0, the gradient of ||w - w0||^2 / 2. At w = w0 both distances are least and g_p is 0,
-whatever rounding, dropout or batch statistics make of it: the first step of a round is FedAvg's.
+Each local step removes from the gradient g_l of the loss its component against the gradient g_p of a distance to the
+received model w0. All parameters form one vector.
+g_l = grad CE(f_w(x), y),   g_p = grad KL(softmax(f_w0 / tau) || softmax(f_w / tau))
+g   = g_l - (<g_l, g_p> / ||g_p||^2) g_p   if <g_l, g_p> < 0,   else g_l                                         (1)
+distance: l2 uses g_p = w - w0, the gradient of ||w - w0||^2 / 2. At w = w0 both distances have their minimum and g_p is
+set to 0, although rounding, dropout or batch statistics would give a small gradient. The first step of a round is
+therefore FedAvg's.
 """
 
 from dataclasses import dataclass
@@ -37,6 +40,6 @@ class GradProj(Method):
 
 
 def without_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
-    """g_l without what points against g_p.   (d,), (d,) -> (d,); a g_p of rounding noise counts as none."""
+    """Return g_l without its component against g_p (1); g_l if g_p is only rounding noise.   (d,), (d,) -> (d,)"""
     along, square = g_l @ g_p, g_p @ g_p
     return torch.where((along < 0) & (square >= 1e-24), g_l - along / square * g_p, g_l)  # (1)

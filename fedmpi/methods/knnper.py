@@ -1,13 +1,15 @@
 """kNN-Per. Marfoq, Neglia, Vidal, Kameni. Personalized Federated Learning through Local Memorization. ICML 2022.
 https://arxiv.org/abs/2111.09360
 
-Training is FedAvg's. When client i is evaluated, its training samples (z_j, y_j), z by the model at hand, are a memory:
+Training is FedAvg's. In the evaluation of client i, the model's prediction is mixed with a vote of the k training
+samples (z_j, y_j) of the client that are nearest in feature space; the features z come from the evaluated model:
     d_j = ||z(x) - z_j||,   s_j = exp(-d_j^2 / (dim z scale))         over the k nearest j                        (1)
     p_knn[c] = sum_{j: y_j = c} s_j / sum_j s_j                                                                   (2)
     p = lam p_knn + (1 - lam) softmax f(x)                                                                        (3)
-With evaluate.protocol ft(e) that model is the fine-tuned one. mix: logits has f in place of softmax f in (3), as the
-FedSOL authors' code has it. (1) is the kNN-Per authors' code, similarity: code; their paper prints exp(-d_j), which is
-similarity: paper at scale 1, exp(-d_j / scale). One lam for all clients; the paper's choose each their own.
+With evaluate.protocol ft(e) the evaluated model is the fine-tuned one. mix: logits replaces softmax f in (3) by f, as
+the code of FedSOL's authors does. (1) is the code of kNN-Per's authors, similarity: code. Their paper prints exp(-d_j),
+which is similarity: paper with scale 1; in general exp(-d_j / scale). All clients use the same lam, whereas the paper's
+clients each choose their own.
 """
 
 from collections.abc import Callable
@@ -50,15 +52,17 @@ class KNNPer(Method):
             if self.mix == "logits":
                 return self.lam * p_knn + (1 - self.lam) * f
             p = self.lam * p_knn + (1 - self.lam) * f.softmax(1)  # (3)
-            return p.clamp(min=torch.finfo(p.dtype).tiny).log()  # outputs are logits: their softmax is p
+            return p.clamp(min=torch.finfo(p.dtype).tiny).log()  # the softmax of these logits is p
 
         return outputs
 
 
 def neighbours(far: Tensor, y: Tensor, k: int, classes: int, width: float) -> Tensor:
-    """p_knn of (2) with s_j = exp(-far_j / width).   far (B, n) >= 0, labels (n,) -> (B, classes)
+    """Return class probabilities p_knn (2) by the k nearest samples, with similarities s_j = exp(-far_j / width).
 
-    The nearest one's is subtracted first, so that not all similarities can vanish; it cancels in (2).
+    Distances far (B, n) >= 0, labels (n,) -> (B, classes)
+
+    The smallest distance is subtracted first, so that not all similarities underflow to 0; the factor cancels in (2).
     """
     nearest, j = far.topk(min(k, len(y)), largest=False)  # (B, k), ascending
     s = (-(nearest - nearest[:, :1]) / width).exp()  # (1)

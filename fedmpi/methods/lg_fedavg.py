@@ -1,10 +1,10 @@
 """LG-FedAvg. Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. Think Locally, Act Globally. 2020.
 https://arxiv.org/abs/2001.01523
 
+Clients share the last layers theta_g of the model; each keeps the layers below, theta_l,k, which are never sent.
 (theta_l,k, theta_g) <- SGD on F_k, jointly;     theta_g <- sum_k p_k theta_g,k                        (1)
-theta_g: the last n_shared linear layers (n_shared: 2 is the authors' choice); theta_l,k, everything below, is the
-client's own and never travels. The authors average uniformly (cohort.weighting: uniform), and start from a model that
-FedAvg has trained; here all clients start from the same initial model.
+theta_g are the last n_shared linear layers; the authors use n_shared: 2. They average uniformly (cohort.weighting:
+uniform) and start from a model that FedAvg has trained. Here all clients start from the same initial model.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LGFedAvg(Method):
         return Travel(groups=(HEAD, GLOBAL) if self.n_shared > 1 else (HEAD,))  # (1)
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        """Puts the linear layers below the head, the last n_shared - 1 of them, into the group that travels."""
+        """Put the n_shared - 1 linear layers below the head into the layout group that is shared."""
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if len(linear) < self.n_shared:
             raise UserError(f"method.n_shared is {self.n_shared}, but the model has {len(linear)} linear layer(s)")

@@ -1,8 +1,10 @@
-"""Local training alone: what each client reaches without the others.
+"""Local training without federation, the baseline of what each client reaches alone.
 
-w_k <- SGD on F_k from w_k, all clients from the same initial model; nothing travels.            (1)
-A client trains in the rounds in which it is sampled: cohort.fraction: 1 gives everybody rounds x epochs epochs, a
-smaller one the epochs that it would have spent in a federation. Judge it by evaluate.protocol: [personal].
+All clients start from the same initial model, and no weights are sent.
+w_k <- SGD on F_k from w_k                                                                       (1)
+A client trains in the rounds in which it is sampled. With cohort.fraction: 1 each client trains for rounds x epochs
+epochs, with a smaller fraction for as many epochs as in a federation with that fraction. Evaluate it with
+evaluate.protocol: [personal].
 """
 
 from dataclasses import dataclass

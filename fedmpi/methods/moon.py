@@ -1,11 +1,12 @@
 """MOON. Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
 
-z, z0, z': features by the live model, the model received and the one that the client sent last (before that: the
-initial model), the latter two frozen;   s(a, b) = <a, b> / (||a|| ||b||)
+A contrastive term makes the features of local training similar to those of the global model, and dissimilar to those of
+the client's previous model. z, z0 and z' are features of the current model, the received model, and the model that the
+client uploaded last (before that, the initial model); the latter two are frozen. s(a, b) = <a, b> / (||a|| ||b||).
     l_con = -log( exp(s(z, z0)/tau) / (exp(s(z, z0)/tau) + exp(s(z, z')/tau)) )          batch mean           (1)
           = log(1 + exp((s(z, z') - s(z, z0)) / tau))
     L     = CE + mu l_con                                                                                     (2)
-z is what the head is given; the authors' projection of it belongs to the model, if wanted.
+z is the input of the head. The authors' projection layer is not added; a model may contain one.
 """
 
 from dataclasses import dataclass
@@ -40,9 +41,9 @@ class MOON(Method):
 
 
 def contrastive(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """l_con: z (B, z) is to be like `near`, unlike `far`.   -> ()
+    """Return the contrastive loss (1), small if z is similar to `near` and dissimilar to `far`.   3 times (B, z) -> ()
 
-    The difference of the unit vectors is formed first: where near is far it is 0, and so is the gradient, exactly.
+    The difference of the unit vectors is formed first. If near equals far, it is exactly 0, and so is the gradient.
     """
     difference = normalize(far, eps=1e-8) - normalize(near, eps=1e-8)
     return softplus((normalize(z, eps=1e-8) * difference).sum(1) / tau).mean()  # (1)

@@ -1,16 +1,18 @@
 """Per-FedAvg. Fallah, Mokhtari, Ozdaglar. Personalized Federated Learning: A Meta-Learning Approach. NeurIPS 2020.
 https://arxiv.org/abs/2002.07948
 
-A model that is good after one step of each client's own. A step of local training, on batches b1, b2, b3:
+Clients train a global model that performs well after one gradient step on a client's own data. A step of local training
+on batches b1, b2, b3:
     w' = w - alpha grad F(w; b1)                                                                   (1)
     first_order   w <- w - beta grad F(w'; b2)                                                     (2)
     hessian_free  w <- w - beta (v - alpha (grad F(w + delta v; b3) - grad F(w - delta v; b3)) / (2 delta))
                   with v = grad F(w'; b2)                                                          (3)
     exact         w <- w - beta (v - alpha H(w; b3) v)                                             (4)
-beta is train.lr, and the optimiser with its momentum and weight decay makes the outer step alone; alpha is the rate of
-the inner one. floor(batches / 2) steps an epoch, for (3) and (4) floor(batches / 3); a client with fewer batches makes
-one step, on halves (thirds) of what it has. alpha: 0 leaves FedAvg, and then b1 and b3 are not drawn. ft(e) is plain
-SGD of rate alpha, whatever train.optim is; tuning: meta has more steps of the above (FedSOL authors' code).
+alpha is the learning rate of the inner step (1). beta is train.lr; the optimiser, with momentum and weight decay, makes
+only the outer step. An epoch has floor(batches / 2) steps, or floor(batches / 3) for (3) and (4). A client with fewer
+batches makes one step, on halves (thirds) of its samples. alpha: 0 is FedAvg, and then no b1 and b3 are drawn. The
+fine-tuning of ft(e) is plain SGD with learning rate alpha, whatever train.optim is; with tuning: meta it consists of
+the steps above, as in the code of FedSOL's authors.
 """
 
 from dataclasses import dataclass
@@ -42,9 +44,9 @@ class PerFedAvg(Method):
             return client.grad(x, y)
         n, many = len(y), self.batches_a_step
         size = client.batch_size or n
-        size = size if n > (many - 1) * size else -(-n // many)  # too few for so many batches: cut up evenly
+        size = size if n > (many - 1) * size else -(-n // many)  # too few samples for full batches: divide them evenly
         cut = [(x[at : at + size], y[at : at + size]) for at in range(0, n, size)]
-        b1, b2, b3 = cut[0], cut[1 % len(cut)], cut[-1]  # a single sample is all of them
+        b1, b2, b3 = cut[0], cut[1 % len(cut)], cut[-1]  # a single sample serves as all three batches
         inner = client.w - self.alpha * client.grad(*b1)  # (1)
         v = client.grad(*b2, at=inner)  # (2)
         if self.variant == "hessian_free":

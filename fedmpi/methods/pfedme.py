@@ -1,14 +1,15 @@
 """pFedMe. Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020.
 https://arxiv.org/abs/2006.08848
 
+Each client has a personal model theta, which a quadratic term pulls towards the client's copy w of the global model.
 F_k(w) = min_theta f_k(theta) + (lam/2) ||theta - w||^2,      grad F_k(w) = lam (w - theta(w))                    (1)
 A local step, on one batch:   `steps` times  theta <- theta - personal_lr (grad f(theta) + lam (theta - w))       (2)
                               w <- w - lr lam (w - theta)                                                         (3)
 Server:                       w <- (1 - beta) w + beta sum_k p_k w_k;   beta is server.lr, lr is train.lr          (4)
-theta is the client's own model, and what it uses; it goes on from step to step within a round as in the authors' code,
-or starts from w in each (start: w). The paper's p_k are equal. Their code adds 0.001 theta to grad f: `decay`.
-train.weight_decay acts on w in (3). A client that is not sampled uses the theta of its last round. Batch statistics are
-those of passes at theta.
+theta is the model with which the client is evaluated. In the first step of a round it starts from w. In later steps it
+continues from the previous step, as in the authors' code, or starts from w again (start: w). The paper's p_k are equal.
+`decay` adds decay theta to grad f, 0.001 theta in the authors' code. train.weight_decay acts on w in (3). A client that
+is not sampled uses theta from its last round. Batch statistics are those of the passes at theta.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class PFedMe(Method):
 
     client_state = Slots(theta=INITIAL, theta_b=INITIAL_BUFFERS)
     scratch = Slots(theta=FLAT)
-    needs = frozenset({PLAIN_SGD})  # (3) is one step of it
+    needs = frozenset({PLAIN_SGD})  # (3) is one step of plain SGD
 
     def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         theta = client.scratch.theta

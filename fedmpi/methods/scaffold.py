@@ -1,13 +1,14 @@
 """SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. https://arxiv.org/abs/1910.06378
 
+Control variates, c_i of each client and c of the server, correct the drift of local steps.
     y   <- y - lr (g - c_i + c)                              local step                (1)
     c_i' = c_i - c + (x - y) / (a lr)                        option II                 (2)
     x'   = x + sum_i p_i (y_i - x)                                                     (3)
     c'   = c + (m/N) mean_i (c_i' - c_i)                     N all clients, m cohort   (4)
-`mean_c: weighted` takes p_i in (4), too, as FLamby's program does: with all clients corrections then cancel in (3).
-Symbols: x = client.w0, y = client.w. The paper has plain SGD, where a = K, the steps made; with momentum a is the total
-weight of a constant gradient (else c is over-estimated by about 1/(1 - momentum)). The paper's (3) is uniform, here
-cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
+x is client.w0 and y is client.w. `mean_c: weighted` uses p_i in (4), too, as FLamby's program does; if all clients take
+part, the corrections then cancel in (3). In the paper's plain SGD a = K, the number of steps. With momentum, a is the
+total weight of a constant gradient; K would over-estimate c by a factor of about 1/(1 - momentum). The paper's (3) is
+uniform: cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
 """
 
 from dataclasses import dataclass

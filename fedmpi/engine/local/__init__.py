@@ -1,1 +1,1 @@
-"""A client on its rank: what it is handed, its batches and steps, what it sends."""
+"""Training of one client on its rank: its context for hooks, its batch loop and its upload."""

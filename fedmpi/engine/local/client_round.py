@@ -1,4 +1,4 @@
-"""One client's round on its rank: load it, train it, write what it uploads and what it keeps."""
+"""One client's round on its rank: load the received model, train, write the upload and the new client state."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from fedmpi.engine.checks import ReadOnlyCheck, are_finite, check_finite, check_
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
 
-ClientContext = Any  # that of context.py, which imports this
+ClientContext = Any  # the class in context.py, which imports this module
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
-Result = tuple[dict[str, Tensor], Tensor | float | None]  # a client's new state, and its mean loss; None without steps
+Result = tuple[dict[str, Tensor], Tensor | float | None]  # new client state; mean loss, or None without steps
 
 
 def run_round(client: ClientContext, row: Tensor) -> bool:
-    """Train a client for a round: write its upload into `row`, and its new state into its state row.
+    """Train a client for one round; write its upload into `row` and its new state into client.state_row.
 
     Args:
-        row: one row of `messages.upload(round)`; a flag in it marks a client with an error, where such are left out.
+        row: one row of `messages.upload(round)`. If clients with errors are left out of a round, a flag in the row
+            marks them.
 
     Returns:
-        Whether the client came to no error.
+        Whether the client finished without an error.
     """
     fine = finish_round(client, row, partial(_train, client), time.perf_counter())
-    client.trainer.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are all clients'
+    client.trainer.frozen_guard.check(client.where)  # all clients share these tensors: ends the run
     return fine
 
 
 def _train(client: ClientContext, here: Tensor) -> Result:
-    """Train a client, and write its upload to `here`."""
+    """Train a client, write its upload to `here`, and return its new state and mean loss."""
     trainer, model, method = client.trainer, client.trainer.model, client.trainer.method
     model.load(client.received, client.b0)
     model.module.train()
@@ -54,14 +55,15 @@ def _train(client: ClientContext, here: Tensor) -> Result:
 
 
 def finish_round(client: ClientContext, row: Tensor, write: Callable[[Tensor], Result], began: float) -> bool:
-    """Write a client's upload into `row` and store its state, or mark it as one that came to an error.
+    """Write a client's upload into `row` and store its state; if `write` fails, mark the row as failed.
 
     Args:
-        write: writes the upload to memory on the client's device; returns its new state and its mean loss over steps.
-        began: `time.perf_counter` when the client's round began.
+        write: writes the upload to memory on the client's device, and returns the new state and the mean loss over
+            the steps.
+        began: `time.perf_counter` at the start of the client's round.
 
     Returns:
-        Whether the client came to no error; if it did, its state row is undone by the server's command.
+        Whether the client finished without an error. If it did not, the server's next command restores its state row.
     """
     trainer, here = client.trainer, row if row.device == client.w.device else client.w.new_empty(len(row))
     try:
@@ -85,18 +87,18 @@ def store_result(
     loss: Tensor | float | None,
     began: float,
 ) -> None:
-    """Store what a client's round leaves: its upload in `row`, with the engine's own numbers, and its new state.
+    """Store the result of a client's round: its upload in `row`, with loss, seconds and flag, and its new state.
 
-    All questions to a GPU are one, which it answers when it has done the client's work: only then it is known how long
-    that has taken, and the copy, which was asked for before, is complete.
+    On a GPU the function synchronises once, when the client's work is done: only then is its duration known and the
+    copy of the upload complete.
 
     Args:
-        here: the upload without the engine's own numbers; it is given the formats of comm.wire, and copied to `row`.
-        loss: mean over the steps, None without any.
-        began: `time.perf_counter` when the client's round began.
+        here: the upload without loss, seconds and flag. It is rounded to the formats of comm.wire and copied to `row`.
+        loss: mean over the steps, or None without steps.
+        began: `time.perf_counter` at the start of the client's round.
 
     Raises:
-        UserError: a slot of the upload is not finite.
+        UserError: the new state or a slot of the upload is not finite.
     """
     trainer, messages = client.trainer, client.trainer.messages
     upload = messages.upload(client.round)
@@ -104,8 +106,8 @@ def store_result(
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):
         upload.packing.write(here, {"_loss": loss})
-    # The slots that the method declares: a server hook may not look at them, and go on with what is not finite. Of dw
-    # the server sees the norm. Of nan and inf a client's state would be read for the rest of the run.
+    # The slots that the method declares are checked because a server hook may use them without looking at their values.
+    # The server checks dw itself, by its norm. A client state with nan or inf would be used for the rest of the run.
     spans = {} if trainer.drops_bad_updates else {n: span for n, span in upload.packing.spans.items() if n[0] != "_"}
     rows = {f"slot {n!r}": here[a:b] for n, (a, b) in spans.items() if n != "dw" and a < b}
     sums = [x.sum() for x in rows.values()]
@@ -126,16 +128,16 @@ def store_result(
             f"gave values that are not finite (nan or inf) in {bad[0]}; the usual cause is divergence: lower train.lr"
         )
         raise wrong(trainer.method, "upload", client.where, text)
-    loss = torch.nan if bad else loss  # the server refuses the upload, which undoes the round
+    loss = torch.nan if bad else loss  # the server rejects the upload and restores the client's state
     upload.write_header(row, loss, time.perf_counter() - began, STOP if trainer.stop() else 0.0)
 
 
 def write_upload(client: ClientContext, row: Tensor, inputs: ReadOnlyCheck, trained: Any) -> dict[str, Tensor]:
-    """Call the hook `upload`, check what the hooks returned, and write the upload; return the client's new state.
+    """Call the hook `upload`, check the values returned by hooks, and write the upload; return the new client state.
 
     Args:
-        inputs: the check of what hooks only read.
-        trained: what `train` returned.
+        inputs: the check that hooks do not write to their inputs.
+        trained: the result of the hook `train`.
     """
     method, model, messages = client.trainer.method, client.trainer.model, client.trainer.messages
     with attribute_errors(client.where):

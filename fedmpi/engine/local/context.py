@@ -1,6 +1,6 @@
-"""What a hook sees of one client in one round: its data, its messages and state, forward passes, gradient oracles.
+"""The engine's implementation of the `client` that hooks receive: data, messages, state, forward passes and gradients.
 
-Its round is client_round.py, its batch loop training_loop.py.
+The round of a client is in client_round.py, its batch loop in training_loop.py.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ from fedmpi.models.recurrent import differentiable
 from fedmpi.tasks import contract
 
 NOTHING, NO_CONTEXT = Views({}), nullcontext()
-Watch = Callable[[Any, Tensor], object]  # called with each step's batch when its gradient is there, before w moves
+Watch = Callable[[Any, Tensor], object]  # called with each step's batch, after the gradient, before w changes
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
 class ClientContext(Client):
-    """The engine's side of `method.context.Client`: one client that takes part in a round, or is evaluated.
+    """The implementation of `method.context.Client`: one client that takes part in a round or is evaluated.
 
-    announcement, download, state_row: flat rows (messages.py) on the model's device.
+    Args:
+        t: the round.
+        lr: the learning rate of this round.
+        announcement: the flat row that was broadcast to all clients (messages.py), on the model's device.
+        download: the flat row of values for this client only.
+        state_row: the flat row of the client's state.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class ClientContext(Client):
     ) -> None:
         self.trainer, self.id, self.round, self.lr = trainer, client, t, lr
         self.announcement, self.download, self.state_row = announcement, download, state_row
-        self.where = f"round {t}, client {client}"  # in messages
+        self.where = f"round {t}, client {client}"  # for error messages
         messages, data, config = trainer.messages, trainer.data, trainer.local_training
         self.n, self.classes, self.rounds = int(trainer.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
@@ -69,22 +74,22 @@ class ClientContext(Client):
         size = messages.scratch.size
         self.scratch_row = state_row.new_zeros(size) if size else trainer.nothing
         self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
-        self.received, self.b0 = broadcast._w, broadcast._b  # no copy where everything travels
+        self.received, self.b0 = broadcast._w, broadcast._b  # no copy if all parameters are sent
         if not messages.shared.whole:
             self.received = compose(messages.shared, broadcast._w, messages.personal, kept._w)
         if not messages.shared_b.whole:
             self.b0 = compose(messages.shared_b, broadcast._b, messages.personal_b, kept._b)
-        self.w0 = self.received  # until local training begins
-        # When w became w0: how often hooks had written to it by torch's count, which leaves out writes of the engine.
-        # None where w is not w0.
+        self.w0 = self.received  # replaced when local training starts
+        # torch's count of in-place writes to w at the time when w became w0; the engine's own writes are not counted.
+        # None if w is not w0.
         self.version_at_w0: int | None = None
 
-        self.losses: list[Tensor] = []  # of the steps of the client's own model
-        self.step_loss: Tensor | None = None  # of the step at hand, at the live weights
-        self.passed = True  # whether the step at hand has made the pass that moves batch statistics
-        self.cut_short = True  # by a request to stop, of which the upload tells
+        self.losses: list[Tensor] = []  # of each step on client.w, not on other models
+        self.step_loss: Tensor | None = None  # of the current step, at the current weights
+        self.passed = True  # whether the current step has made the pass that updates batch statistics
+        self.cut_short = True  # whether a stop request ends training; the upload then has a flag
         self.watch: Watch | None = None
-        self.optim: OptimizerState | None = None  # of a client that trains, with train.keep_optim
+        self.optim: OptimizerState | None = None  # only while training with train.keep_optim
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
 
     @property
@@ -100,26 +105,26 @@ class ClientContext(Client):
 
     # ---- the round ----
     def read_only_check(self) -> ReadOnlyCheck:
-        """Return a check of the tensors that the client's hooks only read."""
+        """Return a check that hooks do not write to the tensors that they may only read."""
         tensors = {
             "client.w0 (client.received) or client.down": self.announcement,
             "client.down": self.download,
             "client.state": self.state_row,
-            "client.w0 (client.received)": self.received,  # its own vector where parts stay with the client
+            "client.w0 (client.received)": self.received,  # a separate vector if the client keeps some parameters
             "client.label_counts": self.trainer.label_counts,
         }
         return ReadOnlyCheck({**tensors, "client.w": self.w, "client.b": self.b})
 
     def start(self) -> None:
-        """Set what training starts from: the weights of the hook `receive`, and the optimiser that the client keeps.
+        """Load the weights of the hook `receive`, where training starts, and the optimiser state of earlier rounds.
 
-        The hook moves neither buffers nor counters.
+        The hook changes neither buffers nor counters.
         """
         model = self.trainer.model
         if overrides(self.trainer.method, "receive"):
             w0 = self.check("receive", self.trainer.method.receive(self))
-            self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # client.w is about to move
-            self._frozen.clear()  # of the w0 from before
+            self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # training is about to change client.w
+            self._frozen.clear()  # frozen models of the w0 before the hook
             if self.w0 is not self.received:
                 model.load(self.w0, self.b0)
         self.version_at_w0 = model.w._version
@@ -127,9 +132,9 @@ class ClientContext(Client):
             self.optim = OptimizerState(self.trainer.messages.client_state.views(self.state_row), model.layout)
 
     def fine_tune(self, epochs: int) -> None:
-        """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
+        """Fine-tune the current weights by the method's hook `tune`, for the protocol ft(epochs); nothing is stored."""
         self.trainer.model.module.train()
-        self.cut_short = False  # what is measured does not go up with a word of it
+        self.cut_short = False  # a stop request must not shorten an evaluation
         self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
         with seeds.seeded(self.trainer.seed, "tune", self.round, self.id):
             self.trainer.method.tune(self, epochs)
@@ -156,10 +161,10 @@ class ClientContext(Client):
 
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
-        with torch.inference_mode(False), torch.no_grad(), self.trainer.precision():  # evaluation is in that mode
+        with torch.inference_mode(False), torch.no_grad(), self.trainer.precision():  # evaluation is in inference mode
             if key not in self._frozen:
                 model, net = self.trainer.twin(len(self._frozen))
-                self._frozen[key] = at, net  # keeps the tensor alive, or its id could be given to another one
+                self._frozen[key] = at, net  # keeps the tensor alive, so that no other one gets its id
                 model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
             z, f = self._frozen[key][1].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
@@ -209,7 +214,7 @@ class ClientContext(Client):
             loss = checked(self, self.trainer.method.loss(self, x, y), "loss")
         weights: list[Tensor] = [*(p for _, p in members), leaf]
         vs = [*(s.view(v) for s, _ in members), v]
-        grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
+        grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zeros for unused tensors
         g = grad(loss, weights, create_graph=True)
         along = torch.stack([(piece * each).sum() for piece, each in zip(g, vs, strict=True)]).sum()
         pieces = grad(along, weights)
@@ -230,19 +235,19 @@ class ClientContext(Client):
         value = checked(self, loss(f.to(self.w.dtype)), "loss", loss)
         backward(value)
         if before is not None:
-            head.put(before, model.live)  # copied back, not subtracted: exactly the weights from before
+            head.put(before, model.live)  # copying restores the weights exactly, subtracting would not
         if z.requires_grad:
             self.note(value)
         return model.attach_gradient().clone()
 
     def check(self, hook: str, value: Any, shape: tuple[int, ...] | None = None, by: Any = None) -> Tensor:
-        """`value` without its graph if it has the shape that the hook must return, (d,) where none is given."""
+        """Check the shape of a hook's result, (d,) if `shape` is None, and return it without its autograd graph."""
         shape = tuple(self.w.shape) if shape is None else shape
         check_tensor(self.trainer.method, hook, value, shape, self.where, self.w, by)
         return value.detach() if shape and value.requires_grad else value
 
     def note(self, loss: Tensor) -> None:
-        """The first loss of a step is the one at the live weights: that which is recorded."""
+        """Record the first loss of a step, which is the one at the current weights, and ignore later ones."""
         if self.step_loss is None:
             self.step_loss = loss.detach()
 
@@ -275,15 +280,18 @@ class ClientContext(Client):
 
     @contextmanager
     def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
-        """One of a step's passes. The first moves batch statistics, wherever it is, unless it has buffers of its own;
-        the others leave them alone."""
+        """Load weights `at` (d,) and buffers for one pass of a step within this context, then restore the current ones.
+
+        The first pass of a step updates batch statistics, at any weights, unless `buffers` are given; further passes
+        do not.
+        """
         model, passed, again = self.trainer.model, self.passed, self.passed or buffers is not None
         at_w0 = self.version_at_w0
         self.passed = self.passed or buffers is None
         w = None if at is None else model.w.clone()
         statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
         if at is not None or buffers is not None:
-            # a cumulative average counts the batches of its own passes: one a step
+            # A cumulative average counts only the batches of its own passes, one in each step.
             counted = [(c - int(passed)).clamp_(min=0) for c in statistics[1]] if statistics else None
             model.load(model.w if at is None else at, buffers, counted)
             self.version_at_w0 = None if at is not None else at_w0
@@ -298,7 +306,7 @@ class ClientContext(Client):
 
     @contextmanager
     def elsewhere(self, w: Tensor, b: Tensor | None = None) -> Iterator[None]:
-        """Within, the model is another one, which no record is kept of; afterwards all is exactly what it was."""
+        """Load another model, w (d,) and b (b,), within this context, without recording its losses; then restore."""
         model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
         names = ("version_at_w0", "steps", "a", "losses", "watch", "optim")
@@ -313,7 +321,7 @@ class ClientContext(Client):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients; afterwards the mode from before."""
+        """Set evaluation mode without gradients within this context, then restore the previous mode."""
         module = self.trainer.model.module
         training = module.training
         module.eval()

@@ -1,9 +1,9 @@
 """Forward and backward passes as CUDA graphs (`compute.graphs`).
 
-The kernels of a small model take less time than their launches. A CUDA graph launches all kernels of a pass at once. It
-reads and writes the memory with which it was captured; that fits a model which lives in one flat vector, into which
-clients are loaded one after another: one capture serves all clients and rounds. Optimisers, corrections of gradients
-and clipping stay outside of it, as their numbers change from round to round.
+The kernels of a small model take less time than their launches; a CUDA graph launches all kernels of a pass at once. It
+reads and writes the memory with which it was captured. All clients of a rank are loaded into the same flat vector, one
+after another, so one capture serves all clients and rounds. Optimisers, corrections of gradients and clipping are not
+captured, because their coefficients change from round to round.
 """
 
 from __future__ import annotations
@@ -18,71 +18,76 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.common.errors import RankWarning, UserError
 
-# Passes of one kind that are made as they come. In the first ones libraries set up what must not happen in a capture,
-# and a batch size that few clients have is not worth one.
+# Number of passes of one kind that are run without a graph. In the first ones libraries initialise, which is not
+# possible in a capture, and a batch size that few clients have is not worth a capture.
 PASSES_BEFORE_CAPTURE = 3
-# Shapes of batches. Each graph has memory of its own, and clients that train on all they have differ in their shapes.
+# Maximum number of graphs, one for each shape of a batch. Each graph has its own memory, and with full batches every
+# client may have another shape.
 MOST_CAPTURED = 64
 
-KNOWN = ("torch", "torchvision", "fedmpi")  # packages
+KNOWN = ("torch", "torchvision", "fedmpi")  # top-level packages
 
 Passes = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> loss; leaves gradients with the parameters
 
 
 def consists_of_known_parts(module: nn.Module, task: Any) -> bool:
-    """Return whether the code of a model's and a task's passes is PyTorch's, torchvision's and fedmpi's own.
+    """Return whether a model and its task consist of PyTorch's, torchvision's and fedmpi's own code.
 
-    What such code computes depends on nothing but tensors. A graph repeats what it did when it was captured: of other
-    code, which may count its calls, say, the results could be wrong. Batch normalisation that averages over all batches
-    (momentum None) cannot be captured: it asks the GPU how many there were.
+    The results of this code depend on tensors only. A graph repeats the operations that were captured, which could be
+    wrong for other code, for example code that counts its calls. Batch normalisation that averages over all batches
+    (momentum None) cannot be captured, because it reads the number of batches from the GPU.
     """
     parts = [*module.modules()]
     if not all(type(part).__module__.partition(".")[0] in KNOWN for part in (*parts, task)):
         return False
     if not task.capturable or any(isinstance(part, _BatchNorm) and part.momentum is None for part in parts):
         return False
-    # Of batch normalisation the flat model may have replaced `forward`.
+    # The flat model may have replaced `forward` of batch normalisation itself.
     changed = any("forward" in part.__dict__ for part in parts if not isinstance(part, _BatchNorm))
     return not changed and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
 class _Captured(NamedTuple):
+    """A captured graph with the tensors that it reads and writes."""
+
     graph: Any
     x: Tensor
     y: Tensor
     loss: Tensor
-    gradients: list[Tensor | None]  # of each parameter
-    used: int  # the first parameter that has one
+    gradients: list[Tensor | None]  # one for each parameter
+    used: int  # index of the first parameter that has a gradient
 
 
 def _end_capture_of_generators() -> None:
-    """Let random generators draw again after a capture that failed: they would go on to count for the graph."""
-    for generator in torch.cuda.default_generators:  # of each GPU
+    """Reset the random generators after a failed capture, after which they would otherwise remain in capture mode."""
+    for generator in torch.cuda.default_generators:  # one for each GPU
         generator.graphsafe_set_state(generator.clone_state())
 
 
 @final
 class PassGraphs:
-    """The passes of one rank's model that have been captured, by what they compute and the shapes of their batches."""
+    """The captured passes of one rank's model, one graph for each kind of pass and shape of a batch."""
 
     def __init__(self, strict: bool = True) -> None:
-        """strict: whether passes that cannot be captured are an error; else all are made as they come."""
+        """Args:
+        strict: raise an error if passes cannot be captured; otherwise run all passes without graphs.
+        """
         self.strict, self._enabled = strict, True
         self._counts: dict[Hashable, int] = {}
         self._captured: dict[Hashable, _Captured] = {}
-        self._pool: Any = None  # they run one after another, so one memory pool serves all
+        self._pool: Any = None  # graphs run one after another, so they share one memory pool
 
     def run(self, kind: Hashable, passes: Passes, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor) -> Tensor:
-        """Make a forward and a backward pass, as a graph if there were enough of them.
+        """Run a forward and a backward pass, as a CUDA graph after PASSES_BEFORE_CAPTURE passes of the same kind.
 
         Args:
-            kind: a name for what the passes compute.
-            passes: makes them; nothing in it may depend on the client or the step but through x, y and the model.
-            parameters: what is trained; their gradients are afterwards those of this batch.
-            x, y: the batch; one of several named tensors makes its passes as they come.
+            kind: identifies the computation; passes of one kind share graphs.
+            passes: runs the passes. It may depend on the client and the step only through x, y and the model.
+            parameters: the trained parameters, whose .grad the passes set.
+            x, y: the batch. If x has several named tensors, no graph is used.
 
         Returns:
-            () the loss.
+            The loss ().
 
         Raises:
             UserError: the passes cannot be captured, and strict is true.
@@ -102,16 +107,16 @@ class PassGraphs:
         captured.x.copy_(x)
         captured.y.copy_(y)
         captured.graph.replay()
-        if parameters[captured.used].grad is not captured.gradients[captured.used]:  # another pass came in between
+        if parameters[captured.used].grad is not captured.gradients[captured.used]:  # another pass has replaced them
             for p, gradient in zip(parameters, captured.gradients, strict=True):
                 p.grad = gradient
-        return captured.loss.clone()  # the next pass writes to the same place
+        return captured.loss.clone()  # the next pass overwrites this tensor
 
     def _capture(self, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]) -> _Captured | None:
-        """Capture a forward and a backward pass; None if that is impossible and not an error."""
+        """Capture a forward and a backward pass; return None if that is impossible and strict is false."""
         graph, x, y = torch.cuda.CUDAGraph(), x.clone(), y.clone()
         try:
-            # Other threads may go on meanwhile: those that read data, and the one that listens for errors.
+            # Other threads, which read data or listen for errors, may use CUDA during the capture.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss = passes(x, y)
         except RuntimeError as error:

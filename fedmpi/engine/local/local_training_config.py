@@ -1,4 +1,4 @@
-"""How much clients train, and by which optimiser."""
+"""The amount of local training and its optimiser: settings, numbers of steps, learning rate schedules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import ceil, cos, pi
 class LocalTrainingConfig:
     """The section `train` of a config (config/sections.py), without the learning rate, which depends on the round."""
 
-    epochs: int | None = 1  # None: steps counts
+    epochs: int | None = 1  # None: `steps` decides
     steps: int | None = None
     batch_size: int | None = None  # None: full batch
     drop_last: bool = False
@@ -21,14 +21,14 @@ class LocalTrainingConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    keep: bool = False  # the optimiser's state, from round to round
+    keep: bool = False  # whether clients keep the optimiser's state between rounds
 
     def plain_sgd(self) -> LocalTrainingConfig:
-        """Return the same batches with steps w <- w - lr g."""
+        """Return settings with the same batches, but steps w <- w - lr g."""
         return LocalTrainingConfig(self.epochs, self.steps, self.batch_size, self.drop_last)
 
     def not_plain_sgd_reason(self) -> str:
-        """Return the setting that makes w - w0 other than lr times a weighted sum of gradients; "" if none does."""
+        """Return a setting because of which w - w0 is not lr times a weighted sum of gradients; "" if there is none."""
         reasons = {
             f"train.optim is {self.optim}": self.optim != "sgd",
             f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
@@ -37,13 +37,18 @@ class LocalTrainingConfig:
         return next((reason for reason, holds in reasons.items() if holds), "")
 
     def passes_and_steps(self, n: int, many: int = 1, epochs: int | None = None) -> tuple[int, int]:
-        """Passes that a client with n samples begins, and its steps in all of them; train.steps may cut the last short.
+        """Return how many passes over its samples a client begins, and its total number of steps.
 
-        many: batches that a step takes; epochs: in place of its own epochs or steps.
+        With train.steps the last pass may be incomplete.
+
+        Args:
+            n: the client's samples.
+            many: batches per step.
+            epochs: replaces the configured epochs or steps.
         """
         size = self.batch_size or max(n, 1)
         batches = n // size if self.drop_last else ceil(n / size)
-        a_pass = batches // many or min(batches, 1)  # an incomplete group counts where it is the only one
+        a_pass = batches // many or min(batches, 1)  # an incomplete group of batches counts only if it is the only one
         if not a_pass:
             return 0, 0
         if epochs is None and self.steps is not None:
@@ -55,11 +60,11 @@ class LocalTrainingConfig:
 def learning_rate(
     lr: float, schedule: str, round_: int, rounds: int, decay: float | None = None, warmup_rounds: int = 0
 ) -> float:
-    """eta_t for t = round_ of T = rounds:
+    """Return the learning rate eta_t of round t = round_ of T = rounds, with eta_0 = lr:
 
         constant eta_0;   exponential eta_0 decay^t (0.99);   cosine eta_0/2 (1 + cos(pi t/T));
         step eta_0, times decay (0.1) from T/2 and again from 3T/4.
-    warmup_rounds R > 0 multiplies by min(1, t/R): round 0 has rate 0, as in FedLD's published runs.
+    warmup_rounds R > 0 multiplies it by min(1, t/R): round 0 has rate 0, as in FedLD's published runs.
 
     >>> learning_rate(0.1, "cosine", 5, 10)
     0.05

@@ -1,4 +1,4 @@
-"""Losses and regularizers of hooks: their values with a graph, and whether these are something to descend on."""
+"""Evaluation of the losses and regularizers that hooks return, with checks that they can be differentiated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedmpi.engine.checks import wrong
 from fedmpi.method.base import Method
 from fedmpi.method.context import Loss, Quadratic, Regularizer
 
-ClientContext = Any  # that of context.py, which imports this
-# The way to the engine through Python takes as long as a small model's backward pass.
+ClientContext = Any  # the class in context.py, which imports this module
+# Called directly, because Tensor.backward adds as much time as the backward pass of a small model takes.
 _run_backward = Variable._execution_engine.run_backward
 NO_GRADIENT = {
     "loss": "a loss that depends on no weight that is being trained",
@@ -24,9 +24,11 @@ NO_GRADIENT = {
 
 
 def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor) -> Tensor:
-    """Make a forward and a backward pass over a batch, at the live weights; return the loss ().
+    """Run a forward and a backward pass on a batch at the current weights; return the loss ().
 
-    flat: whether the gradient goes to `model.attach_gradient()`; else to tensors that autograd allocates.
+    Args:
+        flat: whether to write the gradient to the flat vector `model.attach_gradient()`; otherwise autograd allocates
+            a tensor for each parameter.
     """
     trainer, model = client.trainer, client.trainer.model
     if flat:
@@ -48,7 +50,7 @@ def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor
 
 
 def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor, g: Tensor) -> Tensor:
-    """Add the gradient of a regularizer at the weights `at` (d,) to g (d,), in place, and return that."""
+    """Add the gradient of a regularizer at the weights `at` (d,) to g (d,) in place, and return g."""
     with weights_as_leaf(client, at) as leaf:
         value = regularizer(client)
     if value is None:
@@ -64,22 +66,26 @@ def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor,
 
 @contextmanager
 def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
-    """Within, client.w is `w` (d,) as a leaf that requires a gradient."""
+    """Let client.w be `w` (d,) as a leaf tensor that requires a gradient, within this context."""
     live, client.w = client.w, w.detach().requires_grad_()
     try:
         yield client.w
     finally:
         client.w = live
-        if client.scratch_row.requires_grad:  # a hook has added client.w to an accumulator, which outlives the graph
+        if client.scratch_row.requires_grad:  # a hook has added client.w to an accumulator; drop its graph
             client.scratch_row = client.scratch_row.detach()
             client.scratch = client.trainer.messages.scratch.views(client.scratch_row)
 
 
 def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Tensor:
-    """Return the value of a hook if it is a scalar to descend on. by: the function that gave it, if not the hook."""
+    """Return the result of a hook after checking that it is a scalar with a gradient.
+
+    Args:
+        by: the function that returned it, if it is not the method's own hook.
+    """
     fine = type(value) is Tensor and value.requires_grad and not value.shape and value.layout is torch.strided
     if fine and value.is_floating_point() and value.device == client.w.device:
-        return value  # as nearly all are; what follows says what is wrong
+        return value  # the common case is fast; the code below finds out what is wrong
     client.check(hook, value, (), by)
     if not value.requires_grad:
         text = f"returned {NO_GRADIENT[hook]}, so that there is no gradient: it was made under no_grad, with .detach()"
@@ -88,10 +94,10 @@ def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Ten
 
 
 def backward(loss: Tensor) -> None:
-    """Call loss.backward() of a loss (), or of the sum of losses (n,): gradients are added to the parameters' own.
+    """Add the gradients of a loss (), or of the sum of losses (n,), to the .grad of the parameters.
 
-    What that method looks after beyond the engine's call is left to it: subclasses of tensors, threads of devices,
-    transforms.
+    Calls autograd's engine directly if possible. Subclasses of tensors, other devices and functorch transforms need
+    loss.backward().
     """
     if type(loss) is not Tensor or not loss.is_cpu or torch._C._are_functorch_transforms_active():
         loss.sum().backward()

@@ -1,7 +1,7 @@
-"""Loss and gradients of small models without autograd: its graph and its engine take longer than their arithmetic.
+"""Loss and gradients of small models without autograd, whose overhead exceeds the time of their arithmetic.
 
-For chains of linear layers and ReLUs under the mean cross-entropy, on a CPU:  the kernels that autograd calls, on the
-same operands and in its order, so that the bits are its bits.
+Applies to chains of linear layers and ReLUs under the mean cross-entropy, on a CPU. The kernels are those that autograd
+calls, on the same operands and in the same order, so that the results are equal to the bit.
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  dW_i = g_{i+1}' z_i,  db_i = sum_b g_{i+1},  g_i = g_{i+1} W_i
 """
 
@@ -20,28 +20,35 @@ from fedmpi.tasks.classification import Classification
 _nll = torch.ops.aten.nll_loss_forward.default
 _nll_backward = torch.ops.aten.nll_loss_backward.default
 _relu_backward = torch.ops.aten.threshold_backward.default
-MEAN, IGNORED = 1, -100  # as of torch.nn.functional.cross_entropy
+MEAN, IGNORED = 1, -100  # reduction and ignore_index of torch.nn.functional.cross_entropy
 
 
 Places = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # weight, bias, and their gradients
 
 
 def _places(layer: nn.Linear) -> Places:
+    """Return the weight, bias and gradients of a linear layer."""
     w, b = layer.weight, layer.bias
     return w.detach(), None if b is None else b.detach(), w.grad, None if b is None else b.grad
 
 
 class MLPBackward:
+    """A function that computes the loss of a batch and its gradients for one chain of layers, without autograd."""
+
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = layers
-        # Each in memory of its own: kernels sum in another order where it does not begin at a multiple of 64 bytes.
+        # Each gradient has its own memory, because kernels sum in another order if a tensor is not aligned to 64 bytes.
         self.gradients = [(p, torch.empty_like(p)) for layer in layers for p in layer.parameters()]
-        self.at: list[Places | None] = []  # of linear layers
+        self.at: list[Places | None] = []  # one for each layer; None for a ReLU
         self.one = torch.ones((), dtype=next(layers[0].parameters()).dtype)  # dL/dL
 
     @staticmethod
     def of(module: nn.Module, task: Any, flat: bool) -> MLPBackward | None:
-        """None for other models and tasks. flat: samples are vectors."""
+        """Return an MLPBackward, or None if the module is not such a chain or the task not the mean cross-entropy.
+
+        Args:
+            flat: whether samples are vectors.
+        """
         layers = layers_of(module) or []
         if layers and isinstance(layers[0], nn.Flatten):
             flat, layers = True, layers[1:]
@@ -60,13 +67,13 @@ class MLPBackward:
         return MLPBackward(layers) if fits and type(task).loss is Classification.loss and task.plain else None
 
     def begin(self) -> None:
-        """From now on calls write to the parameters' .grad."""
+        """Make later calls write gradients to the parameters' .grad; needed before the first call of each fit."""
         for p, g in self.gradients:
             p.grad = g
         self.at = [_places(layer) if isinstance(layer, nn.Linear) else None for layer in self.layers]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss () of a batch."""
+        """Return the loss () of a batch, x (B, ...) and y (B,), and write its gradients to the parameters' .grad."""
         z = x.flatten(1)
         inputs = [z]
         for layer in self.at:

@@ -1,8 +1,8 @@
-"""The training loop: how a client steps through its batches, whatever the method.
+"""The training loop, in which a client makes its steps on its batches, for all methods.
 
-The hot path is flat. While no hook reads gradients, autograd allocates its own and torch's fused SGD walks the views; a
-hook that reads them gets one flat g that autograd accumulates into; small chains do without autograd
-(mlp_backward.py). None of this changes the bits.
+It is optimised for small models. While no hook reads gradients, autograd allocates them and torch's fused SGD updates
+the parameter views. If a hook reads gradients, autograd accumulates into one flat vector g. Small chains of layers are
+trained without autograd (mlp_backward.py). All three give the same bits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import Fitted, Regularizer
 
-ClientContext = Any  # that of context.py, which imports this
-PLAIN = Method()  # FedAvg's client
+ClientContext = Any  # the class in context.py, which imports this module
+PLAIN = Method()  # FedAvg, for fits without the method's hooks
 REMEDY = (
     "other passes would see it; make a copy (operations that end in _, assignments to [...] and ReLU(inplace=True) "
     "as the first layer write)"
@@ -45,7 +45,7 @@ def fit(
     plain: bool = False,
     bare: bool = False,
 ) -> Fitted:
-    """Train the client: the batch loop of all methods (method/context.py says what the arguments mean)."""
+    """Train the client: the batch loop of all methods. method/context.py, `Client.fit`, describes the arguments."""
     trainer, model = client.trainer, client.trainer.model
     config, plain = trainer.local_training.plain_sgd() if bare else trainer.local_training, plain or bare
     method = PLAIN if plain else trainer.method
@@ -57,7 +57,7 @@ def fit(
     client.fits += 1
     other_model = nullcontext() if start is None else client.elsewhere(start, buffers)
     with other_model, model.only(method.trains if groups is None else groups) as parameters:
-        if parameters:  # else the model has nothing in these groups
+        if parameters:  # none if the model has no parameters in these groups
             trained = [s for s, p in model.members if p.requires_grad]
             kept = client.optim.of(trained) if client.optim and not plain else None
             optimiser = LocalOptimizer(config, parameters, client.lr if lr is None else lr, kept)
@@ -76,7 +76,7 @@ def fit(
                     client.watch(x, y)
                 optimiser.step()
                 client.passed, client.version_at_w0 = True, None
-                carry = config.momentum * carry + 1.0  # times a constant gradient: the velocity
+                carry = config.momentum * carry + 1.0  # the velocity is this number times a constant gradient
                 client.a += 1 + config.momentum * carry if config.nesterov else carry
                 client.steps += 1
                 if client.step_loss is not None:
@@ -85,7 +85,7 @@ def fit(
 
 
 def mean_loss(losses: Sequence[Tensor]) -> Tensor | float | None:
-    """Return the mean of steps' losses (); None of no steps. On a CPU, where nobody waits for it, it is a number."""
+    """Return the mean loss of the steps, None without steps: a tensor () on a GPU, to avoid waiting, else a number."""
     if not losses:
         return None
     if losses[0].device.type != "cpu":
@@ -100,15 +100,15 @@ def gradient_of_steps(
     parameters: Sequence[nn.Parameter],
     clipped: Selection | None,
 ) -> Callable[[Tensor, Tensor], None]:
-    """Return (x, y) -> None, which leaves the gradient of a step where the optimiser looks for it.
+    """Return a function (x, y) -> None that computes the gradient of a step and stores it in the parameters' .grad.
 
-    It is that of a pass over the batch, or what the hook `step` returns; to it the regularizer's is added, the hook
-    `gradient` corrects the sum, and the result is clipped.
+    The gradient is that of the loss of the batch, or the result of the hook `step`. The gradient of the regularizer is
+    added, the hook `gradient` corrects the sum, and the result is clipped.
 
     Args:
-        regularizer: in place of the method's.
-        parameters: what is trained.
-        clipped: the entries that train.clip_norm looks at; a correction may have written to others.
+        regularizer: replaces the method's.
+        parameters: the parameters that are trained.
+        clipped: the entries whose norm train.clip_norm limits; the hook `gradient` may have written to others.
     """
     trainer, model, called = client.trainer, client.trainer.model, client.trainer.direct or method.loss
     step = method.step if overrides(method, "step") else None
@@ -120,7 +120,8 @@ def gradient_of_steps(
         model.drop_gradient()
     if trainer.graphs is not None:
         of_task = called is trainer.direct or getattr(called, "__func__", None) is Method.loss
-        # With counts that only the sites know, a task may weigh the classes for each client in its own way.
+        # If only the sites know label counts, the task may weight classes differently for each client, which one
+        # captured graph cannot do.
         if of_task and trainer.data.counts_shared:
             at = model.live.data_ptr(), model.attach_gradient().data_ptr() if uses_flat else 0
             run = partial(trainer.graphs.run, (*at, called is trainer.direct, *map(id, parameters)), run, parameters)
@@ -152,18 +153,23 @@ def gradient_of_steps(
 
 
 def clip(g: Tensor, trained: Selection, most: float) -> None:
-    """Scale g (d,) in place by min(1, most / (||g|| + 1e-6)), as torch.nn.utils.clip_grad_norm_ does; the norm is that
-    of the trained entries."""
+    """Scale g (d,) in place by min(1, most / (||g|| + 1e-6)), as torch.nn.utils.clip_grad_norm_ does.
+
+    The norm is that of the trained entries.
+    """
     norm = (g if trained.whole else trained.take(g)).norm()
-    g.mul_((most / (norm + 1e-6)).clamp_(max=1))  # no question to the device
+    g.mul_((most / (norm + 1e-6)).clamp_(max=1))  # without synchronising the device
 
 
 def batches_of(
     client: ClientContext, epochs: int | None, many: int, drawn: tuple[Any, Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one fit, `many` for each step, pass after pass.
+    """Yield the batches (x, y) of one fit, of all its passes, with `many` batches concatenated for each step.
 
-    A batch of all rows has their own order, unless a step cuts it up. drawn: `trainer.generators`.
+    A batch of all rows keeps the order of the rows, unless a step divides it.
+
+    Args:
+        drawn: the random generators for order and augmentation, from `trainer.generators`.
     """
     trainer, config = client.trainer, client.trainer.local_training
     passes, steps = config.passes_and_steps(client.n, many, epochs)

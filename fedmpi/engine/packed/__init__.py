@@ -1,1 +1,1 @@
-"""Several clients of a rank trained at once (`compute.pack`): one batched operation where one by one takes n."""
+"""Training of several clients of a rank at once (`compute.pack`), with operations that are batched over clients."""

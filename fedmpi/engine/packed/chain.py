@@ -1,10 +1,10 @@
 """Linear layers with ReLUs between them, trained by plain SGD for n clients at once, without autograd.
 
     z_{i+1} = z_i W_i' + b_i        g_L = dL/dz_L,  W_i -= lr g_{i+1}' z_i,  b_i -= lr sum_b g_{i+1},  g_i = g_{i+1} W_i
-All clients start at the same weights W0. A wide layer of clients that see few samples keeps its weights as factors,
-    W = W0 + A' B        A (K, o), B (K, i): a row for each sample seen, -lr g and z
-which is what plain SGD computes. It is faster while K (o + i) is less than o i: W0 is one product for all clients, and
-no client's weights are formed before the differences are written to the uploads.
+All clients start at the same weights W0. If clients see few samples, the weights of a wide layer are kept as factors,
+    W = W0 + A' B        A (K, o), B (K, i): one row for each sample seen, -lr g and z
+which is the result of plain SGD. This is faster if K (o + i) is less than o i: the product with W0 is computed once for
+all clients, and no client's W is formed, except when the difference W - W0 is written to the upload.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch.nn.functional import log_softmax
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.model import FlatModel
 
-Members = slice | Tensor  # clients by their places
+Members = slice | Tensor  # positions of clients
 
 
 def has_factors(shape: Sequence[int], samples: int) -> bool:
-    """Return whether factors take at most half of the operations of whole weights (o, i)."""
+    """Return whether factors need at most half of the operations of dense weights of shape (o, i)."""
     return len(shape) == 2 and 2 * samples * sum(shape) <= shape[0] * shape[1]
 
 
 class Dense:
-    """A tensor of each client, written down: weights (n, o, i), or biases (n, o)."""
+    """One parameter tensor of n clients, stored densely: weights (n, o, i) or biases (n, o)."""
 
     def __init__(self, segment: Segment, w0: Tensor, clients: int) -> None:
         self.segment, self.w0 = segment, segment.view(w0)
@@ -40,7 +40,7 @@ class Dense:
         return torch.bmm(g, self.w[members])
 
     def step(self, members: Members, g: Tensor, x: Tensor, lr: float) -> None:
-        w = self.w[members]  # a view of neighbours, else a copy
+        w = self.w[members]  # a view if `members` is a slice, else a copy
         w.baddbmm_(g.mT, x, alpha=-lr)
         if isinstance(members, Tensor):
             self.w[members] = w
@@ -51,7 +51,10 @@ class Dense:
 
 
 class Factored:
-    """Weights of each client as factors; `used` rows of them so far, zero for clients that were not in a step."""
+    """The weights of one layer for n clients, stored as factors a (n, K, o) and b (n, K, i).
+
+    `used` rows of the factors are filled; they are zero for clients that did not take part in a step.
+    """
 
     def __init__(self, segment: Segment, w0: Tensor, clients: int, samples: int) -> None:
         self.segment, self.w0, self.used = segment, segment.view(w0), 0
@@ -78,10 +81,15 @@ class Factored:
 
 
 class PackedChain:
-    """The weights of n clients of one model, and their steps along the mean cross-entropy."""
+    """Trains n clients of a chain of layers by plain SGD on the mean cross-entropy; holds their weights."""
 
     def __init__(self, layers: Sequence[nn.Module], model: FlatModel, w0: Tensor, clients: int, samples: int) -> None:
-        """samples: that a client sees."""
+        """Args:
+        layers: linear layers and ReLUs.
+        w0: (d,) weights from which all clients start.
+        clients: their number n.
+        samples: number K of rows that factors need for all steps.
+        """
         segment = {id(p): s for s, p in model.members}
         self.layers: list[tuple[Dense | Factored, Dense | None] | None] = []  # weights and biases; None: a ReLU
         for layer in layers:
@@ -96,7 +104,7 @@ class PackedChain:
             self.layers.append((weight, bias))
 
     def step(self, members: Members, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step of some clients, each on its own batch: x (n, B, ...), y (n, B); return their losses (n,)."""
+        """Make a step of the clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
         z = [x.flatten(2)]
         for layer in self.layers:
             if layer is None:
@@ -114,7 +122,7 @@ class PackedChain:
                 g = torch.ops.aten.threshold_backward(g, z[i + 1], 0)
                 continue
             weight, bias = layer
-            before = weight.backward(members, g) if i else g  # before the weights move
+            before = weight.backward(members, g) if i else g  # computed before the weights change
             weight.step(members, g, z[i], lr)
             if bias is not None:
                 bias.w[members] -= lr * g.sum(1)

@@ -1,8 +1,8 @@
-"""The batch loop of n clients at once: each makes its own steps on its own batches, in its own order.
+"""The batch loop of n clients at once; each client makes its own steps, on its own batches, in its own order.
 
-Batches of one size are one batched pass. First come the full batches of an epoch, of all clients that have so many;
-then the smaller ones that are left over, size by size. What becomes of a client is a function of its own data and does
-not depend on who is trained beside it, but for the last bits of kernels.
+Batches of equal size form one batched pass. First come the full batches of an epoch, of all clients that have so many;
+then the smaller remaining batches, size by size. A client's result depends on its own data, and not on the clients
+trained with it, except for the last bits of kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedmpi.method.base import overrides
 
 
 def cut(trainer: ClientTrainer, k: ClientContext) -> tuple[int, int]:
-    """How many full batches an epoch of a client has, and how many samples are left over for one more."""
+    """Return the number of full batches in an epoch of a client, and of the samples in a last, smaller batch."""
     size = trainer.local_training.batch_size
     if size is None:
         return 0, k.n
@@ -31,10 +31,12 @@ def cut(trainer: ClientTrainer, k: ClientContext) -> tuple[int, int]:
 
 
 class PackedFit:
-    """One `fit` of n clients. Afterwards `loss` (n,) is the mean over their steps."""
+    """Trains n clients together when it is called; then `loss` (n,) is the mean loss over each client's steps."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
-        """clients: those with the most batches first."""
+        """Args:
+        clients: in descending order of their numbers of batches.
+        """
         self.trainer, self.clients = trainer, clients
         self.epochs, self.cuts = trainer.local_training.epochs or 0, [cut(trainer, k) for k in clients]
         self.steps = self._chain() or VmapSteps(trainer, clients)
@@ -42,7 +44,7 @@ class PackedFit:
         self.carry = [0.0] * len(clients)
 
     def _chain(self) -> PackedChain | None:
-        """Return the clients' weights where plain SGD trains all of a chain of layers from one start, else None."""
+        """Return a PackedChain if plain SGD trains a whole chain of layers from one w0 for all clients, else None."""
         trainer, config, w0 = self.trainer, self.trainer.local_training, self.clients[0].w0
         chain, hooks = (
             trainer.mlp_backward,
@@ -74,8 +76,12 @@ class PackedFit:
     def _batches(
         self, generators: Sequence[tuple[torch.Generator, torch.Generator | None]]
     ) -> Iterator[tuple[Sequence[int], Tensor, Tensor | None]]:
-        """One epoch: places of clients, the rows (clients, B) of their next batches, and what augmentation draws for
-        them."""
+        """Yield the batches of one epoch.
+
+        Yields:
+            Positions of clients; the rows (clients, B) of their next batches; the random numbers that augmentation
+            uses for these rows (clients, B, columns), or None.
+        """
         size, shards = self.trainer.local_training.batch_size, [self.trainer.data.train[k.id] for k in self.clients]
         orders = [order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
         numbers = [drawn(shard, g) for shard, (_, g) in zip(shards, generators, strict=True)]
@@ -94,7 +100,7 @@ class PackedFit:
             yield places, rows, None if u is None else torch.stack([u[part] for part in parts])
 
     def _read(self, places: Sequence[int], rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x (clients, B, ...), y (clients, B). u: (clients, B, columns) that augmentation draws."""
+        """Return samples x (clients, B, ...), augmented with random numbers u, and targets y (clients, B) of rows."""
         shards = [self.trainer.data.train[self.clients[i].id] for i in places]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
@@ -107,7 +113,7 @@ class PackedFit:
         return x.unflatten(0, rows.shape), y.unflatten(0, rows.shape)
 
     def differences(self, w0: Tensor, rows: Tensor, places: Sequence[int]) -> None:
-        """Write w - w0 of the clients into rows (n, d), that of client i into row places[i]."""
+        """Write w - w0 of the clients into rows (n, d); that of client i goes into row places[i]."""
         in_order = list(places) == list(range(len(rows)))
         out = rows if in_order else torch.empty_like(rows)
         self.steps.differences(w0, out)
@@ -115,7 +121,7 @@ class PackedFit:
             rows[places] = out
 
     def weights(self) -> Tensor:
-        """(n, d) the clients' weights."""
+        """Return the clients' weights (n, d)."""
         if isinstance(self.steps, VmapSteps):
             return self.steps.w
         w0, w = self.clients[0].w0, self.clients[0].w0.new_empty(len(self.clients), len(self.clients[0].w0))
@@ -123,7 +129,7 @@ class PackedFit:
         return w.add_(w0)
 
     def _step(self, places: Sequence[int], rows: Tensor, u: Tensor | None) -> None:
-        """Make one step of the clients in these places."""
+        """Make one step of the clients in these positions on these rows of their data."""
         members: Members = slice(places[0], places[-1] + 1)
         if places[-1] - places[0] != len(places) - 1:
             members = torch.tensor(places).to(rows.device, non_blocking=True)

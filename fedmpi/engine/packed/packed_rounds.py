@@ -1,4 +1,4 @@
-"""The rounds of several clients at once, or one by one where they cannot be trained together."""
+"""The rounds of several clients of a rank, trained together, or one by one if that is not possible."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import State
 
-# Of pack: auto. Numbers (weights or factors) of all clients that are trained at once, by chain.py and under vmap: more
-# do not fit into the processor's cache. Clients: fewer than FEWEST do not make up for the calls of vmap.
+# Limits for pack: auto. IN_CHAINS (chain.py) and UNDER_VMAP limit the numbers (weights or factors) of all clients that
+# are trained at once, because more do not fit into the processor's cache. With fewer than FEWEST clients the gain is
+# smaller than the overhead of vmap.
 IN_CHAINS, UNDER_VMAP, FEWEST, MOST = 1 << 22, 1 << 19, 16, 64
 Drawn = seeds.State | None
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
@@ -36,7 +37,7 @@ REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must
 def unsupported_reason(
     method: Method, model: FlatModel, config: LocalTrainingConfig, *, bf16: bool, compiled: bool
 ) -> str | None:
-    """Return why clients cannot be trained together, as far as it is known beforehand; None if they can be."""
+    """Return a reason, known before training, why clients cannot be trained together; None if there is none."""
     name = type(method).__name__
     dropout = [part.p for part in model.module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
     reasons = {
@@ -55,14 +56,17 @@ def unsupported_reason(
 
 
 def clients_at_once(pack: int | str, model: FlatModel, samples: int = 0) -> int:
-    """Return how many clients are trained at once for this setting of compute.pack.
+    """Return how many clients are trained at once.
 
-    samples: that a client sees in a round, where a chain of layers is trained by plain SGD (chain.py); else 0.
+    Args:
+        pack: the setting compute.pack.
+        samples: number of samples that a client sees in a round, if plain SGD trains a chain of layers (chain.py);
+            otherwise 0.
     """
     if isinstance(pack, int):
         return pack
     if model.w.is_cuda:
-        return 1  # CUDA graphs gain more
+        return 1  # on a GPU, CUDA graphs save more time
     numbers = 0
     for s in model.layout.segments:
         numbers += samples * sum(s.shape) if samples and has_factors(s.shape, samples) else s.stop - s.start
@@ -73,10 +77,14 @@ def clients_at_once(pack: int | str, model: FlatModel, samples: int = 0) -> int:
 def train_clients(
     clients: Sequence[ClientContext], block: Callable[[Sequence[int]], Tensor | None]
 ) -> dict[int, Callable[[Tensor], object]]:
-    """Train the clients together; return client -> function that writes its upload into a row, to be called in turn.
+    """Train the clients together, if possible, and return functions that write their uploads.
 
-    A client alone is trained when its function is called.
-    block: clients -> the rows of all of them as one tensor, if they are neighbours in memory.
+    Args:
+        block: takes client ids; returns their upload rows as one tensor, or None if they are not adjacent in memory.
+
+    Returns:
+        Client id -> a function that writes this client's upload into a row; call one after another. If clients are
+        trained one by one, the call also trains the client.
     """
     if len(clients) < 2 or clients[0].trainer.pack == 1:
         return {client.id: client.run_round for client in clients}
@@ -87,16 +95,17 @@ def train_clients(
         started = [_start(client) for client in ordered]
         fit = PackedFit(trainer, ordered)
         if trainer.draws:
-            # numpy and random; under vmap torch refuses to draw
+            # Seeds numpy and random, too; torch raises an error if random numbers are drawn under vmap.
             seeds.reseed(trainer.seed, "torch", ordered[0].round, ordered[0].id)
         fit()
         trainer.wait()
     except Exception as error:
-        # Nothing is written yet. One by one a client's own error is raised again; if there is none, packing failed.
+        # Nothing has been written yet. Training one by one raises a client's own error again; if there is none,
+        # the error came from training together.
         return _one_by_one(clients, error)
     trainer.frozen_guard.check(f"round {ordered[0].round}")
     sizes = {client.id: max(len(trainer.data.train[client.id]), 1) for client in clients}
-    sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
+    sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds per sample
     seconds = {client: sample * size for client, size in sizes.items()}
     rows = block([client.id for client in clients]) if _uploads_are_differences(fit) else None
     if rows is not None:
@@ -104,13 +113,13 @@ def train_clients(
         _write_all(clients, fit, here, list(seconds.values()))
         if here is not rows:
             rows.copy_(here)
-        return dict.fromkeys((client.id for client in clients), lambda row: None)  # it is written already
+        return dict.fromkeys((client.id for client in clients), lambda row: None)  # the uploads have been written above
     weights = fit.weights()
     return {k.id: partial(_finish, k, fit, i, weights[i], seconds[k.id], *started[i]) for i, k in enumerate(ordered)}
 
 
 def _one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
-    """Return rounds that train the clients one by one, from the start, as packing has failed."""
+    """Return functions that train the clients one by one from the start, after training them together has failed."""
     fine: list[bool] = []
 
     def write(k: ClientContext, row: Tensor) -> None:
@@ -123,7 +132,7 @@ def _one_by_one(clients: Sequence[ClientContext], error: Exception) -> dict[int,
 
 
 def _uploads_are_differences(fit: PackedFit) -> bool:
-    """Return whether uploads are w - w0 alone, with one w0 for all, and clients keep no state."""
+    """Return whether uploads consist of w - w0 only, w0 is the same for all clients, and clients keep no state."""
     trainer, first = fit.trainer, fit.clients[0]
     upload, method = trainer.messages.upload(first.round), trainer.method
     alone = [name for name in upload.packing.shapes if name[:1] != "_"] == ["dw"] and upload.coding is None
@@ -132,7 +141,7 @@ def _uploads_are_differences(fit: PackedFit) -> bool:
 
 
 def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
-    """Write all uploads at once, as `write_upload` would."""
+    """Write the uploads of all clients at once into rows (n, ...), with the same result as `write_upload`."""
     trainer, first = fit.trainer, fit.clients[0]
     upload, place = trainer.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
     places = [place[client.id] for client in fit.clients]
@@ -145,7 +154,11 @@ def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, s
 
 
 def _start(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
-    """Start a client's round, up to its training; return its read-only check, and generators for `upload`."""
+    """Start a client's round, up to its training.
+
+    Returns:
+        The check that hooks do not write to their inputs; the state of the random generators for `upload`, if needed.
+    """
     trainer, inputs, drawn = client.trainer, client.read_only_check(), None
     if overrides(trainer.method, "receive"):
         seeds.reseed(trainer.seed, "torch", client.round, client.id)
@@ -167,7 +180,7 @@ def _finish(
     drawn: Drawn,
     row: Tensor,
 ) -> None:
-    """Finish the round of client number i of the fit, whose weights are w (d,), and write its upload."""
+    """Finish the round of the client at position i of the fit, with trained weights w (d,), and write its upload."""
 
     def write(here: Tensor) -> Result:
         trainer = client.trainer
@@ -184,7 +197,11 @@ def _finish(
 
 
 def _stop_packing(trainer: ClientTrainer, error: Exception) -> None:
-    """Report that these clients cannot be packed, and train one by one from now on."""
+    """Warn that clients cannot be trained together, and train them one by one from now on.
+
+    Raises:
+        UserError: compute.pack requires that they are trained together.
+    """
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"clients of method {type(trainer.method).__name__} cannot be trained together: {reason}"
     if trainer.strict:

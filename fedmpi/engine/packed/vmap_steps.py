@@ -1,4 +1,4 @@
-"""Steps of n clients at once under torch.vmap: hooks see of each client what they would see of it alone."""
+"""SGD steps of n clients at once under torch.vmap; hooks see each client as if it were trained alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedmpi.method.base import overrides
 from fedmpi.method.context import Quadratic, State
 from fedmpi.models.net import Net
 
-# What all clients of a pack have in common; numbers that each has for itself; tensors that `values` holds.
+# Attributes of hooks' `client`: equal for all clients of a pack; numbers of each client; tensors that `values` holds.
 COMMON = (
     "round",
     "rounds",
@@ -39,7 +39,7 @@ TENSORS = ("w", "w0", "received", "label_counts")
 
 
 class _Call(nn.Module):
-    """A net as a module, into which functional_call puts other weights for one pass."""
+    """A net as a module, so that functional_call can replace its weights for one pass."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -50,19 +50,21 @@ class _Call(nn.Module):
 
 
 class BatchedClientView:
-    """method.context.Client under torch.vmap, but for what only steps and phases of a method's own ask for.
+    """The `client` that hooks receive under torch.vmap (method.context.Client).
 
-    Tensors are those of one client, with vmap's hidden dimension: `values` holds those of the hook that is called.
+    It lacks the members that only the hooks `step` and `train` need. Its tensors, held in `values` during the call of
+    a hook, look like those of one client, and have vmap's hidden dimension over the clients.
     """
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         self.trainer, self.contexts, self.first = trainer, clients, clients[0]
         self.epoch, self.last_epoch = 0, False
         self.values: Mapping[str, Tensor] = {}
-        self.members: Sequence[int] = range(len(clients))  # places in `contexts` of those at hand
+        self.members: Sequence[int] = range(len(clients))  # positions in `contexts` of the clients in the current step
         segments = trainer.model.layout.segments
         self.sizes, self.names = [s.stop - s.start for s in segments], [f"module.{s.name}" for s in segments]
-        self.calls = {net: _Call(net) for net in (trainer.net, trainer.twin(0)[1])}  # under vmap none can be made
+        # Created here because modules cannot be created under vmap.
+        self.calls = {net: _Call(net) for net in (trainer.net, trainer.twin(0)[1])}
 
     def __getattr__(self, name: str) -> Any:
         if name in COMMON:
@@ -99,7 +101,7 @@ class BatchedClientView:
             return self._call(self.trainer.twin(0)[1], self.w0 if at is None else at, x)
 
     def _call(self, net: Net, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return net.forward(x) at weights w (d,); without features the outputs stand for them."""
+        """Return features and logits of a net at weights w (d,); for a model without features the logits twice."""
         pieces = zip(self.trainer.model.layout.segments, w.split(self.sizes), strict=True)
         tensors = dict(zip(self.names, (s.shaped(piece) for s, piece in pieces), strict=True))
         z, f = functional_call(self.calls[net], tensors, (x,))
@@ -107,7 +109,7 @@ class BatchedClientView:
 
 
 class VmapSteps:
-    """The weights w (n, d) of n clients, their velocities v and accumulators, and SGD steps of theirs."""
+    """Trains n clients by SGD; holds their weights w (n, d), velocities v (n, d) and accumulators."""
 
     def __init__(self, trainer: ClientTrainer, clients: Sequence[ClientContext]) -> None:
         self.trainer, self.method, self.view = trainer, trainer.method, BatchedClientView(trainer, clients)
@@ -116,11 +118,11 @@ class VmapSteps:
         self.scratch = torch.stack([k.scratch_row for k in clients])
         with trainer.model.only(self.method.trains):
             trained = trainer.model.layout.entries(s for s, p in trainer.model.members if p.requires_grad)
-        fixed = torch.ones_like(self.w[0], dtype=torch.bool)  # entries that do not move
+        fixed = torch.ones_like(self.w[0], dtype=torch.bool)  # entries that are not trained
         for a, b in trained.ranges:
             fixed[a:b] = False
         self.fixed = None if trained.whole else fixed
-        # What hooks see of the clients: tensors that all have in common, and those of which each has its own.
+        # Tensors that hooks read: those that all clients share, and stacks of those that differ between clients.
         names = {"w0": "w0", "received": "received", "state": "state_row", "download": "download"}
         rows = {name: [getattr(k, attribute).to(self.w.device) for k in clients] for name, attribute in names.items()}
         self.common = {name: each[0] for name, each in rows.items() if all(row is each[0] for row in each)}
@@ -128,9 +130,9 @@ class VmapSteps:
         self.own["label_counts"] = trainer.label_counts[[k.id for k in clients]]
 
     def step(self, members: Members, x: Tensor, y: Tensor, lr: float) -> Tensor:
-        """Make a step of some clients, each on its own batch: x (n, B, ...), y (n, B); return their losses (n,)."""
+        """Make a step of the clients `members` on their batches x (n, B, ...), y (n, B); return their losses (n,)."""
         tensors = [self.w, self.scratch] + ([] if self.v is None else [self.v])
-        parts = [tensor[members] for tensor in tensors]  # views of neighbours, else copies
+        parts = [tensor[members] for tensor in tensors]  # views if `members` is a slice, else copies
         w, scratch, own = parts[0], parts[1], {name: value[members] for name, value in self.own.items()}
         check = ReadOnlyCheck({**self.common, **own, "x": x, "y": y, "w": w})
         leaf, own = w.detach().requires_grad_(), {**own, "scratch": scratch}
@@ -150,7 +152,7 @@ class VmapSteps:
         return losses
 
     def _gradient(self, leaf: Tensor, x: Tensor, y: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return losses (n,), and the gradients (n, d) of these and of regularizers at weights that require them."""
+        """Return the losses (n,), and the gradients (n, d) of losses and regularizers at the weights `leaf` (n, d)."""
         regularized = overrides(self.method, "regularizer")
 
         def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -169,7 +171,7 @@ class VmapSteps:
         return values[0].detach(), leaf.grad
 
     def _call(self, function: Callable[..., Any], values: Mapping[str, Tensor], *arguments: Tensor) -> Any:
-        """Call a function of single clients' tensors under vmap, in which `view` shows one client."""
+        """Call a function of one client's tensors for all clients under vmap; `view` then stands for one client."""
 
         def call(values: dict[str, Tensor], *arguments: Tensor) -> Any:
             self.view.values = self.common | values
@@ -178,7 +180,7 @@ class VmapSteps:
         return torch.vmap(call)(dict(values), *arguments)
 
     def _descend(self, w: Tensor, g: Tensor, lr: float, v: Tensor | None) -> None:
-        """Move w (n, d) along g by SGD; v: velocities."""
+        """Make an SGD step on w (n, d) in place, with gradients g (n, d) and velocities v (n, d)."""
         config = self.trainer.local_training
         if config.weight_decay:
             g = g.add(w, alpha=config.weight_decay)

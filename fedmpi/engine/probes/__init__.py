@@ -1,1 +1,1 @@
-"""What is measured of a round beside its metrics (`analysis:`), spread over the ranks."""
+"""Measurements of a round beyond its metrics (`analysis:`), such as drift or forgetting, distributed over the ranks."""

@@ -1,4 +1,4 @@
-"""What probes look at: a round's clients, with the model that each had after its local training."""
+"""The data that probes measure: the clients of a round and the models from their local training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedmpi.engine.evaluate import Evaluation, evaluate
 
 
 class Model(NamedTuple):
-    """Parameters (d,) and buffers; another tensor than the trainer's."""
+    """Parameters w (d,) and float buffers b (b,) of a model, separate from the trainer's memory."""
 
     w: Tensor
     b: Tensor
@@ -24,34 +24,41 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Cohort:
-    """The m clients of a round. Every rank has one; `mine` differs, and who has none loads no model: that of a rank 0
-    that is server alone is the server's."""
+    """The m clients of a round, as one rank sees them; `mine`, `moved` and `steps` contain this rank's clients only.
+
+    A rank without clients loads no model: the model of a rank 0 without clients is the server's.
+    """
 
     t: int  # the round
     comm: Communicator
     trainer: ClientTrainer
     batch: int  # samples of one pass of evaluation
     members: Sequence[int]
-    where: Mapping[int, int]  # client -> the rank that trained it, and alone has its data in silo mode
-    p: Tensor  # (m,) float64, their weights in the aggregate
-    before: Model  # the global model that they received
-    after: Model  # the global model that the round made
-    mine: Mapping[int, Model]  # of this rank's clients: what local training made
-    moved: Mapping[int, Tensor]  # of the same, (d,) each: how far from where it began, w_k - w0
-    steps: Mapping[int, Tensor]  # of the same: what orthogonality.Steps has seen of it, where that is asked for
+    where: Mapping[int, int]  # client -> the rank that trained it; in silo mode only this rank has its data
+    p: Tensor  # (m,) float64, weights of the clients in the aggregate
+    before: Model  # the global model before the round
+    after: Model  # the global model after the round
+    mine: Mapping[int, Model]  # local models of this rank's clients
+    moved: Mapping[int, Tensor]  # their updates w_k - w0 (d,)
+    steps: Mapping[int, Tensor]  # their rows of orthogonality.Steps, if that probe is on
 
     def models(self) -> Iterator[tuple[int, Model]]:
-        """Yield (client, its local model) of all members in order; on a rank without clients of its own too."""
+        """Yield (client, its local model) for all clients of the round in order; must be called on all ranks."""
         sizes = [self.before.w.numel(), self.before.b.numel()]
         for client, both in self._shared("local model", lambda k: torch.cat(self.mine[k]), sum(sizes)):
             yield client, Model(*both.split(sizes))
 
     def updates(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (client, its w_k - w0), likewise."""
+        """Yield (client, its update w_k - w0) for all clients of the round in order; must be called on all ranks."""
         return self._shared("dw", lambda k: self.moved[k], self.before.w.numel())
 
     def _shared(self, what: str, own: Callable[[int], Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield (client, its vector from the rank that has it) of all members. what: in words, for the audit."""
+        """Send each client's vector (size,) from its rank to all others; yield (client, vector) for all clients.
+
+        Args:
+            what: a description of the vectors for the audit of messages.
+            own: returns the vector of a client of this rank.
+        """
         comm = self.comm
         for client in self.members:
             if self.where[client] == comm.rank:
@@ -64,7 +71,7 @@ class Cohort:
             yield client, row.to(self.before.w.device)
 
     def gather(self, rows: Mapping[int, Tensor], width: int) -> Tensor:
-        """Return all members' rows (m, width), float64, in order at rank 0; (0, width) elsewhere."""
+        """Gather the rows (width,) of all clients in order, (m, width) float64 on rank 0; (0, width) on other ranks."""
         comm, rows = self.comm, {k: row.double().to(self.comm.device) for k, row in rows.items()}
         if comm.rank:
             comm.about = self.t, ("figures of analysis",)
@@ -75,19 +82,19 @@ class Cohort:
         return torch.stack([(sent | rows)[k] for k in self.members]).cpu()
 
     def evaluate(self, model: Model, shard: Shard) -> Evaluation:
-        """Evaluate a model on samples, in evaluation mode, without augmentation."""
+        """Load a model and evaluate it on samples, in evaluation mode, without augmentation."""
         self.trainer.model.load(*model)
         return evaluate(self.trainer, shard, self.batch)
 
 
 class Probe(NamedTuple):
-    """One measurement: a row of numbers of each client, from the rank that has it; what rank 0 makes of them all."""
+    """One measurement: a function that computes a row of numbers for each client, and one that summarises all rows."""
 
-    rows: Callable[[Cohort], tuple[int, Mapping[int, Tensor]]]  # their width, and this rank's clients' rows (width,)
-    summary: Callable[[Cohort, Tensor], dict[str, Any]]  # (m, width) float64, in order of the members
+    rows: Callable[[Cohort], tuple[int, Mapping[int, Tensor]]]  # on each rank: width; client -> row (width,)
+    summary: Callable[[Cohort, Tensor], dict[str, Any]]  # on rank 0: rows (m, width) float64 -> results
 
     def measure(self, c: Cohort) -> dict[str, Any]:
-        """Measure a round; called on every rank, the results are rank 0's."""
+        """Measure a round; must be called on all ranks. Return the results on rank 0, {} elsewhere."""
         width, rows = self.rows(c)
         table = c.gather(rows, width)
         return {} if c.comm.rank else self.summary(c, table)

@@ -1,4 +1,4 @@
-"""Measurements of local models and their updates: losses, forgetting, contribution; drift, and which layers move."""
+"""Measurements of local models and updates: loss decomposition, forgetting, contribution, drift, change by layer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from fedmpi.flat.layout import Layout, Segment
 Rows = tuple[int, Mapping[int, Tensor]]
 
 
-# ---- losses: what the loss of the global model is made of (FedLD, Eq. 2) ----
+# ---- losses: decomposition of the global model's loss (FedLD, Eq. 2) ----
 def loss_rows(c: Cohort) -> Rows:
-    """M[j, i] = L_j(w_i), mean loss of client i's local model on client j's training samples; l_j = L_j(w), of the
-    aggregate: row j is M[j, :] and l_j. That takes m^2 evaluations, shared among the ranks."""
+    """Return a row for each client j of this rank: its losses under all local models and under the aggregate.
+
+    The row is M[j, :] and l_j. M[j, i] = L_j(w_i) is the mean loss of client i's local model on client j's training
+    samples, and l_j = L_j(w) that of the aggregated model. The ranks share m^2 evaluations.
+    """
     own: dict[int, list[float]] = {k: [] for k in c.mine}
     for _, model in (*c.models(), (None, c.after)):
         for k in own:
@@ -27,6 +30,7 @@ def loss_rows(c: Cohort) -> Rows:
 
 
 def losses(c: Cohort, rows: Tensor) -> dict[str, Any]:
+    """Return the loss decomposition of a round, with M (m, m) and l (m,), from the rows of all clients."""
     M, l = rows[:, :-1], rows[:, -1]  # noqa: E741  the paper's letter
     return {**decomposition(M, l, c.p), "matrix": M, "global": l}
 
@@ -35,9 +39,14 @@ def decomposition(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa:
     """Split the loss of the global model, sum_j p_j l_j:
 
         local        sum_i p_i M[i, i]
-        shift        sum_ij p_j p_i (M[j, i] - M[i, i])       other clients have other samples
-        aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])       an average is none of the models that it is of
-    As printed the third one has L_i(w_i), and then they do not add up. M (m, m), l (m,), p (m,).
+        shift        sum_ij p_j p_i (M[j, i] - M[i, i])       clients have different samples
+        aggregation  sum_i p_i (sum_j p_j l_j - sum_j p_j M[j, i])       the average model differs from local models
+    The paper prints the third term with L_i(w_i), and then the terms do not add up to the total.
+
+    Args:
+        M: (m, m) loss of client i's model on client j's samples.
+        l: (m,) losses of the global model.
+        p: (m,) weights of the clients.
 
     >>> decomposition(torch.tensor([[1.0, 3.0], [2.0, 1.0]]), torch.tensor([1.5, 2.0]), torch.tensor([0.5, 0.5]))
     {'local': 1.0, 'shift': 0.75, 'aggregation': 0.0, 'total': 1.75}
@@ -49,12 +58,14 @@ def decomposition(M: Tensor, l: Tensor, p: Tensor) -> dict[str, float]:  # noqa:
     return {"local": local.item(), "shift": shift.item(), "aggregation": aggregation.item(), "total": total.item()}
 
 
-# ---- knowledge: what local training keeps of what the global model knew (FedSOL, Fig. 7; FedNTD) ----
+# ---- knowledge: how much of the global model's accuracy local training keeps (FedSOL, Fig. 7; FedNTD) ----
 def knowledge_rows(c: Cohort) -> Rows:
-    """Accuracy on the global test set, as a whole and class by class: of the local model, of the global one before the
-    round, and after it."""
+    """Return a row for each client of this rank: accuracies on the global test set, in total and for each class.
+
+    They are those of the local model, of the global model before the round, and of the global model after it.
+    """
     test, classes = c.trainer.data.global_test, c.trainer.data.classes
-    assert test is not None  # else the run was refused at its start (runtime/compatibility.py)
+    assert test is not None  # runtime/compatibility.py has checked it
     counts = torch.bincount(test.y[test.index], minlength=classes).double().cpu()
 
     def known(model: Model) -> Tensor:
@@ -67,7 +78,7 @@ def knowledge_rows(c: Cohort) -> Rows:
 
 
 def class_accuracy(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """Percent of each class's samples that are given it, (C,); nan for a class without samples.
+    """Return the percentage of each class's samples that are classified correctly, (C,); nan for absent classes.
 
     >>> class_accuracy(torch.eye(3)[[0, 1, 0]], torch.tensor([0, 1, 1]), 3)
     tensor([100.,  50.,  nan], dtype=torch.float64)
@@ -77,7 +88,10 @@ def class_accuracy(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
 
 
 def knowledge(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Forgetting between two rounds is the mean over classes of how far accuracy fell below its best."""
+    """Return accuracies of local and global models of a round, from which forgetting can be computed.
+
+    Forgetting between two rounds is the mean over classes of the decrease of accuracy from its best value.
+    """
     local, before, after = rows.split(rows.shape[1] // 3, 1)
     return {
         "local": local[:, 0].tolist(),
@@ -91,10 +105,14 @@ def knowledge(c: Cohort, rows: Tensor) -> dict[str, Any]:
     }
 
 
-# ---- contribution: how much worse the average of the others' local models is ----
+# ---- contribution: how much the loss of the average model increases without a client ----
 def contribution_rows(c: Cohort) -> Rows:
-    """With w_-k = sum of p_i w_i over i != k, over 1 - p_k: L(w_-k) of each k, and last L(w_mean), on the global test
-    set; in silo mode of all k, on a site's own test samples. There all local models pass twice."""
+    """Return a row for each client k of this rank: losses of average models with and without clients.
+
+    w_-k = sum_{i != k} p_i w_i / (1 - p_k) is the average model without client k. The row is L(w_-k) and L(w_mean) on
+    the global test set. In silo mode it is L(w_-i) for all clients i and L(w_mean), on the test samples of site k; all
+    local models are then exchanged twice.
+    """
     p = dict(zip(c.members, c.p.tolist(), strict=True))
     w, b = (torch.zeros_like(each, dtype=torch.float64) for each in c.before)
     for k, model in c.models():
@@ -117,10 +135,11 @@ def contribution_rows(c: Cohort) -> Rows:
 
 
 def contribution(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """A client's gain is L(w_-k) - L(w_mean): the loss that its part saves; negative: the others do better without it.
+    """Return the loss L(w_mean), and each client's gain L(w_-k) - L(w_mean).
 
-    It is about the plain average of local models, whatever the method's own rule makes of them. Losses of sites are
-    pooled by their test samples.
+    The gain is the reduction of the loss by the client's model; it is negative if the average is better without it.
+    w_mean is the plain average of local models, whatever the method's aggregation rule is. Losses of sites are averaged
+    with weights by their test samples.
     """
     if c.trainer.data.global_test is not None:
         losses, mean = rows[:, 0], rows[0, 1]
@@ -131,9 +150,9 @@ def contribution(c: Cohort, rows: Tensor) -> dict[str, Any]:
     return {"loss": mean.item(), "gain": (losses - mean).tolist()}
 
 
-# ---- drift: how far local models move, and against each other (FedSOL, Fig. 6) ----
+# ---- drift: length and conflicts of local updates (FedSOL, Fig. 6) ----
 def drift_rows(c: Cohort) -> Rows:
-    """Rows of G = (d_i . d_k), of updates d_k = w_k - w0."""
+    """Return this rank's rows (m,) of the Gram matrix G = (d_i . d_k) of the updates d_k = w_k - w0."""
     own: dict[int, list[Tensor]] = {k: [] for k in c.moved}
     for _, d in c.updates():
         for k, mine in c.moved.items():
@@ -142,13 +161,16 @@ def drift_rows(c: Cohort) -> Rows:
 
 
 def drift(c: Cohort, rows: Tensor) -> dict[str, Any]:
+    """Return statistics of the updates (`of_gram`) from the Gram matrix `rows` (m, m)."""
     return of_gram((rows + rows.T) / 2)
 
 
 def of_gram(G: Tensor) -> dict[str, Any]:
-    """Return of a Gram matrix (m, m) of updates: divergence, the mean of |d_k|; consistency, the mean of |w_i - w_k|
-    over pairs; cosines of pairs, the share of those below zero (conflicts), and the spectrum of G. Of one client there
-    are no pairs: None.
+    """Return statistics of updates d_k from their Gram matrix G (m, m).
+
+    divergence is the mean of |d_k|, consistency the mean of |w_i - w_k| over pairs of clients, cosine the mean cosine
+    of pairs, conflicts the share of pairs with a negative cosine, spectrum the eigenvalues of G, largest first. Means
+    over pairs are None if there is only one client.
 
     >>> row = of_gram(torch.tensor([[1.0, -0.5], [-0.5, 1.0]]))
     >>> row["divergence"], row["conflicts"], round(row["consistency"], 4), row["spectrum"]
@@ -158,10 +180,10 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     norms = G.diagonal().clamp(min=0).sqrt()
     i, k = torch.triu_indices(len(G), len(G), offset=1)
     distances = (G[i, i] + G[k, k] - 2 * G[i, k]).clamp(min=0).sqrt()
-    cosines = G / (norms[:, None] * norms[None, :])  # nan where a client has not moved
+    cosines = G / (norms[:, None] * norms[None, :])  # nan for a client with update 0
     pairs = cosines[i, k]
     pairs = pairs[~pairs.isnan()]
-    finite = bool(G.isfinite().all())  # else a client has diverged, and the decomposition would raise
+    finite = bool(G.isfinite().all())  # eigvalsh fails for the updates of a client that diverged
     return {
         "divergence": norms.mean().item(),
         "consistency": distances.mean().item() if len(i) else None,
@@ -173,9 +195,11 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     }
 
 
-# ---- layers: which layers local training moves, and how evenly (FedSOL, Fig. 5b) ----
+# ---- layers: how much and how evenly local training changes each layer (FedSOL, Fig. 5b) ----
 def layer_rows(c: Cohort) -> Rows:
-    """Of each layer, weight and bias together: the mean of Lambda, the same by columns, and the length of w - w0.
+    """Return a row for each client of this rank: mean of Lambda, the same by columns, length of w - w0 of each layer.
+
+    A layer is its weight and bias together.
 
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||    elementwise, FedSOL's Eq. 7
     """
@@ -189,13 +213,16 @@ def layer_rows(c: Cohort) -> Rows:
 
 
 def layers_of(layout: Layout) -> dict[str, list[Segment]]:
-    """The tensors of each layer: those that share all of their name but its last word."""
+    """Return the tensors of each layer by the layer's name, the tensors' names without their last part."""
     found = groupby(layout.segments, key=lambda s: s.name.rpartition(".")[0] or s.name)
     return {name: list(tensors) for name, tensors in found}
 
 
 def strength(moved: list[Tensor], columns: bool = False) -> Tensor:
-    """Mean of Lambda over a layer's tensors w - w0, (); columns: with norms along the first dimension of each tensor.
+    """Return the mean of Lambda () over the tensors w - w0 of a layer.
+
+    Args:
+        columns: use the norm along the first dimension of each tensor in place of that of the layer.
 
     >>> strength([torch.tensor([0.0, 1.0]), torch.tensor([[2.0, 3.0]])])  # mean of 0, .267, .535, .802
     tensor(0.4009, dtype=torch.float64)
@@ -208,11 +235,11 @@ def strength(moved: list[Tensor], columns: bool = False) -> Tensor:
 
 
 def layers(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Means over the clients, layer by layer in the model's order.
+    """Return means over the clients for each layer, in the model's order.
 
-    The mean of a layer's n entries is at most 1/sqrt(n), which is reached where all have moved alike: a small layer has
-    a larger one than a wide layer, whatever the data. `evenness` is mean times sqrt(n); `columns` is what the authors'
-    code has.
+    `strength` is the mean of Lambda over the n entries of a layer. It is at most 1/sqrt(n), reached if all entries have
+    changed by the same amount, so small layers have larger values than wide layers for any data. `evenness` is
+    strength times sqrt(n). `columns` is the variant of the authors' code.
     """
     of = layers_of(c.trainer.model.layout)
     n = torch.tensor([sum(s.stop - s.start for s in tensors) for tensors in of.values()])

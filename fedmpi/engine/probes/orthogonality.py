@@ -1,11 +1,13 @@
-"""Whether local steps keep out of the way of the proximal loss (FedSOL, Fig. 3).
+"""The cosine between the gradients of local steps and the gradient of FedSOL's proximal loss (FedSOL, Fig. 3).
 
     L_p = KL(softmax(f_w0 / tau) || softmax(f_w / tau)), mean over samples, tau = 3
-FedSOL's Eq. 5 with the paper's tau, for every method, so that they can be compared. At each local step, on its batch:
-g_p = grad L_p at w; g_u, what the optimiser is given to descend along, before its momentum and weight decay;
+This is FedSOL's Eq. 5 with the paper's tau. It is used for every method, so that methods can be compared. At each local
+step, on its batch, g_p = grad L_p at w, and g_u is the gradient that the optimiser gets, before momentum and weight
+decay:
     cosine = <g_u, g_p> / (|g_u| |g_p|)
-over the parameters in training, and over those of the head alone, which FedSOL perturbs. Below 0 the step raises L_p;
-at w = w0, where g_p = 0, there is none. For L_p models are in evaluation mode: dropout and batch statistics stay out.
+over the trained parameters, and over those of the head, which FedSOL perturbs. If it is negative, the step raises L_p.
+At w = w0, where g_p = 0, there is no cosine. L_p is computed in evaluation mode, without dropout; batch statistics do
+not change.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from fedmpi.engine.probes.cohort import Cohort, Probe
 from fedmpi.models.recurrent import differentiable
 
 TAU = 3.0
-FIRST = 100  # steps of a round that are recorded one by one
+FIRST = 100  # number of steps of a round that are recorded individually
 WIDTH = 3 + 2 * FIRST
 
 
 def proximal(f: Tensor, teacher: Tensor) -> Tensor:
-    """L_p of logits (B, C) and of those of w0, ().
+    """Return L_p () from the logits f (B, C) of a model and those of w0.
 
     >>> round(proximal(torch.tensor([[2.0, 0, 0], [0, 1, 0]]), torch.tensor([[1.0, 1, 0], [0, 0, 2]])).item(), 7)
     0.0671393
@@ -36,14 +38,14 @@ def proximal(f: Tensor, teacher: Tensor) -> Tensor:
 
 
 class Steps:
-    """What one client's local training does, step by step; what it looks at stays as it is."""
+    """Records L_p and cosines at each step of one client's local training, without changing the training."""
 
     def __init__(self, client: ClientContext) -> None:
         self.k = client
-        self.seen: list[Tensor] = []  # (3,) a step: L_p, cosine, that of the head
+        self.seen: list[Tensor] = []  # (3,) for each step: L_p, cosine, cosine over the head
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
-        """A step whose gradient is there and not yet descended along. x (B, ...)"""
+        """Record a step on the batch x (B, ...), after its gradient has been computed and before the weights change."""
         k, model = self.k, self.k.trainer.model
         if torch.equal(k.w, k.w0):
             self.seen.append(k.w.new_tensor([0.0, torch.nan, torch.nan], dtype=torch.float64))
@@ -60,7 +62,7 @@ class Steps:
         self.seen.append(torch.stack([value.detach(), cosine(g_u, g_p), cosine(head.take(g_u), head.take(g_p))]))
 
     def row(self) -> Tensor:
-        """(WIDTH,): L_p after the training, on the client's samples; cosines, mean over the steps; the first steps."""
+        """Return the client's row (WIDTH,): L_p on its samples after training, mean cosines, values of single steps."""
         out = torch.full((WIDTH,), torch.nan, dtype=torch.float64)
         with torch.no_grad():
             losses = [(self._proximal(x), len(y)) for x, y in self.k.batches()]
@@ -84,13 +86,13 @@ class Steps:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """() float64; nan where one of the two vectors (d,) is 0."""
+    """Return the cosine () float64 of two vectors (d,); nan if one of them is 0."""
     a, b = a.double(), b.double()
     return (a @ b) / (a.norm() * b.norm())
 
 
 def summary(c: Cohort, rows: Tensor) -> dict[str, Any]:
-    """Means over the clients, by client, and by step over those that have made it."""
+    """Return means over the clients, values of each client, and means at each step over the clients that made it."""
     losses, cosines, heads = rows[:, :3].T
     steps = rows[:, 3:].view(-1, 2, FIRST).nanmean(0)
     made = int((~steps[0].isnan()).sum())

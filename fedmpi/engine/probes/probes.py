@@ -1,7 +1,7 @@
-"""The probes of a run: local models are made once more, beside the round, and looked at when the round is over.
+"""The probes of a run, which train the local models of a round separately and measure them after the round.
 
-The clients' training of a measured round is done twice, by the same draws, so that it is the same to the bit; nothing
-of the round itself is touched, not its bytes either. What is measured does not depend on the number of ranks.
+In a measured round clients are trained twice with the same random numbers, so that both results are equal to the bit.
+The round itself and its recorded traffic do not change. Results do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.round_transport import RoundTransport
 
 PROBES = {**measures.PROBES, "features": features.FEATURES, "orthogonality": orthogonality.ORTHOGONALITY}
-MOVED = {"drift", "layers"}  # they look at w_k - w0
+MOVED = {"drift", "layers"}  # need w_k - w0
 
 
 class Probes:
-    """Those of one run on one rank, in rounds that are evaluated."""
+    """The probes of a run on one rank; they measure the rounds in which models are evaluated."""
 
     def __init__(
         self,
@@ -46,12 +46,18 @@ class Probes:
         self._steps: dict[int, Tensor] = {}
 
     def due(self, t: int) -> bool:
-        """Whether round t is measured: every evaluate.every rounds, and the last one."""
+        """Return whether round t is measured: every evaluate.every rounds, and the last one."""
         config = self.config
         return (t + 1) % config.evaluate_every == 0 or t + 1 == config.rounds
 
     def train(self, t: int, members: Sequence[int], where: Mapping[int, int], downloads: Mapping[int, Tensor]) -> None:
-        """The local models of this rank's clients, before the round itself."""
+        """Train and store the local models of this rank's clients, before round t itself.
+
+        Args:
+            members: the clients of the cohort.
+            where: client -> the rank that trains it.
+            downloads: client -> the flat row of its per-client download.
+        """
         if not self.due(t):
             return
         trainer = self.trainer
@@ -69,13 +75,13 @@ class Probes:
                 self._steps[client] = steps.row()
             self._mine[client] = Model(model.w.clone(), model.b.clone())
             if MOVED & {*self.names}:
-                self._moved[client] = model.w - k.w0  # a method may begin elsewhere, formats round what was announced
+                self._moved[client] = model.w - k.w0  # k.w0 may differ from the global model: `receive`, comm.wire
 
     def measure(self, t: int, members: Sequence[int], where: Mapping[int, int]) -> None:
-        """The round is over: what its probes say goes to the callbacks, as {"round": t, name: {...}}."""
+        """Measure round t after its end; append {"round": t, "clients": [...], name: {...}} to analysis.jsonl."""
         if not self.due(t):
             return
-        with self.comm.uncounted():  # the bytes of a round are those that it needs
+        with self.comm.uncounted():  # traffic of probes is not counted as traffic of the round
             after = None if self.server is None else Model(self.server.w, self.server.b)
             before, after = self._shared(self._before), self._shared(after)
             p = self.scheduler.weights(members)[1].double().cpu()
@@ -87,7 +93,7 @@ class Probes:
             self.callbacks.append("analysis.jsonl", {"round": t, "clients": list(members), **results})
 
     def _shared(self, model: Model | None) -> Model:
-        """Rank 0's, on every rank."""
+        """Broadcast rank 0's model to all ranks and return it; `model` is None on a rank without the server."""
         comm, own = self.comm, self.trainer.model
         sizes = [own.w.numel(), own.b.numel()]
         if model is None:
