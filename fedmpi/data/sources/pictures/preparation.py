@@ -50,7 +50,7 @@ class ImagePreparation(Preparation):
     kind: ClassVar[str] = "images"
 
     def normalised(self, images: np.ndarray | Stream) -> Pictures:
-        """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, so that they are normalised when they are read."""
+        """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, to be normalised when they are read."""
         return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: Request) -> NewRows:
