@@ -202,7 +202,7 @@ def _arrays(train: Users, test: Users, folder: Path) -> tuple[list[np.ndarray], 
 
 
 def _numbers(train: Users, test: Users, folder: Path) -> list[Tensor | Pictures]:
-    """The samples of both parts; as bytes where they are images of 256 shades."""
+    """Return the samples of both parts, as bytes if they are images with 256 grey levels."""
     both = _arrays(train, test, folder)
     size = both[0][0].shape[1:]
     shape = (1, 28, 28) if size == (FEMNIST,) else size or (1,)
