@@ -20,16 +20,13 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> Operation:
-    """Return an augmentation by its name in the config.
+    """Return an augmentation by its name in the config; raise UserError if the name or an option is invalid.
 
     Args:
         name: the name.
         given: its options; None: none; another value than a dictionary: the value of its main option.
         where: the key of the config, for messages.
         origins: by option, where it was set, for messages.
-
-    Raises:
-        UserError: the name is unknown, or an option is unknown or invalid.
     """
     at = f"{origins['']}: " if origins.get("") else ""
     if name not in augment.registry:
@@ -71,11 +68,7 @@ class ImagePipeline:
         return sum(operation.columns for operation in self.operations)
 
     def out(self, shape: Shape, drawn: bool = False) -> Shape:
-        """Return the shape of an input for a stored image of this shape; `drawn`: in training, otherwise in test.
-
-        Raises:
-            UserError: an operation cannot be applied.
-        """
+        """Return the shape of an input, in training if `drawn`; raise UserError if an operation cannot be applied."""
         if self.channels and shape[0] == 1:
             shape = (self.channels, *shape[1:])
         for i, operation in enumerate(self.operations):
@@ -93,8 +86,7 @@ class ImagePipeline:
     def steps(self) -> Sequence[tuple[Step, slice | None]]:
         """The steps in order, with the columns of random numbers that each uses; None: also applied to test images.
 
-        Raises:
-            UserError: the order of the operations makes no sense.
+        Raises UserError if the order of the operations makes no sense.
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []

@@ -59,9 +59,7 @@ def _checked(part: Part, root: Path, md5: str | None) -> tuple[str, str]:
 def fetch(name: str, root: Path) -> bool:
     """Download the missing files of a data set; return whether any were missing.
 
-    Raises:
-        UserError: the files cannot be downloaded from this machine; the message says what to fetch by other means, and
-            where to put it.
+    Raises UserError, with what to fetch by other means and where to put it, if this machine cannot download them.
     """
     listing = find(name)
     files = check(name, root)
@@ -104,12 +102,9 @@ def _without_network(name: str, downloads: Sequence[Download], root: Path) -> st
 
 
 def download(urls: Sequence[str], file: Path, md5: str) -> None:
-    """Download a file from the first address that provides it with this MD5.
+    """Download a file from the first address that provides it with this MD5; it gets its name only when it is complete.
 
-    The file gets its name only when it is complete.
-
-    Raises:
-        UserError: no address succeeded; the message has the problem of each.
+    Raises UserError with the problem of each address.
     """
     part, problems = file.with_name(f"{file.name}.part"), {}
     file.parent.mkdir(parents=True, exist_ok=True)

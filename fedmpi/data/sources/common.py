@@ -48,17 +48,10 @@ def gaps_allowed() -> bool:
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
-    """Return the first of the candidate paths below root that is a regular file.
+    """Return the first of the candidate paths, relative to root, that is a regular file.
 
-    Args:
-        root: the folder `data.root`.
-        candidates: paths relative to root.
-        what: the name of the data source, for messages.
-        remedy: what the user can do if there is no such file, for messages.
-
-    Raises:
-        MissingDataError: none of the paths exists.
-        UserError: a path exists, but is not a regular file.
+    Raise MissingDataError, with the remedy, if none exists; UserError if one exists but is not a regular file. `what`
+    is the name of the data source.
     """
     paths = [root / candidate for candidate in candidates]
     for path in paths:
@@ -87,11 +80,7 @@ def file_name(source: str, site: str | None, path: str | None, key: str = "path"
 
 
 def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
-    """Return x (n, ...) if all of its numbers are finite; with `nan` NaN is allowed.
-
-    Raises:
-        UserError: the first row with a number that is not allowed; `name` and `at` name the array and its file.
-    """
+    """Return x (n, ...) if its numbers are finite (or NaN with `nan`); raise UserError with the first row that is not."""
     is_good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(is_good.all()):
         row = int((~is_good.flatten(1).all(1) if x.ndim > 1 else ~is_good).nonzero()[0, 0])
@@ -104,11 +93,7 @@ def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
 
 
 def checked_fraction(given: float | None, own: str = "") -> float:
-    """Return `data.test_fraction`, by default 0.2.
-
-    Raises:
-        UserError: the option is given although `own` (an option, folder or file) already defines the test part.
-    """
+    """Return `data.test_fraction`, default 0.2; raise UserError if it is set although `own` defines the test part."""
     if own and given is not None:
         raise UserError(f"data.test_fraction: {given:g} changes nothing, for {own} says the test part; leave it out")
     return 0.2 if given is None else given
@@ -145,12 +130,9 @@ def holdout(
 def check_groups(
     groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str]
 ) -> None:
-    """Raise UserError if a group has both training and test rows.
+    """Raise UserError if a group has training and test rows.
 
-    Args:
-        groups: (n,) the group of each row.
-        train: (n,) whether a row is a training row.
-        at: returns the file and line of a row, for the message.
+    groups: (n,); train: (n,) whether a row is a training row; at: returns the file and line of a row.
     """
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):

@@ -146,7 +146,7 @@ def _flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     cholesterol 0 stays. cp and restecg become columns of 0 and 1, without one for their first values. The test part is
     drawn by scikit-learn, stratified if both classes have more than two patients.
     """
-    from sklearn.model_selection import train_test_split  # takes a second to import
+    from sklearn.model_selection import train_test_split  # imported here, because that takes a second
 
     table = table[~np.isnan(table[:, : len(FIRST_TEN)]).any(1)]
     y = (table[:, -1] > 0).astype(np.int64)

@@ -237,11 +237,7 @@ def _strata(y: Tensor, site: Tensor | None) -> np.ndarray:
 
 
 def _count_classes(y: Tensor, test_y: Tensor, at: Path) -> int:
-    """Return the largest label + 1, or 1 for real numbers.
-
-    Raises:
-        UserError: the label is far larger than the number of samples, so it is probably an identifier.
-    """
+    """Return the largest label + 1, or 1 for real numbers; raise UserError if a label looks like an identifier."""
     if y.is_floating_point():
         return 1
     largest, n = int(torch.cat([y, test_y]).max()), len(y) + len(test_y)

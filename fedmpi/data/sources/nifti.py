@@ -140,10 +140,7 @@ class VolumePreparation(Preparation):
         return x if shape == list(x.shape[1:]) else interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
 
     def _cropped(self, x: Tensor, fill: Tensor) -> Tensor:
-        """Crop or pad (C, X, Y, Z) at the centre to `self.size`, with the values fill (C,).
-
-        If the difference is odd, padding adds one voxel more at the end, cropping removes one more at the start.
-        """
+        """Crop or pad (C, X, Y, Z) at the centre to `self.size`, with the values fill (C,)."""
         if self.size is None:
             return x
         more = [want - n for want, n in zip(self.size, x.shape[1:], strict=True)]

@@ -166,9 +166,7 @@ def pictures_by_class(
 ) -> list[Sample]:
     """Return the images in folder/CLASS, or folder/CLASS/below, class by class in the order of their paths.
 
-    Raises:
-        UserError: a folder is not one of the classes `names` (`allowed` says where they are defined), or no image is
-            found.
+    Raises UserError if a folder is not one of the classes `names`, which `allowed` defines, or if no image is found.
     """
     unknown = [name for name in subfolders(folder) if name not in names]
     if unknown:
@@ -212,10 +210,7 @@ def _check_class_names(source: str, names: Sequence[str] | None, site: str | Non
 
 
 def _check_labels(samples: Sequence[Sample], names: Sequence[str], label_column: str, explicit: bool) -> None:
-    """Raise UserError for the first sample whose class is not in `names`, or is a missing value.
-
-    explicit: the config defines the classes, so that a label such as "none" may be a class.
-    """
+    """Raise UserError for the first class that is not in `names`, or is a missing value unless `explicit` names list it."""
     if len(names) == 1:
         what = f"the column {label_column!r} holds one class alone, {names[0]!r}"
         raise samples[0].error(f"{what}; two are needed, or those that there are in data.class_names")

@@ -119,8 +119,7 @@ def _masks(pairs: Sequence[Sample], decoding: DecodeOptions, numbers: MaskValues
 def _read_mask(pair: Sample) -> np.ndarray:
     """Return the values (H, W) of a mask: the indices of an image with a palette, one of several equal channels.
 
-    Raises:
-        UserError: the file cannot be read, or does not hold one value per pixel.
+    Raises UserError if the file cannot be read, or does not hold one value per pixel.
     """
     try:
         if pair.mask.suffix == ".npy":

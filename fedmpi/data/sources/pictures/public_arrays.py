@@ -78,7 +78,7 @@ def pictures(
     return Dataset(samples, y, test_samples, test_y, classes, preparation=of_arrays(x, mean, std, channels))
 
 
-# ---- MNIST and its kin ----
+# ---- MNIST, Fashion-MNIST, EMNIST ----
 def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
     """MNIST (LeCun 1998): 60,000 + 10,000 grey 28x28 images of digits, 10 classes, in root/MNIST/raw.
 

@@ -101,14 +101,7 @@ class DecodedFiles(Source):
     """Image files that are decoded, by several threads, each time that they are read."""
 
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
-        """Store the files and the function that decodes one of them.
-
-        Args:
-            files: the image files.
-            decode: index of a file -> its array, in the shape of the first one; raises UserError with the name of the
-                file.
-            first: the decoded first file, for shape and type.
-        """
+        """Store the files and `decode`, which maps the index of a file to an array in the shape of the first one."""
         self.files, self.decode = files, decode
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
 

@@ -191,8 +191,7 @@ class TablePreparation(Preparation):
 def _cells(rows: Table, column: Column) -> np.ndarray:
     """Return the numbers of a column, (n,) with NaN for missing values, or its words with "" for missing values.
 
-    Raises:
-        UserError: a closed column has a word that is not in its list.
+    Raises UserError if a closed column has a word that is not in its list.
     """
     if column.values is None:
         return rows.numbers(column.name, "features")
@@ -235,10 +234,7 @@ def fit_preparation(
 
 
 def _fill_value(cells: np.ndarray) -> float | str | None:
-    """Return the median of numbers, or the most frequent word (of equally frequent ones the first by letters).
-
-    Missing values, NaN or "", are ignored. None if all values are missing.
-    """
+    """Return the median of numbers, or the most frequent word (of several the first by letters); None without values."""
     if cells.dtype != object:
         numbers = cells[~np.isnan(cells)]
         return float(np.median(numbers)) if len(numbers) else None

@@ -181,11 +181,8 @@ def _column(rows: Table, name: str, values: Mapping[str, list[str] | None], trai
 def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
     """Return the table without incomplete rows if `missing` is drop; check that other missing values can be filled.
 
-    keys: columns that are read, with the option that names each.
-
-    Raises:
-        UserError: `missing` is refuse and a value is missing, or a label, site or part cannot be imputed, or no row of
-            a site is left.
+    keys: the columns that are read, with the option that names each. Raises UserError for a missing value if `missing`
+    is refuse, or the column is not a feature, and if no row of a site is left.
     """
     gaps = {name: rows.gaps(name, key) for name, key in keys.items()}
     for name, key in keys.items():
