@@ -59,7 +59,7 @@ class Normalise(Operation):
 
 @dataclass(frozen=True)
 class Colour(Operation):
-    """Change brightness, contrast and saturation, in this order, by random factors. (torchvision draws the order.)"""
+    """Change brightness, contrast and saturation by random factors, in this order (torchvision: in random order)."""
 
     columns = 3
     on = "unit"

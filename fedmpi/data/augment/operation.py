@@ -47,14 +47,21 @@ def to_memory_format(x: Tensor, blocks: bool) -> Tensor:
 
 
 def stored_channels_last(x: Any) -> bool:
-    """Return whether x is channels_last by its strides: with one channel it is contiguous in both formats."""
+    """Return whether x is a batch of images stored as (n, H, W, C).
+
+    The strides decide, as in convolutions, because a tensor of one channel is contiguous in both formats.
+    """
     known = isinstance(x, Tensor) and x.ndim == 4 and x.stride(1) == 1
     return known and x.is_contiguous(memory_format=torch.channels_last)
 
 
 @lru_cache(maxsize=64)
 def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
-    """Return numbers by channel, (1, C, 1, ...); with `blocks` (1, C, 1, W), to process whole rows at once."""
+    """Return one number per channel as a tensor that broadcasts over images, (1, C, 1, ...).
+
+    With `blocks` it has the shape (1, C, 1, W), so that a whole row of an image stored as (H, W, C) is processed at
+    once.
+    """
     by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(like) - 2))
     if not blocks or len(numbers) == 1:
         return by_channel

@@ -84,9 +84,10 @@ class ImagePipeline:
 
     @cached_property
     def steps(self) -> Sequence[tuple[Step, slice | None]]:
-        """The steps in order, with the columns of random numbers that each uses; None: also applied to test images.
+        """The steps of the pipeline in order, with the columns of random numbers that each uses.
 
-        Raises UserError if the order of the operations makes no sense.
+        Columns are None for steps that also apply to test images. Raises UserError if the order of operations makes no
+        sense.
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []

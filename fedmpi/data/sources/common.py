@@ -29,7 +29,7 @@ _ignored: ContextVar[float | str | None] = ContextVar("ignored", default=None)
 
 @contextmanager
 def ignoring(target: float | str | None) -> Iterator[None]:
-    """Set `task.ignore`, the target that is left out of the loss (a number, "nan" or None), while sources are read."""
+    """Set `task.ignore`, the target that loss and metrics leave out (a number, "nan" or None), while sources are read."""
     token = _ignored.set(target)
     try:
         yield
@@ -38,7 +38,7 @@ def ignoring(target: float | str | None) -> Iterator[None]:
 
 
 def ignored_target() -> float | str | None:
-    """Return `task.ignore`, the target that is left out of the loss."""
+    """Return `task.ignore`, the target that loss and metrics leave out."""
     return _ignored.get()
 
 
@@ -80,7 +80,7 @@ def file_name(source: str, site: str | None, path: str | None, key: str = "path"
 
 
 def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
-    """Return x (n, ...) if its numbers are finite (or NaN with `nan`); raise UserError with the first row that is not."""
+    """Return x (n, ...) if all numbers are finite, or NaN with `nan`; otherwise raise UserError with the first row."""
     is_good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(is_good.all()):
         row = int((~is_good.flatten(1).all(1) if x.ndim > 1 else ~is_good).nonzero()[0, 0])

@@ -123,9 +123,9 @@ def _read(root: Path, name: str) -> np.ndarray:
 
 # ---- FLamby ----
 def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool) -> Dataset:
-    """Join the hospitals, each standardised by its own training part; the global test set is standardised by all.
+    """Join the hospitals, each standardised by its own training part, and standardise the global test set by all of them.
 
-    pooled: standardise the training rows by the training part of all hospitals, too, as in FLamby's pooled training.
+    pooled: standardise the training rows by the training parts of all hospitals, too, as in FLamby's pooled training.
     """
     parts = [_flamby_hospital(table) for table in tables]
     sites = []

@@ -178,7 +178,7 @@ def _without_part(name: str) -> tuple[str | None, str]:
 
 
 def _key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
-    """Return the key under which a data set is stored, such as "test_x"; None if it is not read."""
+    """Return the key, such as "test_x", of the HDF5 data set with this name; None if the data set is not read."""
     own_part, rest = _without_part(name)
     if part and own_part not in (None, part):
         return None

@@ -229,7 +229,7 @@ def _format(part: Part) -> str:
 
 
 def _strata(y: Tensor, site: Tensor | None) -> np.ndarray:
-    """Number the classes, or the classes of each site, (n,); real-valued targets are one class."""
+    """Return the number of each row's class, or of its class and site, (n,); real-valued targets are one class."""
     labels = y.numpy() if y.ndim == 1 and not y.is_floating_point() else np.zeros(len(y), dtype=np.int64)
     if site is None:
         return labels

@@ -146,7 +146,7 @@ def image_folder(
 
 
 def _parts(home: Path) -> list[tuple[str, Path]]:
-    """Return (part, folder) of the folders with class folders, the training part first; [("", home)] without parts."""
+    """Return (part, folder) for the folders of parts, the training part first; [("", home)] if there are no such folders."""
     parts = sorted(part_folders(home), key=lambda part: part[0] not in ("", "train"))
     if parts[0][0] not in ("", "train"):
         raise UserError(
@@ -210,7 +210,10 @@ def _check_class_names(source: str, names: Sequence[str] | None, site: str | Non
 
 
 def _check_labels(samples: Sequence[Sample], names: Sequence[str], label_column: str, explicit: bool) -> None:
-    """Raise UserError for the first class that is not in `names`, or is a missing value unless `explicit` names list it."""
+    """Raise UserError for a class that is not in `names`, or that looks like a missing value unless `explicit`.
+
+    explicit: the config defines the classes.
+    """
     if len(names) == 1:
         what = f"the column {label_column!r} holds one class alone, {names[0]!r}"
         raise samples[0].error(f"{what}; two are needed, or those that there are in data.class_names")

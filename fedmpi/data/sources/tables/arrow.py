@@ -67,7 +67,7 @@ def cells(column: Any) -> np.ndarray:
 
 
 def inputs(column: Any, name: str, path: Path) -> Any:
-    """Return the inputs in a column.
+    """Convert a column of an Arrow table to inputs of a model.
 
     Returns:
         (n, 1) numbers; (n, length) or (n, length, ...) for lists, or nested lists, of one length; for images a list

@@ -234,7 +234,7 @@ def fit_preparation(
 
 
 def _fill_value(cells: np.ndarray) -> float | str | None:
-    """Return the median of numbers, or the most frequent word (of several the first by letters); None without values."""
+    """Return the median of numbers, or the most frequent word (of ties the first by letters); None without values."""
     if cells.dtype != object:
         numbers = cells[~np.isnan(cells)]
         return float(np.median(numbers)) if len(numbers) else None
