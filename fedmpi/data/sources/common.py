@@ -29,7 +29,7 @@ _ignored: ContextVar[float | str | None] = ContextVar("ignored", default=None)
 
 @contextmanager
 def ignoring(target: float | str | None) -> Iterator[None]:
-    """Set `task.ignore`, the target that loss and metrics leave out (a number, "nan" or None), while sources are read."""
+    """Set `task.ignore`, the target that loss and metrics leave out (number, "nan" or None), while sources are read."""
     token = _ignored.set(target)
     try:
         yield

@@ -123,7 +123,7 @@ def _read(root: Path, name: str) -> np.ndarray:
 
 # ---- FLamby ----
 def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool) -> Dataset:
-    """Join the hospitals, each standardised by its own training part, and standardise the global test set by all of them.
+    """Join the hospitals, each standardised by its own training part; all parts together standardise the global test set.
 
     pooled: standardise the training rows by the training parts of all hospitals, too, as in FLamby's pooled training.
     """

@@ -146,7 +146,7 @@ def image_folder(
 
 
 def _parts(home: Path) -> list[tuple[str, Path]]:
-    """Return (part, folder) for the folders of parts, the training part first; [("", home)] if there are no such folders."""
+    """Return (part, folder) for the folders of parts, the training part first; [("", home)] if there are none."""
     parts = sorted(part_folders(home), key=lambda part: part[0] not in ("", "train"))
     if parts[0][0] not in ("", "train"):
         raise UserError(
