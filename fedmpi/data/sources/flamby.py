@@ -51,17 +51,18 @@ def heart_disease(
 ) -> Dataset:
     """UCI Heart Disease (Detrano 1989): 303 + 294 + 123 + 200 patients of four hospitals, 13 features, 2 classes.
 
-    The files are processed.{cleveland,hungarian,switzerland,va}.data in root/heart_disease or in root. The class is num
-    > 0. Each hospital is prepared from its own data only: a missing value becomes the mean of the column over the
-    hospital's training part, then the column is standardised by that part. A column that is constant or entirely
-    missing there becomes 0.
+    The files are processed.{cleveland,hungarian,switzerland,va}.data in root/heart_disease or in root. The classes are
+    num = 0 and num > 0. Each hospital is prepared from its own data only: a missing value becomes the mean of the
+    column over the hospital's training part, then the column is standardised by that part. A column that is constant or
+    entirely missing there becomes 0.
 
+    variant: whole (all patients), or flamby, FLamby's Fed-Heart-Disease. The latter leaves out slope, ca and thal, then
+    patients with missing values (740 remain), encodes cp and restecg as columns of 0 and 1 (13 features), and trains on
+    the 66 % that FLamby selects; the global test set is standardised by the training part of all four hospitals.
+    standardise: site (each hospital by its own training part), or, with variant flamby, pooled, which standardises
+    training rows by the training part of all hospitals, for a model that is trained on all rows in one place. The test
+    rows of each hospital do not change.
     test_fraction: the share of each class of each hospital that is its test part, the same for every seed.
-    variant: whole, or flamby for FLamby's Fed-Heart-Disease. It leaves out slope, ca and thal, then patients with
-    missing values (740 remain), encodes cp and restecg as columns of 0 and 1 (13 features), and trains on the 66 % that
-    FLamby selects; the global test set is standardised by the training part of all four hospitals.
-    standardise: site, or, with variant flamby, pooled to standardise the training rows by the training part of all
-    hospitals, too, for a model that is trained on all rows in one place. The test rows of each hospital do not change.
     """
     names = chosen_sites("heart_disease", HOSPITALS, site)
     if standardise == "pooled" and (site is not None or variant != "flamby"):
@@ -123,7 +124,7 @@ def _read(root: Path, name: str) -> np.ndarray:
 
 # ---- FLamby ----
 def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool) -> Dataset:
-    """Join the hospitals, each standardised by its own training part; all parts together standardise the global test set.
+    """Join the hospitals, each standardised by its own training part; the global test set is standardised by all parts.
 
     pooled: standardise the training rows by the training parts of all hospitals, too, as in FLamby's pooled training.
     """

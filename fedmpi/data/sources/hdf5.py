@@ -66,10 +66,10 @@ def hdf5(
 
     path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
     test_path: a second file, all of whose arrays are the test part.
-    inputs: the name of the samples without the word for the part: images for train/images. Default: one of x, images,
-    image, pixels, inputs, features and data.
-    labels: the name of the labels; default: one of y, labels, label, targets and target.
-    sites: the name of the array with the site of each row, numbers from 0; default: site or sites, if present.
+    inputs: the name of the samples without the word for the part, as images for train/images; default one of x,
+    images, image, pixels, inputs, features and data.
+    labels: the name of the labels; default one of y, labels, label, targets and target.
+    sites: the name of the array with the site of each row, numbers from 0; default site or sites, if present.
     classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
     model's outputs.
     test_fraction: without a test part, the share of each class of each site that becomes the test part; default 0.2.

@@ -242,7 +242,7 @@ def medmnist(
     grades of retinamnist are classes.
 
     set: the name of the set.
-    size: 28; 64, 128 and 224 read the files SET_64.npz, ... of MedMNIST+.
+    size: width and height of the images; 64, 128 and 224 read the files of MedMNIST+, such as SET_64.npz.
     channels: 3 repeats a grey channel; by default the number of channels of the set.
     val: join adds the validation part to the training part, as in FedSOL's PathMNIST and TissueMNIST; leave leaves it
     out.

@@ -76,8 +76,8 @@ def table(
     missing: what to do with a row that has a missing value: refuse it, drop it, or impute the median (for words the
     most frequent value) of its site's training part.
     missing_values: further missing values, such as [-9, unknown], in all columns or by column.
-    standardise: standardise numbers by mean and deviation of their own site's training part, of that of all sites
-    (pooled), or not.
+    standardise: numbers are standardised by mean and deviation of the training part of their own site (site), of those
+    of all sites (pooled), or not at all (none).
     delimiter: the separator of the cells of a CSV file.
     decimal: the decimal mark of numbers.
     """
