@@ -168,7 +168,7 @@ class ResizedCrop(Operation):
         return scaled(x, weights(top, height, x.shape[2], h), weights(left, width, x.shape[3], w))
 
     def boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return top, left, height and width of the part of each image (h, w), (B,) int64 each, from the numbers u."""
+        """Return top, left, height and width of each image's part, (B,) int64 each, drawn with the random numbers u."""
         area = h * w * between(u[:, :TRIES], *self.scale)
         proportion = between(u[:, TRIES : 2 * TRIES], *(math.log(r) for r in self.ratio)).exp()
         widths, heights = (area * proportion).sqrt().round().long(), (area / proportion).sqrt().round().long()

@@ -42,7 +42,7 @@ class Listing(NamedTuple):
 
 
 class MedMNIST(NamedTuple):
-    """One set of MedMNIST. samples: of the training, validation and test part; md5: one checksum for each of SIZES."""
+    """A set of MedMNIST. samples: numbers in training, validation and test part; md5: one checksum per image size."""
 
     classes: int
     channels: int

@@ -57,12 +57,11 @@ def leaf(
 ) -> Dataset:
     """The folder root/path of a LEAF data set, with *.json in train/ and in test/; each user is a site.
 
-    Users are in ascending order of their names; names that are numbers are ordered by value. The type of the samples
-    follows from x and y in the files: numbers with a class (FEMNIST, Synthetic): 784 numbers are an image (1, 28, 28),
-    others a vector; strings with one character as y (Shakespeare): symbols (n, L) for `task: {name: next_symbol}`,
-    where only the character after the string is a target, as in LEAF; texts with a class (Sent140): counts of the
-    `vocabulary` words, (n, vocabulary) float32; image files with a class (CelebA), which are read from
-    root/path/raw/img_align_celeba.
+    Users are in ascending order of their names; names that are numbers are ordered by value. Samples of numbers with a
+    class (FEMNIST, Synthetic) are images (1, 28, 28) if they have 784 numbers, otherwise vectors. Strings with one
+    character as y (Shakespeare) become symbols (n, L) for `task: {name: next_symbol}`; only the character after the
+    string is a target, as in LEAF. Texts with a class (Sent140) become counts of the `vocabulary` words, (n,
+    vocabulary) float32. Image files with a class (CelebA) are read from root/path/raw/img_align_celeba.
 
     path: the folder that holds train/ and test/, relative to data.root.
     classes: the number of classes, by default the largest label + 1.

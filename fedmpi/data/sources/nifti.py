@@ -41,21 +41,22 @@ def nifti(
 ) -> Dataset:
     """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz; needs nibabel.
 
-    For the task segmentation. A sample is (C, X, Y, Z), where a fourth axis of the file is the channels; its mask is
-    (X, Y, Z). Axes are swapped and mirrored by the affine matrix of the file, so that X, Y and Z point to the patient's
-    right, front and head (RAS+). The folder of a site may contain train/, val/ (joins the training part) and test/.
+    The data set is for the task segmentation. A sample is (C, X, Y, Z), with the fourth axis of the file, if any, as
+    the channels; its mask is (X, Y, Z). Axes are swapped and mirrored by the affine matrix of the file, so that X, Y
+    and Z point to the patient's right, front and head (RAS+). The folder of a site may contain train/, val/ (joins the
+    training part) and test/.
 
     path: the folder below data.root.
     sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
     image_pattern: the images below the folder of a site; * stands for the name that an image and its mask share.
-    mask_pattern: the masks below the folder of a site, likewise with one *.
+    mask_pattern: the masks below the folder of a site, with one * for the same name.
     classes: the number of classes if masks contain class numbers, with 0 for the background.
     mask_values: otherwise the value of each class in the masks. A value that is neither a class nor task.ignore is an
     error.
     spacing: the size of a voxel along X, Y and Z in millimetres, to which volumes are resampled: images linearly, masks
     by nearest neighbour.
-    size: the number of voxels along X, Y and Z. Volumes are cropped and padded at the centre, with the lowest intensity
-    and class 0; without it all files must have one size.
+    size: the number of voxels along X, Y and Z to which volumes are cropped and padded at the centre, with the lowest
+    intensity and class 0; without it all files must have one size.
     intensity: standardise (each channel of each volume has mean 0 and deviation 1); [low, high], which become 0 and 1,
     with values beyond clipped; or stored (as in the file).
     test_fraction: the share of each site's pairs that is the test part if there is no folder test; default 0.2, and the

@@ -56,12 +56,12 @@ def image_mask(
 ) -> Dataset:
     """Images and masks, root/path/images/NAME.* and root/path/masks/NAME.*, or listed in the CSV file root/path.
 
-    For the task segmentation. A folder may contain train/, val/ (joins the training part) and test/.
+    The data set is for the task segmentation. A folder may contain train/, val/ (joins the training part) and test/.
 
     path: a folder or a CSV file, relative to data.root.
     sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
     image_pattern: the images below the folder of a site; * stands for the name that an image and its mask share.
-    mask_pattern: the masks below the folder of a site, likewise with one *.
+    mask_pattern: the masks below the folder of a site, with one * for the same name.
     image_column: the column of a CSV file with the images, relative to root.
     mask_column: the column with the masks, relative to root.
     site_column: the column with the owner of each row.
@@ -71,7 +71,7 @@ def image_mask(
     classes: the number of classes if masks contain class numbers, with 0 for the background.
     mask_values: otherwise the value of each class in the masks, such as [0, 255]. A value that is neither a class nor
     task.ignore is an error.
-    size: images are scaled and cropped at the centre to size x size, masks likewise by nearest neighbour; without it
+    size: images are scaled and cropped at the centre to size x size, masks by nearest neighbour; without it
     all must have one size.
     channels: 3 for colour, 1 for grey.
     mean: subtracted from pixels in 0..1, one number or one per channel.

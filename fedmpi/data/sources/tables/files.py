@@ -1,4 +1,4 @@
-"""Tables from CSV or Parquet files, or from memory, whose cells know their line in the file; and their targets."""
+"""Tables from CSV or Parquet files, or from memory, with the line of each row for messages; and their targets."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class TablePreparation(Preparation):
         return np.array([names.index(word) for word in words], dtype=np.int64)
 
     def _with_targets(self, new: NewRows, rows: Table) -> NewRows:
-        """Add the targets if the rows have all label columns with values that are valid in training."""
+        """Add the targets to new rows if these have all label columns, with values that are valid in training."""
         if any(name not in rows.columns for name in self.labels):
             return new
         try:
