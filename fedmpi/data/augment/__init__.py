@@ -1,7 +1,7 @@
-"""Augmentations of pictures between data set and model:  data.augment: [{crop: 4}, flip, {cutout: 16}].
+"""Augmentation of training images when a batch is read:  data.augment: [{crop: 4}, flip, {cutout: 16}].
 
-Operations are batched tensor arithmetic. Each uses `columns` uniform random numbers a sample (operation.py); those of a
-whole epoch come from a generator of (seed, round, client), so that they do not depend on the rank.
+Operations are batched tensor arithmetic. Each uses `columns` uniform random numbers per sample (operation.py). The
+numbers of a whole epoch are drawn by a generator seeded from (seed, round, client), so they do not depend on the rank.
 """
 
 from fedmpi.common.registry import PluginKind

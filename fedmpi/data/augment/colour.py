@@ -1,4 +1,4 @@
-"""Operations on the values of pixels."""
+"""Augmentations that change the values of pixels: normalise and colour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETS = {  # mean, standard deviation of pixels in 0..1, by channel
 
 @dataclass(frozen=True)
 class Normalise(Operation):
-    """(v - mean) / std by channel, at tests too, in place of the data source's own: of a set by its name, or given."""
+    """Normalise images by channel, (v - mean) / std, in training and test, instead of by the data source's values."""
 
     short = "of"
     on = "unit"
@@ -59,7 +59,7 @@ class Normalise(Operation):
 
 @dataclass(frozen=True)
 class Colour(Operation):
-    """Brightness, contrast, saturation changed, in this order; ColorJitter of torchvision draws the order."""
+    """Change brightness, contrast and saturation by random factors, in this order (torchvision: in random order)."""
 
     columns = 3
     on = "unit"
@@ -89,12 +89,12 @@ class Colour(Operation):
 
 
 def blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """share x + (1 - share) other, within 0..1."""
+    """Return share x + (1 - share) other, clipped to 0..1."""
     return (share * x + (1 - share) * other).clamp_(0, 1)
 
 
 def grey(x: Tensor) -> Tensor:
-    """(B, 1, H, W)"""
+    """Return the luminance (B, 1, H, W) of colour images (B, 3, H, W); other images are returned unchanged."""
     if x.shape[1] != 3:
         return x
     red, green, blue = (x[:, i : i + 1] * share for i, share in enumerate(GREY))

@@ -1,4 +1,4 @@
-"""Operations that move, blank or interpolate pixels; those that interpolate none take bytes as they take floats."""
+"""Augmentations that move, blank or interpolate pixels; those that do not interpolate work on bytes and floats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 4096  # pixels
 
 @dataclass(frozen=True)
 class Crop(Operation):
-    """A window anywhere in the picture with a border around it: RandomCrop(size, padding) of torchvision."""
+    """Cut a random window out of the image with a border around it, like RandomCrop(size, padding) of torchvision."""
 
     short = "padding"
     columns = 2
@@ -45,7 +45,7 @@ class Crop(Operation):
 
 
 def bordered(x: Tensor, p: int, mirrored: bool) -> Tensor:
-    """x with a border of zeros, or one that mirrors it at its outermost pixels, which stand once: 2 1 0 1 2."""
+    """Add a border of p pixels to images (B, C, H, W), of zeros, or mirrored without repeating the edge: 2 1 0 1 2."""
     blocks = stored_channels_last(x)
     x, sides = (x.permute(0, 2, 3, 1), (1, 2)) if blocks else (x, (2, 3))
     if not mirrored:
@@ -59,7 +59,7 @@ def bordered(x: Tensor, p: int, mirrored: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Flip(Operation):
-    """Left and right exchanged, in a share of the pictures."""
+    """Mirror a random share of the images left to right."""
 
     short = "p"
     columns = 1
@@ -75,7 +75,7 @@ class Flip(Operation):
 
 @dataclass(frozen=True)
 class Cutout(Operation):
-    """A square of zeros, its centre any pixel, cut off at the borders, after normalisation (DeVries & Taylor 2017)."""
+    """Set a square around a random pixel to zero after normalisation; borders cut it off (DeVries & Taylor 2017)."""
 
     short = "size"
     columns = 2
@@ -86,7 +86,7 @@ class Cutout(Operation):
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         rows, columns = (self._within(u[:, i], x.shape[2 + i]) for i in (0, 1))
         if stored_channels_last(x):
-            columns = columns.repeat_interleave(x.shape[1], 1)  # as rows lie in memory
+            columns = columns.repeat_interleave(x.shape[1], 1)  # a row in memory is W x C values
             lines = x.permute(0, 2, 3, 1).view(*rows.shape, -1)
         else:
             rows, lines = rows[:, None], x
@@ -95,7 +95,7 @@ class Cutout(Operation):
         return x
 
     def _within(self, u: Tensor, n: int) -> Tensor:
-        """(B, n): which of n pixels lie within the square: from c - size // 2 on, for the centre c."""
+        """Return which of n pixels are in the square, (B, n) bool: from c - size // 2 on, for a random centre c."""
         first = whole(u, n) - self.size // 2
         at = torch.arange(n, device=u.device) - first[:, None]
         return (at >= 0) & (at < self.size)
@@ -103,7 +103,7 @@ class Cutout(Operation):
 
 @dataclass(frozen=True)
 class CentreCrop(Operation):
-    """The middle of the picture, at tests too: CenterCrop(size) of torchvision."""
+    """Crop the centre of the image, in training and test, like CenterCrop(size) of torchvision."""
 
     short = "size"
     size: int = option(224, "height and width", ge=1, le=LARGEST)
@@ -119,12 +119,12 @@ class CentreCrop(Operation):
 
 
 Positive = Annotated[float, Field(gt=0, le=100)]
-TRIES = 10  # crops drawn at most, until one fits
+TRIES = 10  # number of crops that are drawn per image; the first one that fits is used
 
 
 @dataclass(frozen=True)
 class Rotate(Operation):
-    """Turned about the centre by -degrees to degrees, black beyond the borders: RandomRotation(degrees)."""
+    """Rotate by a random angle up to `degrees`, with black beyond the borders, like torchvision's RandomRotation."""
 
     short = "degrees"
     columns = 1
@@ -136,7 +136,7 @@ class Rotate(Operation):
         angle = between(u[:, 0], -self.degrees, self.degrees) * (math.pi / 180)
         cos, sin = angle.cos(), angle.sin()
         zero = torch.zeros_like(cos)
-        # Of a pixel of the result, in units of half a side: where it was.
+        # The grid holds, for each pixel of the result, its position in the image in units of half a side.
         rows = (torch.stack([cos, -sin * (h / w), zero], 1), torch.stack([sin * (w / h), cos, zero], 1))
         grid = affine_grid(torch.stack(rows, 1), [n, 1, h, w], align_corners=False)
         return grid_sample(x, grid, mode="nearest", padding_mode="zeros", align_corners=False)
@@ -144,9 +144,9 @@ class Rotate(Operation):
 
 @dataclass(frozen=True)
 class ResizedCrop(Operation):
-    """A part of the picture of random area and proportions, scaled to size x size: RandomResizedCrop of torchvision.
+    """Scale a part of random area and aspect ratio to size x size, like RandomResizedCrop of torchvision.
 
-    An area beyond the picture's own is drawn anew, ten times at most; then it is the largest part in the middle.
+    Ten parts are drawn, and the first one that fits into the image is used; if none fits, the largest central part.
     """
 
     short = "size"
@@ -168,7 +168,7 @@ class ResizedCrop(Operation):
         return scaled(x, weights(top, height, x.shape[2], h), weights(left, width, x.shape[3], w))
 
     def boxes(self, u: Tensor, h: int, w: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(B,) int64 each: top, left, height, width of the part of a picture (h, w)."""
+        """Return top, left, height and width of each image's part, (B,) int64 each, drawn with the random numbers u."""
         area = h * w * between(u[:, :TRIES], *self.scale)
         proportion = between(u[:, TRIES : 2 * TRIES], *(math.log(r) for r in self.ratio)).exp()
         widths, heights = (area * proportion).sqrt().round().long(), (area / proportion).sqrt().round().long()
@@ -186,10 +186,11 @@ class ResizedCrop(Operation):
 
 
 def weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
-    """(B, size, n): row i are the shares that the pixels start .. start + length - 1 of n have in pixel i of `size`.
+    """Return the interpolation weights (B, size, n) of n pixels for `size` pixels of the result.
 
-    A triangle around the place of i, as wide as a pixel of the result, or of the picture where that is wider: bilinear
-    interpolation, without aliasing where pictures become smaller.
+    Row i contains the weights of the pixels start .. start + length - 1 in pixel i of the result: a triangle around the
+    position of i, whose half width is a pixel of the result, or of the image if that is larger. This is bilinear
+    interpolation with antialiasing when images become smaller.
     """
     step = (length / size)[:, None, None]
     centre = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * step
@@ -201,13 +202,13 @@ def weights(start: Tensor, length: Tensor, n: int, size: int) -> Tensor:
 
 
 def scaled(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Multiply each channel of x (B, C, H, W) by rows (B, h, H) and by columns (B, w, W), transposed: (B, C, h, w)."""
+    """Interpolate x (B, C, H, W) with the weights of rows (B, h, H) and of columns (B, w, W): (B, C, h, w)."""
     return rows[:, None] @ (x @ columns[:, None].transpose(2, 3))
 
 
 @dataclass(frozen=True)
 class Resize(Operation):
-    """The shorter side scaled to size pixels, at tests too: Resize(size) of torchvision."""
+    """Scale the shorter side to size pixels, in training and test, like Resize(size) of torchvision."""
 
     short = "size"
     on = "floats"

@@ -1,6 +1,7 @@
-"""What an augmentation is: arithmetic on a batch of pictures, and on the uniform numbers drawn for them.
+"""The base class of augmentations, and functions for batches of images and for random numbers.
 
-A batch lies in memory as (n, C, H, W), or as (n, H, W, C) blocks that are shown as (n, C, H, W).
+An augmentation computes with a batch of images and with uniform random numbers that were drawn for them. A batch is
+stored as (n, C, H, W), or as (n, H, W, C) with the strides of torch.channels_last and the shape (n, C, H, W).
 """
 
 from __future__ import annotations
@@ -13,44 +14,54 @@ import torch
 from torch import Tensor
 
 On = Literal["any", "floats", "unit", "normal"]
-Shape = tuple[int, ...]  # of one picture: (C, H, W)
+Shape = tuple[int, ...]  # shape of one image: (C, H, W)
 
 
 class Operation(ABC):
-    """Its dataclass fields are its options; `short` is the one that `{crop: 4}` gives without its name."""
+    """The base class of augmentations. Its dataclass fields are options; `short` is the one that `{crop: 4}` sets."""
 
     short: ClassVar[str] = ""
-    columns: ClassVar[int] = 0  # numbers drawn for a sample; 0: test pictures go through it, too
-    # what it works on: any pixels, bytes too; floats; floats in 0..1, before normalisation; floats after it
+    columns: ClassVar[int] = 0  # number of random numbers per sample; 0: test images are transformed, too
+    # Its input: any: bytes or floats; floats; unit: floats in 0..1, before normalisation; normal: normalised floats
     on: ClassVar[On] = "any"
-    moves_pixels: ClassVar[bool] = True  # whether a mask would have to be moved along
+    moves_pixels: ClassVar[bool] = True  # whether a mask would have to be transformed, too
 
     def out(self, shape: Shape) -> Shape:
-        """Shape of a picture behind it. Raises ValueError, in words, if it cannot be done to such a picture."""
+        """Return the shape of an image after the operation; raise ValueError if it does not apply to this shape."""
         return shape
 
     @abstractmethod
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, h, w); x may be written to. u: (B, columns) float32, uniform in [0, 1)."""
+        """Transform a batch.   x (B, C, H, W), u (B, columns) -> (B, C, h, w)
+
+        x may be changed in place; u is float32, uniform in [0, 1).
+        """
 
 
 def to_memory_format(x: Tensor, blocks: bool) -> Tensor:
-    """Store a batch of pictures as (n, H, W, C) blocks, or as (n, C, H, W); other tensors stay as they are."""
+    """Store a batch of images as (n, H, W, C) if `blocks`, otherwise as (n, C, H, W); other tensors are unchanged."""
     if x.ndim != 4 or stored_channels_last(x) == blocks:
         return x
-    # clone, not to(): the latter leaves one-channel images as they are, see stored_channels_last
+    # clone is used because to() does not change images of one channel, see stored_channels_last
     return x.clone(memory_format=torch.channels_last if blocks else torch.contiguous_format)
 
 
 def stored_channels_last(x: Any) -> bool:
-    """Whether x is channels_last by its strides, as convolutions see it: one channel is contiguous in both formats."""
+    """Return whether x is a batch of images stored as (n, H, W, C).
+
+    The strides decide, as in convolutions, because a tensor of one channel is contiguous in both formats.
+    """
     known = isinstance(x, Tensor) and x.ndim == 4 and x.stride(1) == 1
     return known and x.is_contiguous(memory_format=torch.channels_last)
 
 
 @lru_cache(maxsize=64)
 def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
-    """(1, C, 1, ...) numbers by channel; of `blocks` (1, C, 1, W), so that rows are gone through in one piece."""
+    """Return one number per channel as a tensor that broadcasts over images, (1, C, 1, ...).
+
+    With `blocks` it has the shape (1, C, 1, W), so that a whole row of an image stored as (H, W, C) is processed at
+    once.
+    """
     by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(like) - 2))
     if not blocks or len(numbers) == 1:
         return by_channel
@@ -58,21 +69,21 @@ def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device
 
 
 def whole(u: Tensor, many: int | Tensor) -> Tensor:
-    """Uniform numbers (B,) as uniform whole ones 0..many-1."""
+    """Convert uniform numbers in [0, 1), (B,), to uniform integers in 0..many-1."""
     numbers = (u * many).long()
     return numbers.clamp_max_(many - 1) if isinstance(many, int) else torch.minimum(numbers, many - 1)
 
 
 def between(u: Tensor, low: float, high: float) -> Tensor:
-    """Uniform numbers in [0, 1) as uniform ones in [low, high)."""
+    """Convert uniform numbers in [0, 1) to uniform numbers in [low, high)."""
     return low + (high - low) * u
 
 
 def windows(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor:
-    """x[b, :, top[b] : top[b] + h, left[b] : left[b] + w] for each b.  (B, C, h, w), in the layout of x
+    """Return x[b, :, top[b] : top[b] + h, left[b] : left[b] + w] for each b, (B, C, h, w), in the memory format of x.
 
-    Of each picture the piece of memory from the window's first number to its last is copied, then what lies in between
-    is left out.
+    For each image the memory from the first to the last number of the window is copied; then the numbers in between
+    that are outside of the window are left out.
     """
     blocks = stored_channels_last(x)
     x = x if blocks else x.contiguous()

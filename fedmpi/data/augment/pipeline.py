@@ -1,4 +1,4 @@
-"""How stored pictures become inputs of a model: bytes -> pixels in 0..1 -> normalised, with operations in between."""
+"""The conversion of stored images to inputs of a model: division by 255, normalisation, and augmentations in order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> Operation:
-    """One operation. given: its options; None: none; anything else is the option that it is mostly given.
+    """Return an augmentation by its name in the config; raise UserError if the name or an option is invalid.
 
-    Raises UserError: an unknown name, unknown or wrong options.
+    Args:
+        name: the name.
+        given: its options; None: none; another value than a dictionary: the value of its main option.
+        where: the key of the config, for messages.
+        origins: by option, where it was set, for messages.
     """
     at = f"{origins['']}: " if origins.get("") else ""
     if name not in augment.registry:
@@ -38,7 +42,7 @@ def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> 
 
 
 def named(operation: Operation) -> str:
-    """The operation as configs name it: `crop`."""
+    """Return the name of an augmentation in configs, such as `crop`."""
     kind = type(operation)
     known = (name for name, place in augment.registry.items() if place == f"{kind.__module__}:{kind.__name__}")
     return next(known, kind.__name__)
@@ -46,22 +50,25 @@ def named(operation: Operation) -> str:
 
 @dataclass(frozen=True)
 class ImagePipeline:
-    """Pipeline from stored pictures to inputs: division by 255 before the first operation that needs it, normalisation
-    after the last one that works on pixels. normal None: pixels in 0..1, or floats as they are stored."""
+    """The pipeline from stored images to inputs of a model.
 
-    bytes: bool = False  # whether pictures are stored as uint8
+    Bytes are divided by 255 before the first operation that needs it; normalisation follows the last operation on
+    pixels. `normal` None: inputs are pixels in 0..1, or floats as they are stored.
+    """
+
+    bytes: bool = False  # whether images are stored as uint8
     unit: bool = False  # whether they are stored as floats in 0..1
-    normal: Normalise | None = None  # of the data source; an operation `normalise` takes its place
-    channels: int | None = None  # to which one grey channel is repeated
+    normal: Normalise | None = None  # normalisation of the data source; an operation `normalise` replaces it
+    channels: int | None = None  # number of channels of the inputs; one grey channel is repeated
     operations: tuple[Operation, ...] = ()
 
     @cached_property
     def columns(self) -> int:
-        """Numbers drawn for a sample."""
+        """The number of random numbers per sample."""
         return sum(operation.columns for operation in self.operations)
 
     def out(self, shape: Shape, drawn: bool = False) -> Shape:
-        """Shape of a sample that is stored as `shape`; `drawn`: in training. Raises UserError if that cannot be."""
+        """Return the shape of an input, in training if `drawn`; raise UserError if an operation cannot be applied."""
         if self.channels and shape[0] == 1:
             shape = (self.channels, *shape[1:])
         for i, operation in enumerate(self.operations):
@@ -77,9 +84,10 @@ class ImagePipeline:
 
     @cached_property
     def steps(self) -> Sequence[tuple[Step, slice | None]]:
-        """The steps in their order, each with the columns of random numbers it reads; None: done at tests too.
+        """The steps of the pipeline in order, with the columns of random numbers that each uses.
 
-        Raises UserError if operations stand in an order that makes no sense.
+        Columns are None for steps that also apply to test images. Raises UserError if the order of operations makes no
+        sense.
         """
         stage, column = "any" if self.bytes else "unit" if self.unit else "normal", 0
         steps: list[tuple[Step, slice | None]] = []
@@ -113,7 +121,10 @@ class ImagePipeline:
         return tuple(steps)
 
     def __call__(self, x: Tensor, u: Tensor | None = None) -> Tensor:
-        """(B, ...) as stored, to be written to -> (B, ...) float32. u: (B, columns) drawn; None: as at tests."""
+        """Convert stored images (B, ...), which may be changed in place, to inputs (B, ...) float32.
+
+        u: (B, columns) random numbers for training; None: test images.
+        """
         nothing = x.new_empty(0)
         for step, columns in self.steps:
             if columns is None:
@@ -125,5 +136,6 @@ class ImagePipeline:
     def _to_unit(self, x: Tensor, _: Tensor) -> Tensor:
         if self.channels and x.shape[1] == 1:
             x = x.repeat(1, self.channels, *[1] * (x.ndim - 2))
-        # A tensor, not a number: by a number GPUs multiply with 1 / 255, which has other last bits.
+        # The divisor is a tensor, because GPUs replace division by a number with a multiplication by 1 / 255, which
+        # gives other last bits.
         return x.float().div_(constants((255.0,), x.shape, False, x.device))

@@ -1,4 +1,5 @@
-"""The public data sets: their files, addresses and checksums, and the commands `fedmpi data list | check | fetch`.
+"""Public data sets: their files, addresses and checksums, for the commands `fedmpi data list | check | fetch`.
 
-Nothing here imports torch: a login node, which alone reaches the internet, answers at once.
+This package does not import torch, so that the commands answer at once on a login node, which often is the only node
+with internet access.
 """

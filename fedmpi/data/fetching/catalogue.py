@@ -1,7 +1,7 @@
-"""What is known of each public data set: its files, their addresses and checksums, home and licence (catalogue.json).
+"""The catalogue of public data sets (catalogue.json): files, addresses, checksums, home page and licence of each.
 
-MD5s are those that torchvision and MedMNIST (medmnist/info.py, version 3.0.2) check; CINIC-10's and Tiny-ImageNet's
-are those that several public loaders check. docs/data.md has more.
+The MD5 checksums are those of torchvision and MedMNIST (medmnist/info.py, version 3.0.2); those of CINIC-10 and
+Tiny-ImageNet are used by several public loaders. docs/data.md describes the sets.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 
 
 class Part(NamedTuple):
-    """A file, or a folder with so many files below it, relative to data.root; any of `paths` will do."""
+    """A file, or a folder with a number of files, at one of several possible paths relative to data.root."""
 
     paths: tuple[str, ...]
-    files: int = 0  # of a folder; 0: any number
+    files: int = 0  # number of files in a folder; 0: any number
 
 
 class Download(NamedTuple):
-    """One file to fetch. `into`: it is an archive, whose content goes to that folder; it is deleted afterwards."""
+    """One file to download. If `into` is set, it is an archive: it is unpacked to that folder, then deleted."""
 
-    urls: tuple[str, ...]  # the first that answers is taken
+    urls: tuple[str, ...]  # tried in this order
     path: str  # relative to data.root
     md5: str
     into: str = ""
 
 
 class Listing(NamedTuple):
-    """A data set of `fedmpi data`."""
+    """A data set in the catalogue, as `fedmpi data` lists it."""
 
     what: str  # "grey 28x28 digits, 10 classes"
     config: str  # under `data:` in a config
@@ -38,11 +38,11 @@ class Listing(NamedTuple):
     licence: str
     parts: tuple[Part, ...]
     downloads: tuple[Download, ...] = ()
-    by_hand: str = ""  # what to do where there is no download: sites that ask for an account or a click
+    by_hand: str = ""  # instructions if a program cannot download the set, because an account or a click is needed
 
 
 class MedMNIST(NamedTuple):
-    """One set of MedMNIST. samples: training, validation, test; md5: by the sizes of SIZES."""
+    """A set of MedMNIST. samples: numbers in training, validation and test part; md5: one checksum per image size."""
 
     classes: int
     channels: int
@@ -54,13 +54,13 @@ SIZES = (28, 64, 128, 224)  # pixels of MedMNIST v2 and MedMNIST+
 
 
 def _expand(pattern: str) -> list[str]:
-    """Return the paths of a pattern: `{train,test}.bin` is train.bin and test.bin."""
+    """Return all paths of a pattern: `{train,test}.bin` gives train.bin and test.bin."""
     pieces = [piece.split(",") for piece in re.split(r"[{}]", pattern)]
     return ["".join(choice) for choice in product(*pieces)]
 
 
 def _parts(*paths: Any) -> list[Part]:
-    """Return the parts of an entry of `files`: patterns of places for the same files, and their number in a folder."""
+    """Return the parts of an entry of `files`: patterns of alternative paths, and for folders the number of files."""
     patterns = [path for path in paths if isinstance(path, str)]
     number = next((path for path in paths if isinstance(path, int)), 0)
     return [Part(places, number) for places in zip(*map(_expand, patterns), strict=True)]
@@ -72,7 +72,7 @@ def _listing(files: list[Any], downloads: tuple[Any, ...] = (), **facts: str) ->
 
 
 def medmnist_file(name: str, size: int) -> str:
-    """`pathmnist` and 28 -> pathmnist; other sizes: pathmnist_64."""
+    """Return the name of a MedMNIST file without extension: pathmnist for size 28, pathmnist_64 for size 64."""
     return name if size == SIZES[0] else f"{name}_{size}"
 
 

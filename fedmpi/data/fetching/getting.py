@@ -1,4 +1,4 @@
-"""Check which files of a data set are there, and fetch the missing ones."""
+"""Check which files of a public data set are present, and download missing ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.fetching.catalogue import SETS, Download, Listing, Part
 
-TIMEOUT_S = 30.0  # without a byte
+TIMEOUT_S = 30.0  # seconds without receiving a byte
 TRIES, WAIT_S = 3, 1.0
 CHUNK = 1 << 20  # bytes
 
 
 def find(name: str) -> Listing:
-    """Return the entry of a data set. Raises UserError, with those that are known."""
+    """Return the catalogue entry of a data set. Raise UserError with similar names if it is unknown."""
     if name not in SETS:
         shown = [known for known in SETS if not known.endswith(("_64", "_128", "_224"))]
         raise UserError(f"data: no files of a data set {name!r} are listed here; {nearest(name, shown)}")
@@ -33,14 +33,14 @@ def find(name: str) -> Listing:
 
 
 def check(name: str, root: Path) -> list[tuple[str, str]]:
-    """Return (place, what is wrong with it or "") of each file and folder of a data set."""
+    """Return (path, problem) for each file and folder of a data set; the problem is "" if the part is complete."""
     listing = find(name)
     known = {each.path: each.md5 for each in listing.downloads if not each.into}
     return [_checked(part, root, known.get(part.paths[0])) for part in listing.parts]
 
 
 def _checked(part: Part, root: Path, md5: str | None) -> tuple[str, str]:
-    """Return where a part lies, else where it should, and what is wrong with it. md5: of its first place."""
+    """Return the path where a part is or should be, and its problem. md5: checksum of the file at the first path."""
     places = [root / path for path in part.paths]
     place = next((place for place in places if place.exists()), places[0])
     problem = ""
@@ -57,9 +57,9 @@ def _checked(part: Part, root: Path, md5: str | None) -> tuple[str, str]:
 
 
 def fetch(name: str, root: Path) -> bool:
-    """Fetch what is missing of a data set; False if nothing was.
+    """Download the missing files of a data set; return whether any were missing.
 
-    Raises UserError where it cannot be had from here, with what to fetch by other means and where to put it.
+    Raises UserError, with what to fetch by other means and where to put it, if this machine cannot download them.
     """
     listing = find(name)
     files = check(name, root)
@@ -102,9 +102,9 @@ def _without_network(name: str, downloads: Sequence[Download], root: Path) -> st
 
 
 def download(urls: Sequence[str], file: Path, md5: str) -> None:
-    """Fetch a file from the first address that gives it with this MD5; it has its name only when it is complete.
+    """Download a file from the first address that provides it with this MD5; it gets its name only when it is complete.
 
-    Raises UserError with what is wrong at each address.
+    Raises UserError with the problem of each address.
     """
     part, problems = file.with_name(f"{file.name}.part"), {}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def download(urls: Sequence[str], file: Path, md5: str) -> None:
 
 
 def _receive(url: str, to: Path, name: str) -> None:
-    from rich.console import Console  # here: runs whose data are there need neither
+    from rich.console import Console  # imported here, because runs that download nothing need neither
     from rich.progress import wrap_file
 
     request = urllib.request.Request(url, headers={"User-Agent": "fedmpi", "Accept-Encoding": "identity"})
@@ -144,9 +144,10 @@ def _md5(path: Path) -> str:
 
 
 def unpack(archive: Path, to: Path) -> None:
-    """Unpack a .zip or .tar.gz into the folder `to`, without a single folder around all files.
+    """Unpack a .zip or .tar.gz file into the folder `to`; a single top-level folder of the archive is removed.
 
-    The files are moved when all are there, so that what lies in `to` is complete; other files there stay.
+    Files are moved only after all have been unpacked, so that `to` never holds an incomplete file. Other files in it
+    stay.
     """
     temporary = to.with_name(f"{to.name}.unpacked")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -156,7 +157,7 @@ def unpack(archive: Path, to: Path) -> None:
                 packed.extractall(temporary)
         else:
             with tarfile.open(archive) as packed_tar:
-                # Pythons before 3.10.12 and 3.11.4 have no filters; the MD5 of the archive is known at any rate.
+                # Python before 3.10.12 and 3.11.4 has no filters; the MD5 of the archive has been checked anyway.
                 safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
                 packed_tar.extractall(temporary, **safe)  # type: ignore[arg-type]
         entries = list(temporary.iterdir())
@@ -169,7 +170,7 @@ def unpack(archive: Path, to: Path) -> None:
 
 
 def ready(name: str, root: Path, download: bool) -> str:
-    """Fetch the missing files of a data set if data.download allows it; return the remedy for one that is missing."""
+    """Download missing files of a data set if `data.download` allows it; return the remedy for a missing file."""
     if download:
         fetch(name, root)
     if find(name).downloads:
@@ -179,12 +180,12 @@ def ready(name: str, root: Path, download: bool) -> str:
 
 @contextmanager
 def one_at_a_time(root: Path) -> Iterator[None]:
-    """Hold a lock in `root`, so that one process of a file system downloads while the others wait for it."""
+    """Hold a lock in `root`, so that only one process on a file system downloads while others wait."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         file = (root / ".fedmpi-download.lock").open("w")
     except OSError as error:
         raise UserError(f"data.download: {root} cannot be written to: {error.strerror}; correct data.root") from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, so a killed process blocks nobody
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also if the process is killed
         yield

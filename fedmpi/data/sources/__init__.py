@@ -1,7 +1,7 @@
-"""Data sources:  f(root, **options) -> Dataset.
+"""Data sources: functions f(root, **options) that read a data set and return a `Dataset`.
 
-With `site=` (silo mode) a source opens the files of that site only; with `download=true` it may fetch missing files.
-Only sources whose files are stored by site have the former parameter, only those that can be downloaded the latter.
+A source has the parameter `site` if its files are stored by site; in silo mode it then opens the files of that site
+only. A source has the parameter `download` if it can fetch missing files (`data.download: true`).
 """
 
 from fedmpi.common.registry import PluginKind

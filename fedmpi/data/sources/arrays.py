@@ -1,4 +1,4 @@
-"""Images and volumes in one array: which of its axes are channels, and how its numbers are scaled."""
+"""Convert arrays of images, volumes or features to tensors: order of the axes, scaling and normalisation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 @dataclass(frozen=True)
 class ArrayOptions:
-    """How an array of samples becomes what a model sees.
+    """The options for converting an array of samples to the inputs of a model.
 
     Attributes:
-        axes: of images and volumes: N, the rows, C, D, H and W in the order of the array (N may be left out); None:
-            what its shape says, see `_axes_of`.
-        pixel_range: (low, high), which become 0 and 1, or "file", the range of each row; None: uint8 is divided by 255,
-            other numbers are what they are.
-        mean, std: one number a channel (or a feature), by which the numbers are normalised then.
+        axes: the axes of images or volumes in the order of the array: N samples, C channels, D, H and W; N may be
+            omitted. None: the axes are derived from the shape (`_axes_of`).
+        pixel_range: (low, high) are mapped to 0 and 1; "file" takes the range of each row. None: uint8 is divided by
+            255, other types are unchanged.
+        mean, std: the values that normalise the samples after scaling, one per channel (or feature).
     """
 
     axes: str | None = None
@@ -44,19 +44,21 @@ class ArrayOptions:
 def samples(
     array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, at: Path, grey: bool = True
 ) -> Tensor | Pictures:
-    """What a model sees of an array of samples.
+    """Convert an array of samples to the inputs of a model.
 
     Args:
-        array: (n, ...) numbers; with three to five axes images or volumes. StoredArrays stay on disk.
-        name, at: of the array, and its file, for messages.
-        grey: whether (n, H, W) are grey images, of one channel; False: only where `options` says axes or a range.
+        array: (n, ...) numbers. Arrays with four or five axes are images or volumes. StoredArrays stay on disk.
+        options: the order of the axes, the scaling and the normalisation.
+        name: the name of the array, for messages.
+        at: the file of the array, for messages.
+        grey: treat (n, H, W) as images of one channel. False: only if `options` has axes or a pixel range.
 
     Returns:
-        (n, C, H, W) of images, (n, C, D, H, W) of volumes: Pictures of uint8 or with a pixel range, else a tensor; of
-        another number of axes a tensor of the array's shape. Tensors are float32.
+        (n, C, H, W) images or (n, C, D, H, W) volumes, as Pictures if they are uint8 or have a pixel range, otherwise
+        as a float32 tensor; for other numbers of axes a float32 tensor in the shape of the array.
 
     Raises:
-        UserError: numbers that are not finite, or options that do not fit the array.
+        UserError: a number is not finite, or the options do not fit the array.
     """
     key = "axes" if options.axes is not None else "pixel_range" if options.pixel_range else None
     spatial = array.ndim in (4, 5) or (array.ndim == 3 and (grey or key is not None))
@@ -72,7 +74,7 @@ def samples(
             raise UserError(f"{at}: {name}: {error}; fill or drop it") from error
     elif not spatial or array.dtype != np.uint8:
         divisor = np.float32(255 if array.dtype == np.uint8 else 1)
-        with np.errstate(over="ignore"):  # what float32 has no room for is reported with its row
+        with np.errstate(over="ignore"):  # `finite` reports values beyond the range of float32 with their row
             array = array.astype(np.float32) / divisor
     pixels = array.dtype == np.uint8 or options.pixel_range is not None
     x = channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
@@ -81,7 +83,7 @@ def samples(
 
 
 def _normalised(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
-    """(x - mean) / std by channel; pixels: x is uint8, or floats in 0..1, and becomes Pictures."""
+    """Return (x - mean) / std by channel, as Pictures if x holds pixels (uint8, or floats in 0..1; `pixels`)."""
     for name, numbers in (("mean", options.mean), ("std", options.std)):
         if numbers is not None and len(numbers) != x.shape[1]:
             raise UserError(f"data.{name} has {len(numbers)} numbers; x has {x.shape[1]} channels: give one for each")
@@ -93,9 +95,9 @@ def _normalised(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) 
 
 
 def _axes_of(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str:
-    """The axes of an array of this shape: those that the config names, or what the shape says.
+    """Return the axes of an array of this shape: those of the config, or those that the shape implies.
 
-    It does where either the first or the last axis of a row has 1 or 3 entries, which are its channels.
+    The shape implies them if exactly one of the first and the last axis of a row has 1 or 3 entries: the channels.
     """
     has = f"{at}: {name} has the shape {tuple(shape)}"
     if axes is None:
@@ -114,14 +116,14 @@ def _axes_of(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str
 
 
 def channels_first(x: Array, axes: str) -> Array:
-    """(N, C, H, W) or (N, C, D, H, W) of an array with these axes; without C it has one channel."""
+    """Return the array as (N, C, H, W) or (N, C, D, H, W); an array without the axis C gets one channel."""
     order = [axes.index(axis) for axis in "NCDHW" if axis in axes]
     x = x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
     return x if "C" in axes else x[:, None]
 
 
 def targets_of(array: np.ndarray, name: str, at: Path) -> Tensor:
-    """(n, ...) int64 class numbers, or float32 numbers."""
+    """Convert targets to (n, ...) int64 class numbers if the array holds integers, otherwise to float32 numbers."""
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind in "iub":
         if int(array.min()) < 0 and array.ndim == 1:

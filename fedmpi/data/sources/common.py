@@ -1,4 +1,4 @@
-"""What several sources need: finding a file, holding out a test part, joining sites."""
+"""Functions that several data sources share: find a file, hold out a test part, join sites."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import stacked
 from fedmpi.data.preparation import shared
 
-PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
+PARTS = {  # the names of parts that are accepted in columns, and as names of folders and splits
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
@@ -29,7 +29,7 @@ _ignored: ContextVar[float | str | None] = ContextVar("ignored", default=None)
 
 @contextmanager
 def ignoring(target: float | str | None) -> Iterator[None]:
-    """Set `task.ignore`, the target that does not count (a number, "nan" or None), while sources are read."""
+    """Set `task.ignore`, the target that loss and metrics leave out (number, "nan" or None), while sources are read."""
     token = _ignored.set(target)
     try:
         yield
@@ -38,17 +38,21 @@ def ignoring(target: float | str | None) -> Iterator[None]:
 
 
 def ignored_target() -> float | str | None:
-    """`task.ignore`."""
+    """Return `task.ignore`, the target that loss and metrics leave out."""
     return _ignored.get()
 
 
 def gaps_allowed() -> bool:
-    """Whether targets may have gaps, which become NaN."""
+    """Return whether targets may be missing; missing targets are stored as NaN."""
     return ignored_target() == "nan"
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
-    """The first of the candidate paths under root that is a regular file; MissingDataError if none is."""
+    """Return the first of the candidate paths, relative to root, that is a regular file.
+
+    Raise MissingDataError, with the remedy, if none exists; UserError if one exists but is not a regular file. `what`
+    is the name of the data source.
+    """
     paths = [root / candidate for candidate in candidates]
     for path in paths:
         if os.path.isfile(path):
@@ -61,9 +65,10 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
 
 
 def file_name(source: str, site: str | None, path: str | None, key: str = "path") -> str:
-    """Return the file that `data.path` names, relative to data.root.
+    """Return the name of the file to read, relative to `data.root`.
 
-    Of a silo, `site`, the path may hold {site}, which becomes the silo's name; without path its name is the file's.
+    In silo mode {site} in `path` is replaced by the name of the silo; without `path` the silo's name is the file's
+    name. `key` is the option that holds `path`, for messages.
     """
     if site is None and not path:
         raise UserError(f"{source}: data.{key} is missing; it names the file, relative to data.root")
@@ -75,7 +80,7 @@ def file_name(source: str, site: str | None, path: str | None, key: str = "path"
 
 
 def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
-    """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
+    """Return x (n, ...) if all numbers are finite, or NaN with `nan`; otherwise raise UserError with the first row."""
     is_good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(is_good.all()):
         row = int((~is_good.flatten(1).all(1) if x.ndim > 1 else ~is_good).nonzero()[0, 0])
@@ -88,8 +93,7 @@ def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
 
 
 def checked_fraction(given: float | None, own: str = "") -> float:
-    """Return data.test_fraction, 0.2 where it is not given. Raises UserError for one beside `own`, what says the test
-    part."""
+    """Return `data.test_fraction`, default 0.2; raise UserError if it is set although `own` defines the test part."""
     if own and given is not None:
         raise UserError(f"data.test_fraction: {given:g} changes nothing, for {own} says the test part; leave it out")
     return 0.2 if given is None else given
@@ -98,11 +102,16 @@ def checked_fraction(given: float | None, own: str = "") -> float:
 def holdout(
     labels: np.ndarray, fraction: float, groups: Sequence[str] | np.ndarray = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test indices, sorted: of each class round(fraction n_c) samples are test, but never its last one.
+    """Draw round(fraction n_c) of the n_c samples of each class as test rows; return sorted training and test indices.
 
-    The test part belongs to the data, not to the experiment: the draw does not depend on the experiment's seed.
-    Real-valued targets (regression) count as one class. groups: what must not be parted, such as the patient of each
-    sample; groups are drawn, then, each one of the class of its first sample.
+    At least one sample of each class remains for training. The draw does not depend on the seed of the experiment: the
+    test part belongs to the data.
+
+    Args:
+        labels: (n,) class numbers. Real-valued targets (regression) count as one class.
+        fraction: the share of test samples.
+        groups: (n,) the group of each sample, such as its patient. Whole groups are drawn then; the class of a group is
+            that of its first sample.
     """
     if len(groups):
         _, first, member = np.unique(groups, return_index=True, return_inverse=True)
@@ -121,7 +130,10 @@ def holdout(
 def check_groups(
     groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str]
 ) -> None:
-    """Raise UserError for the first test row whose group is trained on. at: place of a row, for the message."""
+    """Raise UserError if a group has training and test rows.
+
+    groups: (n,); train: (n,) whether a row is a training row; at: returns the file and line of a row.
+    """
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
         if group in seen and not trained:
@@ -131,19 +143,19 @@ def check_groups(
 
 
 def number_groups(groups: Sequence[str] | np.ndarray) -> Tensor | None:
-    """Number the groups of rows, (n,) as `Dataset.group` needs them; None without groups."""
+    """Return the number of each row's group, (n,) int64, as `Dataset.group` holds it; None without groups."""
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
 def chosen_sites(what: str, names: Sequence[str], site: str | None) -> Sequence[str]:
-    """Return the silo that is asked for, or all sites of a known set."""
+    """Return the requested silo as a tuple of one name, or the names of all sites of a public data set."""
     if site not in (None, *names):
         raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(names)}")
     return names if site is None else (site,)
 
 
 def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
-    """One data set of all sites, one after the other, with the site of each row; global_x: `Dataset.global_x`."""
+    """Concatenate the data sets of several sites, and store the site of each row. global_x: see `Dataset.global_x`."""
     groups = [d.group for d in sites if d.group is not None]
     beyond = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
     return Dataset(
@@ -163,9 +175,9 @@ def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | No
 
 # ---- files that hold samples by client ----
 def image_bytes(x: np.ndarray) -> np.ndarray:
-    """Return the uint8 array of which x is v / 255 to the last bit of float32, in a quarter of the memory; else x.
+    """Return pixels v as uint8 if v / 255 is exactly x in float32, which saves memory; otherwise return x.
 
-    Images that are kept as bytes are divided by 255 when a batch is read.
+    Images that are stored as bytes are divided by 255 when a batch is read.
     """
     if x.dtype == np.uint8:
         return x
@@ -178,7 +190,7 @@ def image_bytes(x: np.ndarray) -> np.ndarray:
 
 
 def as_floats(x: np.ndarray) -> np.ndarray:
-    """float32; v / 255 of bytes."""
+    """Return x as float32; bytes v become v / 255."""
     return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
 
 
@@ -190,12 +202,13 @@ def with_sites(
 ) -> Dataset:
     """Return the data set with its clients as sites.
 
-    A client without training rows is no site: its test rows are part of the global test set alone.
+    A client without training rows does not become a site: its test rows are in the global test set only.
 
     Args:
-        names: all clients.
-        owner, test_owner: the client of each training row and of each test row, a number in `names`.
-        shared_test: the test part belongs to no client, whatever test_owner says.
+        data: the samples of all clients.
+        names: the names of all clients.
+        owner, test_owner: (n,) the client of each training row and of each test row, as an index into `names`.
+        shared_test: ignore test_owner; the test part is common to all clients.
     """
     trained, tested = np.unique(owner), np.unique(test_owner)
     number = np.full(len(names), NOBODY)

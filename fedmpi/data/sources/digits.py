@@ -1,4 +1,4 @@
-"""Handwritten digits of scikit-learn: 1,797 grey images of 8x8, 10 classes, no file needed."""
+"""The handwritten digits of scikit-learn: 1,797 grey images of 8x8 pixels, 10 classes. No download is needed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from fedmpi.data.sources.named_arrays import ArrayPreparation
 
 
 def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2) -> Dataset:
-    """Handwritten digits (UCI, by way of scikit-learn): 1,797 grey 8x8 images, 10 classes; no download.
+    """The handwritten digits of UCI, from scikit-learn: 1,797 grey 8x8 images, 10 classes; no download.
 
-    Pixels 0..16 are scaled to 0..1. test_fraction of each class is the test part, the same for every seed.
+    Pixels 0..16 are scaled to 0..1.
+
+    test_fraction: the share of each class that is the test part, the same for every seed.
     """
-    # scikit-learn's file is read without importing scikit-learn, which takes every rank a second.
+    # The file is read directly, because importing scikit-learn takes one second on every rank.
     package = find_spec("sklearn")
     assert package is not None, "fedmpi needs scikit-learn"
     assert package.submodule_search_locations

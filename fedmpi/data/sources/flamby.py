@@ -1,8 +1,8 @@
-"""UCI Heart Disease and TCGA-BRCA: tables of patients of several hospitals or regions, as FLamby has them.
+"""UCI Heart Disease and TCGA-BRCA: tables of patients from several hospitals or regions, as FLamby uses them.
 
-The variant flamby is Fed-Heart-Disease, row by row as FLamby has it, so that its published tables can be compared:
-Ogier du Terrail et al. FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
-Settings. NeurIPS 2022; flamby/datasets/fed_heart_disease/dataset.py.
+The variant flamby of Heart Disease has the same rows as Fed-Heart-Disease, so that results can be compared with the
+published tables: Ogier du Terrail et al. FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic
+Healthcare Settings. NeurIPS 2022; flamby/datasets/fed_heart_disease/dataset.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FIRST_TEN = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
 FEATURES = [*FIRST_TEN, "slope", "ca", "thal"]
 NUMBER = re.compile(r"[-+]?[0-9]{0,6}\.?[0-9]+\.?")  # float() reads nan, inf and 1_000, too
-# FLamby's columns: slope, ca and thal are left out, cp and restecg become columns of 0 and 1
+# FLamby leaves out slope, ca and thal, and encodes cp and restecg as columns of 0 and 1.
 FLAMBY_COLUMNS, CP, RESTECG = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
 FLAMBY_TRAIN = 0.66
 
@@ -51,15 +51,18 @@ def heart_disease(
 ) -> Dataset:
     """UCI Heart Disease (Detrano 1989): 303 + 294 + 123 + 200 patients of four hospitals, 13 features, 2 classes.
 
-    Files processed.{cleveland,hungarian,switzerland,va}.data in root/heart_disease or in root. y = num > 0.
-    Each hospital is prepared with its own data only: a missing value becomes the column's mean over the hospital's
-    training part, then the column is standardised by that part. A column constant or wholly missing there becomes 0.
-    test_fraction of each class of each hospital is its test part, the same for every seed.
-    variant: flamby is FLamby's Fed-Heart-Disease: slope, ca and thal left out, then patients with gaps (740 stay), cp
-    and restecg as columns of 0 and 1 (13 features), FLamby's own 66 % for training; the global test set is standardised
-    by the training part of all four.
-    standardise: pooled, of variant flamby, does that with the training rows, too (for a model that is trained on all of
-    them in one place), while each hospital's test rows stay as they are.
+    The files are processed.{cleveland,hungarian,switzerland,va}.data in root/heart_disease or in root. The classes are
+    num = 0 and num > 0. Each hospital is prepared from its own data only: a missing value becomes the mean of the
+    column over the hospital's training part, then the column is standardised by that part. A column that is constant or
+    entirely missing there becomes 0.
+
+    variant: whole (all patients), or flamby, FLamby's Fed-Heart-Disease. The latter leaves out slope, ca and thal, then
+    patients with missing values (740 remain), encodes cp and restecg as columns of 0 and 1 (13 features), and trains on
+    the 66 % that FLamby selects; the global test set is standardised by the training part of all four hospitals.
+    standardise: site (each hospital by its own training part), or, with variant flamby, pooled, which standardises
+    training rows by the training part of all hospitals, for a model that is trained on all rows in one place. The test
+    rows of each hospital do not change.
+    test_fraction: the share of each class of each hospital that is its test part, the same for every seed.
     """
     names = chosen_sites("heart_disease", HOSPITALS, site)
     if standardise == "pooled" and (site is not None or variant != "flamby"):
@@ -94,7 +97,7 @@ def heart_disease(
 def _hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, Fit]:
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
     cholesterol = x[:, FEATURES.index("chol")]
-    cholesterol[cholesterol == 0] = np.nan  # nobody has 0 mg/dl: it was not measured (all of Switzerland)
+    cholesterol[cholesterol == 0] = np.nan  # 0 mg/dl means that it was not measured (all patients in Switzerland)
     train, test = holdout(y, test_fraction)
     mean, std = (numbers.tolist() for numbers in column_moments(x[train]))
     tx, ty = torch.from_numpy(standardise_columns(x, mean, std)).float(), torch.from_numpy(y)
@@ -103,7 +106,7 @@ def _hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, Fit]:
 
 
 def _read(root: Path, name: str) -> np.ndarray:
-    """(n, 14) float64 of a hospital; a `?` is NaN."""
+    """Return the table of one hospital, (n, 14) float64, with NaN for `?`."""
     file = f"processed.{name}.data"
     path = find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
     rows = []
@@ -121,9 +124,9 @@ def _read(root: Path, name: str) -> np.ndarray:
 
 # ---- FLamby ----
 def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool) -> Dataset:
-    """Join all hospitals, each standardised by its own training part; the global test set by that of all together.
+    """Join the hospitals, each standardised by its own training part; the global test set is standardised by all parts.
 
-    pooled: training rows, too, by that of all together, as FLamby's pooled training has them.
+    pooled: standardise the training rows by the training parts of all hospitals, too, as in FLamby's pooled training.
     """
     parts = [_flamby_hospital(table) for table in tables]
     sites = []
@@ -138,13 +141,13 @@ def _flamby_dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: 
 
 
 def _flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """x (n, 13) float32 in the files' units, y (n,), train (n,) bool, of one hospital's table (n', 14).
+    """Return the inputs x (n, 13) float32, not standardised, the classes y (n,) and train (n,) bool of one hospital.
 
-    Patients with a gap among the first ten measurements are left out; cholesterol 0 stays. cp and restecg become
-    columns of 0 and 1 but for their first values. The test part is scikit-learn's, stratified where either class has
-    more than two patients.
+    table (n', 14) holds its patients. Patients with a missing value among the first ten measurements are left out;
+    cholesterol 0 stays. cp and restecg become columns of 0 and 1, without one for their first values. The test part is
+    drawn by scikit-learn, stratified if both classes have more than two patients.
     """
-    from sklearn.model_selection import train_test_split  # takes a second to import
+    from sklearn.model_selection import train_test_split  # imported here, because that takes a second
 
     table = table[~np.isnan(table[:, : len(FIRST_TEN)]).any(1)]
     y = (table[:, -1] > 0).astype(np.int64)
@@ -164,21 +167,21 @@ def _flamby_hospital(table: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _flamby_standardised(x: Tensor, by: Tensor) -> Tensor:
-    """x by the mean, and the unbiased standard deviation + 1e-9, of the rows `by`."""
+    """Subtract from x the mean of the rows `by`, and divide by their unbiased standard deviation + 1e-9."""
     return (x - by.mean(0)) / (by.std(0) + 1e-9)
 
 
 # ---- TCGA-BRCA ----
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
-AIMS = ("E", "T")  # whether the patient died (1) or was lost to sight (0), and after how many days
+AIMS = ("E", "T")  # event (1: died, 0: censored) and time in days
 
 
 def tcga_brca(root: Path) -> Dataset:
     """TCGA-BRCA (FLamby 2022): 866 + 222 patients of six regions, 39 inputs; targets (n, 2) are event and time in days.
 
-    Files brca.csv and train_test_split.csv in root/tcga_brca or in root: FLamby's
-    flamby/datasets/fed_tcga_brca/brca.csv and .../dataset_creation_scripts/train_test_split.csv. Inputs are taken as
-    they stand (the age is in years); the eight patients without a region are left out.
+    The files brca.csv and train_test_split.csv are in root/tcga_brca or in root. They are FLamby's
+    flamby/datasets/fed_tcga_brca/brca.csv and .../dataset_creation_scripts/train_test_split.csv. Inputs are used as
+    they are stored (the age is in years). The eight patients without a region are left out.
     """
     remedy = "correct data.root; the files are in github.com/owkin/FLamby, flamby/datasets/fed_tcga_brca"
     table, folds = (
@@ -204,7 +207,7 @@ def tcga_brca(root: Path) -> Dataset:
 
 
 def _folds(folds: Table) -> dict[str, tuple[str, int]]:
-    """Return by patient the part, train or test, and the region's number."""
+    """Return for each patient the part, train or test, and the number of the region."""
     folds_by_patient = {}
     for row, (pid, fold) in enumerate(zip(folds.words("pid", "source"), folds.words("fold2", "source"), strict=True)):
         part, _, number = fold.partition("_")

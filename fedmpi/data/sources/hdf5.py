@@ -1,4 +1,4 @@
-"""Data sets in HDF5 files: arrays by name, or a group of arrays for each client, as TensorFlow Federated has them."""
+"""Data sets in HDF5 files: arrays by name, or one group of arrays per client, as in TensorFlow Federated."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from fedmpi.data.sources.named_arrays import ArrayPreparation, from_arrays
 from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import StoredArrays, wanted
 
-PARTS = {  # words in the name of a data set or its group -> how we call the arrays of that part
+PARTS = {  # words in the name of a data set or of its group -> prefix of the arrays of that part
     **dict.fromkeys(("train", "training"), ""),
     **dict.fromkeys(("val", "valid", "validation"), "val_"),
     **dict.fromkeys(("test", "testing"), "test_"),
 }
-USUAL = {  # what is looked for where the config names nothing
+USUAL = {  # the names that are searched for if the config has none
     "x": ("x", "images", "image", "pixels", "inputs", "features", "data"),
     "y": ("y", "labels", "label", "targets", "target"),
     "site": ("site", "sites"),
 }
 OPTION = {"x": "inputs", "y": "labels", "site": "sites"}
 Arrays = dict[str, dict[str, Any]]  # "x", "y", "site", "val_x", ..., "test_site" -> data sets by client
-CLIENTS = "examples"  # the group of TensorFlow Federated's files, with a group for each client
-SHARED_TEST = "coarse_label"  # TFF's CIFAR-100 has it, whose test clients are others with the names of training clients
+CLIENTS = "examples"  # the group that holds one group per client in the files of TensorFlow Federated
+# An array of TFF's CIFAR-100, whose test clients differ from the training clients of the same names.
+SHARED_TEST = "coarse_label"
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -56,25 +57,26 @@ def hdf5(
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
 ) -> Dataset:
-    """Arrays in the HDF5 file root/path, read by h5py; a silo is a file of its own.
+    """Arrays in the HDF5 file root/path, read by h5py; in silo mode each silo has its own file.
 
-    What is in a group train, val or test, or has such a word in its name (x_train, test_set_y), is of that part.
-    A file whose top level, or whose group `examples` (TensorFlow Federated), holds nothing but groups has a client in
-    each group: `partition: {scheme: site}`, in ascending order of their names, numbers by size.
+    Arrays are assigned to a part by the words train, val or test in their names or in those of their groups (x_train,
+    test_set_y). If the top level of the file, or the group `examples` (TensorFlow Federated), contains only groups,
+    each group is a client for `partition: {scheme: site}`. Clients are in ascending order of their names; names that
+    are numbers are ordered by value.
 
-    path: the file, relative to data.root; of silos it may hold {site}, which becomes the silo's name.
-    test_path: another file, whose arrays are the test part.
-    inputs: the name of the samples, without the word for the part: images for train/images. Without it one of x,
+    path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
+    test_path: a second file, all of whose arrays are the test part.
+    inputs: the name of the samples without the word for the part, as images for train/images; default one of x,
     images, image, pixels, inputs, features and data.
-    labels: that of the labels; without it one of y, labels, label, targets and target.
-    sites: that of the owners of rows, numbers from 0; without it site or sites, if there.
-    classes: their number, else the largest label + 1; with targets of several numbers the number of the model's
-    outputs.
-    test_fraction: without a test part, the share of each class of each site that becomes it, 0.2 if it is left out.
-    mean: by channel, subtracted from the samples.
-    std: by channel, by which they are divided then.
-    axes: of the samples, such as NCHW, NHWC, NDHW, as of npz.
-    pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each row.
+    labels: the name of the labels; default one of y, labels, label, targets and target.
+    sites: the name of the array with the site of each row, numbers from 0; default site or sites, if present.
+    classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
+    model's outputs.
+    test_fraction: without a test part, the share of each class of each site that becomes the test part; default 0.2.
+    mean: subtracted from the samples, one number per channel.
+    std: the samples are then divided by it, one number per channel.
+    axes: the axes of the samples, such as NCHW, NHWC or NDHW, as in npz.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each row.
     """
     names = {"x": inputs, "y": labels, "site": sites}
     at = find(root, (file_name("hdf5", site, path),), "hdf5", "correct data.root or data.path")
@@ -95,7 +97,7 @@ def hdf5(
     ready, uint8 = _joined(arrays, clients, at, on_disk=pixel_range is None)
     options = ArrayOptions(axes, pixel_range, mean, std)
     data = from_arrays(ready, at, options, classes, test_fraction, by_site=True)
-    if isinstance(data.preparation, ArrayPreparation):  # of floats in the file that are kept as bytes
+    if isinstance(data.preparation, ArrayPreparation):  # floats in the file may be kept as bytes: store its own type
         data = replace(data, preparation=replace(data.preparation, uint8=uint8))
     if site is not None or data.site is None or not clients:
         return data
@@ -105,7 +107,7 @@ def hdf5(
 
 
 def open_file(path: Path) -> Any:
-    """The h5py.File at `path`. HDF5's locks, which many file systems of clusters refuse, are not needed to read."""
+    """Open an HDF5 file for reading, without a lock: reading needs none, and many cluster file systems refuse locks."""
     if find_spec("h5py") is None:
         raise UserError(f"{path} is read by h5py, which is not installed; pip install h5py")
     import h5py
@@ -117,17 +119,18 @@ def open_file(path: Path) -> Any:
 
 
 def _arrays_in(at: Path, names: Mapping[str, str | None], part: str = "") -> tuple[Arrays, list[str]]:
-    """Return the data sets of a file by client, under "" where it has no clients, and the paths of all others.
+    """Return the data sets of a file by client ("" if the file has no clients), and the paths of all other data sets.
 
     Args:
+        at: the file.
         names: for "x", "y" and "site" the name in the config; None: one of the usual names.
-        part: "test_" if all data sets of the file are of that part, whatever they are called.
+        part: "test_" if all data sets of the file belong to the test part, whatever their names are.
     """
     import h5py
 
     file = open_file(at)
     top = file.get(CLIENTS, file)
-    entries = {name: top.get(name) for name in top}  # None: a link that leads nowhere
+    entries = {name: top.get(name) for name in top}  # None: a broken link
     by_client = bool(entries) and all(isinstance(entry, h5py.Group) for entry in entries.values())
     if top is file and any(word in PARTS for name in entries for word in _words(name)):
         by_client = False
@@ -151,7 +154,7 @@ def _arrays_in(at: Path, names: Mapping[str, str | None], part: str = "") -> tup
 
 
 def _data_sets(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the data sets below a group, each with its path."""
+    """Yield path and data set for all data sets below a group."""
     import h5py
 
     for name in group:
@@ -167,7 +170,7 @@ def _words(name: str) -> list[str]:
 
 
 def _without_part(name: str) -> tuple[str | None, str]:
-    """The part in a name, and the rest: ("test_", "x") of "test_set_x", "x_test" and "test/x"."""
+    """Split a name into the prefix of the part and the rest: ("test_", "x") for "test_set_x", "x_test" and "test/x"."""
     words = _words(name)
     part = next((PARTS[word] for word in words if word in PARTS), None)
     dropped = {*PARTS, "set"} if part is not None else set()
@@ -175,7 +178,7 @@ def _without_part(name: str) -> tuple[str | None, str]:
 
 
 def _key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
-    """Which of our arrays a data set is: "test_x"; None if none."""
+    """Return the key, such as "test_x", of the HDF5 data set with this name; None if the data set is not read."""
     own_part, rest = _without_part(name)
     if part and own_part not in (None, part):
         return None
@@ -186,10 +189,10 @@ def _key(name: str, names: Mapping[str, str | None], part: str) -> str | None:
 
 
 def _joined(arrays: Arrays, clients: Sequence[str], at: Path, on_disk: bool) -> tuple[dict[str, Any], bool]:
-    """Return the arrays of all clients, one after the other, with the number of each row's client; and whether the
-    samples are bytes in the file.
+    """Concatenate the arrays of all clients and add the client of each row; return also whether samples are uint8.
 
-    Floats v / 255 of clients' images are kept as bytes. on_disk: images of uint8 may be read when a batch needs them.
+    Images that clients store as floats v / 255 are kept as bytes. on_disk: uint8 images may be read when a batch needs
+    them.
     """
     stored = {key: [own[client] for client in clients or [""] if client in own] for key, own in arrays.items()}
     for parts in stored.values():
@@ -220,7 +223,7 @@ def _joined(arrays: Arrays, clients: Sequence[str], at: Path, on_disk: bool) -> 
 
 
 def _read(part: Any) -> np.ndarray:
-    """All rows, in the byte order of this machine."""
+    """Read all rows of a data set, in the byte order of this machine."""
     try:
         array = part.asstr()[()] if part.dtype.kind == "O" else part[()]
     except (OSError, UnicodeDecodeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Files with a class or a mask each: which there are, at which site, in which part, and the data set of them."""
+"""List files that have a class or a mask each, with their sites and parts, and read them into one data set."""
 
 from __future__ import annotations
 
@@ -32,8 +32,14 @@ from fedmpi.data.sources.tables.files import read
 class Sample:
     """A file with the name of its class, or with its mask.
 
-    at: the row that names it ("a.csv, line 7"), "" if none does; site: "" where all are of one; part: train, val, test,
-    or "" where nothing says it; group: whose files stay together, such as a patient's.
+    Attributes:
+        file: the image or volume.
+        label: the name of its class; "" if it has a mask.
+        mask: the file of its mask.
+        at: the row that names the file ("a.csv, line 7"); "" if no table names it.
+        site: the site that owns it; "" if there is only one.
+        part: train, val or test; "" if unknown.
+        group: files of one group, such as a patient, stay together.
     """
 
     file: Path
@@ -61,17 +67,21 @@ def dataset_of(
     test_fraction: float | None = None,
     split_column: str | None = None,
 ) -> Dataset:
-    """The data set of all samples, site after site in the order of their first ones.
+    """Return the data set of all samples, one site after another in the order of their first samples.
 
     Args:
-        read_site: (samples of a site, places of the training part, of the test part) -> its data.
-        classes: the names in the order of their numbers; of samples with masks ().
-        silo: the site whose samples they are, in silo mode.
-        test_fraction: of each class of each site, where nothing says the test part; the same for every seed.
-        split_column: what says the part of each sample in a CSV file.
+        samples: the files.
+        read_site: a function of the samples of a site, the indices of its training part and those of its test part; it
+            returns the data set of the site.
+        source: the name of the data source, for messages.
+        classes: the names of the classes in the order of their numbers; () for samples with masks.
+        silo: in silo mode the site that owns the samples.
+        test_fraction: the share of each class of each site that is the test part if no part is given; the draw is the
+            same for every seed.
+        split_column: the column of the CSV file that holds the part of each sample.
     """
     groups = [sample.group for sample in samples if sample.group]
-    # Of all sites at once: a patient of two of them is one patient.
+    # Groups are checked across sites, because the same patient may occur at two sites.
     check_groups(groups, [sample.part != "test" for sample in samples], lambda k: samples[k].at)
     by_site: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -96,7 +106,7 @@ def dataset_of(
 def _divided(
     own: Sequence[Sample], labels: np.ndarray, split_column: str | None, test_fraction: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the training part and of the test part."""
+    """Return the indices of the training part and of the test part."""
     is_test = np.array([sample.part == "test" for sample in own], dtype=bool)
     if split_column or is_test.any():
         checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "the folder test")
@@ -107,10 +117,15 @@ def _divided(
 
 # ---- CSV files ----
 def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield where each row of `path` stands ("a.csv, line 7") and its cells, spaces around them left out.
+    """Yield place ("a.csv, line 7") and cells of each row of a CSV file; spaces around a cell are removed.
 
-    columns: the name of each by the key under which the config names it, which is that of its cells, too.
-    Raises UserError, with the line, for a file that cannot be read, a column that is not there, a gap in one.
+    Args:
+        path: the file.
+        columns: key of the config -> name of the column. The cells have the same keys.
+        delimiter: the separator of the cells.
+
+    Raises:
+        UserError: the file cannot be read, or a column or a value is missing; the message has the line.
     """
     table = read(path, delimiter)
     cells = {key: [str(cell).strip() for cell in text_of(table.column(name, key))] for key, name in columns.items()}
@@ -125,10 +140,10 @@ def read_rows(path: Path, columns: Mapping[str, str], delimiter: str = ",") -> I
 def files_in_table(
     source: str, root: Path, path: str, folder: str, columns: Mapping[str, str | None], delimiter: str, silo: str | None
 ) -> list[Sample]:
-    """The samples that the CSV file root/path names, those of each site together, of a silo those alone.
+    """Return the samples that the CSV file root/path lists, sorted by site; in silo mode those of the silo only.
 
-    columns: key of the config -> name; the first is that of the files, relative to root/folder, then label_column or
-    mask_column, site_column, split_column, group_column.
+    columns: key of the config -> name of the column. The first one holds the files, relative to root/folder; the others
+    are label_column or mask_column, site_column, split_column and group_column.
     """
     if silo is not None and not columns["site_column"]:
         raise UserError(f"{source}: data.site_column is missing; silos need it")
@@ -139,7 +154,7 @@ def files_in_table(
         part = values.get("split_column", "")
         if part and part.lower() not in PARTS:
             raise UserError(f"{where}: {columns['split_column']} is {part!r}; allowed: {', '.join(PARTS)}")
-        # Windows writes names with \\
+        # On Windows, paths may be written with backslashes.
         file, mask = (Path(values.get(key, "").replace("\\", "/")) for key in (file_key, "mask_column"))
         label, site, group = (values.get(key, "") for key in ("label_column", "site_column", "group_column"))
         home = root / folder
@@ -156,7 +171,7 @@ def files_in_table(
 
 # ---- folders ----
 def subfolders(folder: Path) -> list[str]:
-    """Names of the subfolders in natural order, without hidden ones (.ipynb_checkpoints) and macOS's __MACOSX."""
+    """Return the names of the subfolders in natural order, without hidden ones (.ipynb_checkpoints) and __MACOSX."""
     try:
         names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
     except OSError as error:
@@ -165,13 +180,13 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def part_folders(home: Path) -> list[tuple[str, Path]]:
-    """Return the folders of parts in `home`, (train, val or test, folder) each; ("", home) where there is none."""
+    """Return (part, folder) for the folders train, val and test in `home`; [("", home)] if there are none."""
     folders = [(PARTS[name.lower()], home / name) for name in subfolders(home) if name.lower() in PARTS]
     return folders or [("", home)]
 
 
 def site_folders(source: str, root: Path, path: str, sites: bool, silo: str | None) -> dict[str, Path]:
-    """Return the folder of each site by its name, of a silo that alone; under "" root/path, without `sites`."""
+    """Return the folder of each site by name, in silo mode that of the silo only; {"": root/path} without `sites`."""
     home = root / path
     if not os.path.isdir(home):
         missing = f"there is no folder {home} (data.root = {root})"
@@ -192,8 +207,12 @@ def site_folders(source: str, root: Path, path: str, sites: bool, silo: str | No
 
 @dataclass(frozen=True)
 class Naming:
-    """How files are named below the folder of a site. image, mask: patterns with one *, which stands for the name that
-    the two have in common; endings: where a pattern has no ending of its own, those that are understood."""
+    """The patterns by which images and masks are found below the folder of a site.
+
+    Attributes:
+        image, mask: patterns with one *, which stands for the name that an image and its mask share.
+        endings: the file name extensions that are accepted if a pattern has none of its own.
+    """
 
     image: str
     mask: str
@@ -206,7 +225,7 @@ class Naming:
                 raise UserError(f"data.{key}: {pattern!r}; {needed} have in common, is needed, another one for each")
 
     def samples(self, home: Path, site: str) -> list[Sample]:
-        """The pairs in the folder of a site, or in its folders train, val and test."""
+        """Return the pairs of image and mask in the folder of a site, or in its folders train, val and test."""
         folders = part_folders(home)
         folders = folders if any(part == "train" for part, _ in folders) else [("", home)]
         samples = [pair for part, folder in folders for pair in self._pairs(folder, part, site)]
@@ -216,7 +235,7 @@ class Naming:
         return samples
 
     def _pairs(self, folder: Path, part: str, site: str) -> list[Sample]:
-        """The pairs in a folder in the natural order of their names. Raises UserError for an image or mask alone."""
+        """Return the pairs in a folder in natural order of their names; raise UserError for a file without partner."""
         masks = self._files(folder, self.mask)
         images = self._files(folder, self.image, but=masks.values())
         for name in natural_order({*images} ^ {*masks}):
@@ -226,7 +245,7 @@ class Naming:
         return [Sample(images[name], mask=masks[name], part=part, site=site) for name in natural_order(images)]
 
     def _files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
-        """name -> file, of those that a pattern names and that are not in `but`."""
+        """Return name -> file for the files that match a pattern and are not in `but`."""
         any_ending = bool(self.endings) and Path(pattern.replace("*", "x")).suffix.lower() not in self.endings
         first, last = pattern.split("*")
         files: dict[str, Path] = {}
@@ -244,7 +263,7 @@ class Naming:
 
 
 def pairs(source: str, root: Path, path: str, naming: Naming, sites: bool, silo: str | None) -> list[Sample]:
-    """The images and masks in the folder root/path, or in its folders of sites."""
+    """Return the pairs of image and mask in the folder root/path, or in the folders of its sites."""
     homes = site_folders(source, root, path, sites, silo)
     return [sample for site, home in homes.items() for sample in naming.samples(home, site)]
 
@@ -252,10 +271,12 @@ def pairs(source: str, root: Path, path: str, naming: Naming, sites: bool, silo:
 # ---- masks ----
 @dataclass(frozen=True)
 class MaskValues:
-    """From the numbers in masks to class numbers.
+    """The conversion from the values in masks to class numbers.
 
-    classes: how many, whose numbers the masks hold; or values: the number of class 0, 1, ... in the masks. One of the
-    two is needed.
+    Attributes:
+        source: the name of the data source, for messages.
+        classes: the number of classes if the masks hold class numbers.
+        values: otherwise the value of class 0, 1, ... in the masks. Either `classes` or `values` is needed.
     """
 
     source: str
@@ -282,7 +303,7 @@ class MaskValues:
         return range(self.classes or 0) if self.values is None else self.values
 
     def numbers(self, mask: np.ndarray, pair: Sample) -> Tensor:
-        """int64, of the same shape; task.ignore stays what it is. Raises UserError for a number that is no class."""
+        """Convert the values of a mask to int64 class numbers; keep `task.ignore`, raise UserError for others."""
         numbers = mask.astype(np.int64)
         if not np.array_equal(numbers, mask):
             raise pair.error(f"{pair.mask} holds numbers that are not whole; a mask holds the number of a class")

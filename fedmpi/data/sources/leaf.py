@@ -1,4 +1,4 @@
-"""Data sets of the LEAF benchmark, as its preprocess.sh writes them."""
+"""Data sets of the LEAF benchmark, in the files that its preprocess.sh writes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ OPTIONS: dict[Kind, tuple[str, ...]] = {
     "texts": ("classes", "vocabulary"),
     "image files": ("classes", "size"),
 }
-CELEBA = "raw/img_align_celeba"  # where LEAF's scripts expect the images, beside train/ and test/
-FEMNIST = 784  # numbers of an image of 28 x 28
-TWEET = 4  # the field of a row of Sent140 that is the text
+CELEBA = "raw/img_align_celeba"  # folder beside train/ and test/ in which LEAF's scripts expect the images
+FEMNIST = 784  # pixels of an image of 28 x 28
+TWEET = 4  # index of the text in a row of Sent140
 WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF, models/utils/language_utils.py
 REMEDY = "LEAF's preprocess.sh writes {'users': [...], 'user_data': {USER: {'x': [...], 'y': [...]}}}"
 
@@ -57,19 +57,19 @@ def leaf(
 ) -> Dataset:
     """The folder root/path of a LEAF data set, with *.json in train/ and in test/; each user is a site.
 
-    Users are in ascending order of their names, numbers by size. What a sample is follows from x and y: numbers with a
-    class (FEMNIST, Synthetic), of which 784 are an image (1, 28, 28), others a vector; strings with
-    one character as y (Shakespeare), symbols (n, L) for `task: {name: next_symbol}`, where the character that follows
-    is the only target that counts, as in LEAF; texts with a class (Sent140), how often each of the `vocabulary` words
-    occurs, (n, vocabulary) float32; image files with a class (CelebA), read from root/path/raw/img_align_celeba.
+    Users are in ascending order of their names; names that are numbers are ordered by value. Samples of numbers with a
+    class (FEMNIST, Synthetic) are images (1, 28, 28) if they have 784 numbers, otherwise vectors. Strings with one
+    character as y (Shakespeare) become symbols (n, L) for `task: {name: next_symbol}`; only the character after the
+    string is a target, as in LEAF. Texts with a class (Sent140) become counts of the `vocabulary` words, (n,
+    vocabulary) float32. Image files with a class (CelebA) are read from root/path/raw/img_align_celeba.
 
     path: the folder that holds train/ and test/, relative to data.root.
-    classes: the number of classes, else the largest label + 1.
-    alphabet: the characters in the order of their numbers; without it, those of the training part, sorted, and one more
+    classes: the number of classes, by default the largest label + 1.
+    alphabet: the characters in the order of their numbers; by default those of the training part, sorted, and one more
     if others occur in the test part.
-    vocabulary: the number of words, the most frequent ones of the training part; 1000 if it is left out. As in LEAF a
-    word is made of letters, digits, _ and ', or is one of . , ! ? ;
-    size: image files are scaled and cut at their centre to size x size; 84 if it is left out.
+    vocabulary: the number of words, the most frequent ones of the training part; default 1000. As in LEAF a word
+    consists of letters, digits, _ and ', or is one of . , ! ? ;
+    size: image files are scaled and cropped at the centre to size x size; default 84.
     """
     folder = root / path
     (kind, train), (test_kind, test) = _read(folder / "train"), _read(folder / "test")
@@ -101,7 +101,7 @@ def leaf(
 
 # ---- files ----
 def _read(folder: Path) -> tuple[Kind, Users]:
-    """Read all files of one part; each user is in one of them."""
+    """Read all files of one part, in which each user occurs once; return the type of the samples and the users."""
     files = sorted(folder.glob("*.json"))
     if not files:
         remedy = "correct data.root or data.path, or run LEAF's preprocess.sh with `-t sample`"
@@ -134,7 +134,7 @@ def _read(folder: Path) -> tuple[Kind, Users]:
 
 
 def _kind(x: Any, y: Any, at: str) -> Kind:
-    """What the first sample of a user is."""
+    """Return the type of a user's samples, judged by the first one."""
     first = x
     while isinstance(first, list) and first:
         first = first[0]
@@ -153,7 +153,7 @@ def _kind(x: Any, y: Any, at: str) -> Kind:
 
 
 def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.ndarray]:
-    """x and y of a user as arrays, and lists of texts; of characters x is (n, L + 1) code points with y behind."""
+    """Convert x and y of a user to arrays; strings and y become code points (n, L + 1), texts and names stay lists."""
     if kind == "characters":
         if any(not isinstance(c, str) or len(c) != 1 or not isinstance(s, str) for s, c in zip(x, y, strict=True)):
             raise UserError(f"{at}: strings x, and as y the one character after each, are needed")
@@ -180,7 +180,7 @@ def _convert(kind: Kind, x: list[Any], y: list[Any], at: str) -> tuple[Any, np.n
 
 # ---- samples ----
 def _targets(train: Users, test: Users, classes: int | None, folder: Path) -> tuple[list[Tensor], int]:
-    """Labels int64 of both parts, and the number of classes."""
+    """Return the int64 labels of both parts, and the number of classes."""
     parts = [np.concatenate([y for _, y in users.values()]) for users in (train, test)]
     both = np.concatenate(parts)
     low, high = both.min(), both.max()
@@ -191,7 +191,7 @@ def _targets(train: Users, test: Users, classes: int | None, folder: Path) -> tu
 
 
 def _arrays(train: Users, test: Users, folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The samples of each user of both parts, which are rows of one shape."""
+    """Return the samples of each user of both parts. Raise UserError if samples differ in shape."""
     arrays = [x for users in (train, test) for x, _ in users.values()]
     other = next((x.shape[1:] for x in arrays if x.shape[1:] != arrays[0].shape[1:]), None)
     if other is not None:
@@ -201,7 +201,7 @@ def _arrays(train: Users, test: Users, folder: Path) -> tuple[list[np.ndarray], 
 
 
 def _numbers(train: Users, test: Users, folder: Path) -> list[Tensor | Pictures]:
-    """The samples of both parts; as bytes where they are images of 256 shades."""
+    """Return the samples of both parts, as bytes if they are images with 256 grey levels."""
     both = _arrays(train, test, folder)
     size = both[0][0].shape[1:]
     shape = (1, 28, 28) if size == (FEMNIST,) else size or (1,)
@@ -225,7 +225,7 @@ def _files(folder: Path, part: str, users: Users, y: Tensor) -> list[Sample]:
 
 
 def _next_characters(train: Users, test: Users, alphabet: str | None, folder: Path) -> Dataset:
-    """The data set of the last character of each row of code points (n, L + 1), for the task next_symbol."""
+    """Return a data set for the task next_symbol: of each row of code points (n, L + 1) the last one is the target."""
     rows, test_rows = map(np.concatenate, _arrays(train, test, folder))
     characters, test_characters = ({chr(code) for code in np.unique(part)} for part in (rows, test_rows))
     if alphabet is not None:
@@ -239,7 +239,7 @@ def _next_characters(train: Users, test: Users, alphabet: str | None, folder: Pa
 
 
 def _words(train: Users, test: Users, vocabulary: int) -> list[Tensor]:
-    """How often each of the most frequent words of the training part occurs, for the texts of both parts."""
+    """Count in each text of both parts the occurrences of the most frequent words of the training part."""
     parts = [[text for x, _ in users.values() for text in x] for users in (train, test)]
     counts = Counter(word for text in parts[0] for word in WORD.findall(text))
     place = {word: k for k, word in enumerate(sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary])}

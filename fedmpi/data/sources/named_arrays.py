@@ -1,4 +1,4 @@
-"""From arrays x, y, site, val_x, ..., test_site to a data set: the source `npz`, and what others share with it."""
+"""Convert arrays x, y, site, val_x, ..., test_site to a data set: the source `npz` and what related sources share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of
 from fedmpi.data.sources.common import checked_fraction, file_name, find, holdout
 from fedmpi.data.sources.pictures.decode import PixelRange
 
-KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
+KEYS = {  # name of an array -> its names in the files of Keras and MedMNIST
     "x": ("x_train", "train_images"),
     "y": ("y_train", "train_labels"),
     "site": (),
@@ -33,7 +33,7 @@ KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "test_site": (),
 }
 OWN_NAMES = {other: key for key, others in KEYS.items() for other in (key, *others)}
-PARTS = ("", "val_", "test_")  # before x, y and site
+PARTS = ("", "val_", "test_")  # prefixes of x, y and site
 LARGEST_SITE = 1_000_000
 
 
@@ -49,27 +49,33 @@ def npz(
     axes: str | None = None,
     pixel_range: PixelRange | None = None,
 ) -> Dataset:
-    """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
+    """Arrays x, y and, if present, site, test_x, test_y, test_site of the file root/path; each silo has its own file.
 
-    Of silos path may hold {site}, which becomes the silo's name; without path the silo's name is the file's.
-    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...).
-    val_x, val_y (val_images, val_labels; val_site), if there, join the training part, as in FedSOL's TissueMNIST
-    (189,106 = 165,466 + 23,640). `data.validation` takes its rows from what there is then.
-    x: (n, f), grey images (n, H, W), images and volumes with axes as `axes` says; uint8 is scaled to 0..1, other
-    numbers are taken as they are. axes: of x, such as NCHW, NHWC, NDHW (volumes of one channel), NDHWC; without it 1 or
-    3 entries of the first or the last axis are channels, and other shapes are guessed, with a warning. pixel_range:
-    [low, high], which become 0 and 1; or file, the least and the largest value of each row.
-    y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers are the
-    targets of a regression. Targets (n, ...) of several numbers need `classes`, the number of the model's outputs: of
-    labels for multi_label, of classes for segmentation, of symbols for next_symbol, 1 for survival.
-    Without test_x, test_fraction (0.2) of each class is the test part, the same for every seed.
-    mean, std: one number per channel; x becomes (x - mean) / std, both parts alike.
+    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...). val_x, val_y and
+    val_site (val_images, val_labels), if present, join the training part, as in FedSOL's TissueMNIST (189,106 = 165,466
+    + 23,640). `data.validation` then holds out rows of the joint training part. x holds features (n, f), grey images
+    (n, H, W), or images and volumes with the axes that `axes` names. uint8 is divided by 255; other numbers are used as
+    they are. y is (n,) or (n, 1): integers are classes, other numbers the targets of a regression. Targets (n, ...) of
+    several numbers need `classes`, the number of the model's outputs: of labels for multi_label, of classes for
+    segmentation, of symbols for next_symbol, 1 for survival.
+
+    path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
+    Without path the name of the silo is the file's name.
+    classes: the number of classes, by default the largest label + 1; for targets of several numbers the number of the
+    model's outputs.
+    test_fraction: the share of each class that is the test part if there is no test_x; default 0.2, and the same rows
+    for every seed.
+    mean: subtracted from x in both parts, one number per channel.
+    std: x is then divided by it, one number per channel.
+    axes: the axes of x, such as NCHW, NHWC, NDHW (volumes of one channel) or NDHWC. Without it the axis of the channels
+    is the first or the last one of a sample if exactly one of them has 1 or 3 entries; other shapes are errors.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each row.
     """
     name = file_name("npz", site, path)
     at = find(root, (name,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     try:
         arrays = _read(at)
-    except Exception as error:  # zip, zlib, numpy's header: what a damaged file makes of them is not to be foreseen
+    except Exception as error:  # a damaged file can raise many errors, from zip, zlib or numpy's header
         raise UserError(
             f"{at} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
         ) from error
@@ -77,7 +83,7 @@ def npz(
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Read the known arrays under our names."""
+    """Return the arrays of the file that have a known name, under the names of KEYS."""
     with np.load(path, allow_pickle=False) as archive:
         known = [key for key in archive.files if key in OWN_NAMES]
         unknown = [key for key in archive.files if key not in OWN_NAMES]
@@ -89,7 +95,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 class Part(NamedTuple):
-    """Samples (n, ...), targets (n, ...) and the number of each row's site (n,), if rows have sites."""
+    """The samples (n, ...) and targets (n, ...) of one part, and the site of each row (n,) if rows have sites."""
 
     x: Tensor | Pictures
     y: Tensor
@@ -98,9 +104,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrayPreparation(Preparation):
-    """The array of an .npz file whose rows are samples.
+    """The conversion of arrays to inputs, for new rows in an .npz file.
 
-    row: the shape of one in the array; uint8: whether it held bytes, which other numbers are not to stand in for.
+    Attributes:
+        row: the shape of one sample in the array.
+        uint8: whether the training array holds bytes. New arrays must hold bytes if it does, and other numbers if not.
+        options: the order of the axes, the scaling and the normalisation.
     """
 
     row: tuple[int, ...]
@@ -136,7 +145,7 @@ def from_arrays(
     test_fraction: float | None,
     by_site: bool = False,
 ) -> Dataset:
-    """The data set of the arrays x, y and others of KEYS in the file `at`; see `npz`. x may stay on disk."""
+    """Return the data set of the arrays x, y, ... (keys of KEYS) of the file `at`; see `npz`. x may stay on disk."""
     parts = {}
     for prefix in PARTS:
         own = {name: arrays[f"{prefix}{name}"] for name in ("x", "y", "site") if f"{prefix}{name}" in arrays}
@@ -178,13 +187,15 @@ def join_parts(
     preparation: Preparation | None,
     by_site: bool = False,
 ) -> Dataset:
-    """The data set of the parts "", "val_" and "test_", of which the first two are trained on.
+    """Return the data set of the parts "", "val_" and "test_"; the first two are the training part.
 
     Args:
-        at: where they are from, for messages.
-        classes: their number, or that of the model's outputs; None: the largest label + 1, and 1 of real numbers.
-        test_fraction: without a test part, the share of each class that is it.
-        by_site: whether that is of each class of each site.
+        parts: prefix -> samples.
+        at: the file or folder of the samples, for messages.
+        classes: the number of classes or of the model's outputs; None: the largest label + 1, and 1 for real numbers.
+        test_fraction: the share of each class that is the test part if the parts have none.
+        preparation: how new rows become inputs.
+        by_site: apply the share to each class of each site.
     """
     fraction = checked_fraction(test_fraction, str(at) if "test_" in parts else "")
     for prefix, part in parts.items():
@@ -211,14 +222,14 @@ def join_parts(
 
 
 def _format(part: Part) -> str:
-    """What rows of parts must have in common."""
+    """Return shape and type of a row of samples and of targets, which must be the same in all parts."""
     x = part.x.stored if isinstance(part.x, Pictures) else part.x
     words = [f"{tuple(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (x, part.y)]
     return " and ".join(words)
 
 
 def _strata(y: Tensor, site: Tensor | None) -> np.ndarray:
-    """(n,) a number for each class, and each class of each site; real numbers are one class."""
+    """Return the number of each row's class, or of its class and site, (n,); real-valued targets are one class."""
     labels = y.numpy() if y.ndim == 1 and not y.is_floating_point() else np.zeros(len(y), dtype=np.int64)
     if site is None:
         return labels
@@ -226,7 +237,7 @@ def _strata(y: Tensor, site: Tensor | None) -> np.ndarray:
 
 
 def _count_classes(y: Tensor, test_y: Tensor, at: Path) -> int:
-    """The largest label + 1, or 1 of real numbers; a label far beyond the number of samples is no class but an id."""
+    """Return the largest label + 1, or 1 for real numbers; raise UserError if a label looks like an identifier."""
     if y.is_floating_point():
         return 1
     largest, n = int(torch.cat([y, test_y]).max()), len(y) + len(test_y)

@@ -1,4 +1,4 @@
-"""Volumes with a mask each in NIfTI files, in a folder for each site or named in a CSV file."""
+"""Volumes with masks in NIfTI files, in one folder for each site."""
 
 from __future__ import annotations
 
@@ -41,19 +41,26 @@ def nifti(
 ) -> Dataset:
     """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz; needs nibabel.
 
-    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask
-    (X, Y, Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a
-    folder. image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have
-    in common. A folder may hold train/, val/ (which joins train) and test/, each of that form. Without a test part,
-    test_fraction (0.2) of each site's pairs is it, the same for every seed.
-    classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
-    masks. A number that is neither a class nor task.ignore is refused.
-    Axes are turned and mirrored so that X, Y and Z go to the patient's right, front and head (RAS+), by the file's
-    affine. spacing: millimetres of a voxel along X, Y and Z, to which volumes are resampled, images linearly, masks to
-    the nearest voxel. size: voxels of all volumes, which must be of one size without it: they are cropped and padded at
-    the centre, with the least intensity and class 0.
-    intensity: standardise (each channel of each volume to mean 0 and deviation 1); [low, high], which become 0 and 1,
-    with what lies beyond cut off; or stored.
+    The data set is for the task segmentation. A sample is (C, X, Y, Z), with the fourth axis of the file, if any, as
+    the channels; its mask is (X, Y, Z). Axes are swapped and mirrored by the affine matrix of the file, so that X, Y
+    and Z point to the patient's right, front and head (RAS+). The folder of a site may contain train/, val/ (joins the
+    training part) and test/.
+
+    path: the folder below data.root.
+    sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
+    image_pattern: the images below the folder of a site; * stands for the name that an image and its mask share.
+    mask_pattern: the masks below the folder of a site, with one * for the same name.
+    classes: the number of classes if masks contain class numbers, with 0 for the background.
+    mask_values: otherwise the value of each class in the masks. A value that is neither a class nor task.ignore is an
+    error.
+    spacing: the size of a voxel along X, Y and Z in millimetres, to which volumes are resampled: images linearly, masks
+    by nearest neighbour.
+    size: the number of voxels along X, Y and Z to which volumes are cropped and padded at the centre, with the lowest
+    intensity and class 0; without it all files must have one size.
+    intensity: standardise (each channel of each volume has mean 0 and deviation 1); [low, high], which become 0 and 1,
+    with values beyond clipped; or stored (as in the file).
+    test_fraction: the share of each site's pairs that is the test part if there is no folder test; default 0.2, and the
+    same pairs for every seed.
     """
     _check_nibabel()
     if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
@@ -84,7 +91,7 @@ def _check_nibabel() -> None:
 
 @dataclass(frozen=True)
 class VolumePreparation(Preparation):
-    """How volumes become samples; the fields are options of `nifti`."""
+    """The conversion of volumes to inputs; its fields are options of `nifti`."""
 
     spacing: tuple[float, float, float] | None
     size: tuple[int, int, int] | None
@@ -94,12 +101,12 @@ class VolumePreparation(Preparation):
     kind: ClassVar[str] = "volumes"
 
     def prepared(self, image: Tensor, spacing: Sequence[float]) -> Tensor:
-        """(C, X, Y, Z) float32: its intensities scaled, then on the voxels that are wanted."""
+        """Scale the intensities of an image (C, X, Y, Z), then resample and crop it to the configured grid; float32."""
         x = self._resampled(_scaled(image, self.intensity), spacing, "trilinear")
         return self._cropped(x, x.amin((1, 2, 3)))
 
     def prepared_mask(self, mask: Tensor, spacing: Sequence[float]) -> Tensor:
-        """(X, Y, Z) class numbers of a mask, on the voxels that are wanted."""
+        """Resample and crop the class numbers (X, Y, Z) of a mask to the configured grid."""
         return self._cropped(self._resampled(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
 
     def read(self, request: Request) -> NewRows:
@@ -114,7 +121,7 @@ class VolumePreparation(Preparation):
         return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
 
     def _files(self, request: Request) -> tuple[list[Path], list[str]]:
-        """The files of a request, and how each is named in the predictions."""
+        """Return the files of a request, and the name of each in the predictions."""
         takes = "a NIfTI file, a folder of them, or a list of files"
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             return files_of(request.rows, takes), [str(file) for file in request.rows]
@@ -127,14 +134,14 @@ class VolumePreparation(Preparation):
         return files, [file.relative_to(path).as_posix() for file in files]
 
     def _resampled(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
-        """(C, X, Y, Z) of the same type, on voxels of `self.spacing`."""
+        """Resample (C, X, Y, Z) to voxels of the size `self.spacing`, without a change of type."""
         if self.spacing is None:
             return x
         shape = [max(round(n * a / b), 1) for n, a, b in zip(x.shape[1:], spacing, self.spacing, strict=True)]
         return x if shape == list(x.shape[1:]) else interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
 
     def _cropped(self, x: Tensor, fill: Tensor) -> Tensor:
-        """(C, X, Y, Z) with borders cut off or added alike on both sides, one more at the end. fill: (C,)"""
+        """Crop or pad (C, X, Y, Z) at the centre to `self.size`, with the values fill (C,)."""
         if self.size is None:
             return x
         more = [want - n for want, n in zip(self.size, x.shape[1:], strict=True)]
@@ -143,9 +150,10 @@ class VolumePreparation(Preparation):
 
 
 def _load(pair: Sample) -> tuple[Tensor, np.ndarray, tuple[float, ...]]:
-    """Load an image and its mask (X, Y, Z), and the millimetres of a voxel along X, Y and Z.
+    """Load an image (C, X, Y, Z) and its mask (X, Y, Z), and the voxel size along X, Y and Z in millimetres.
 
-    Raises UserError where one cannot be read, or they lie on two grids.
+    Raises:
+        UserError: a file cannot be read, or image and mask are on different grids.
     """
     x, spacing, image = _load_image(pair)
     mask, _, numbers = _opened(pair, pair.mask)
@@ -163,7 +171,7 @@ def _load(pair: Sample) -> tuple[Tensor, np.ndarray, tuple[float, ...]]:
 
 
 def _load_image(pair: Sample) -> tuple[Tensor, tuple[float, ...], Any]:
-    """Return an image (C, X, Y, Z) float32, the millimetres of a voxel along X, Y and Z, and the file of nibabel."""
+    """Return an image (C, X, Y, Z) float32, its voxel size in mm along X, Y and Z, and nibabel's stored image."""
     stored, turned, numbers = _opened(pair, pair.file)
     x = numbers.astype(np.float32)
     if x.ndim not in (3, 4) or not np.isfinite(x).all():
@@ -175,14 +183,14 @@ def _load_image(pair: Sample) -> tuple[Tensor, tuple[float, ...], Any]:
 
 
 def _opened(pair: Sample, file: Path) -> tuple[Any, Any, np.ndarray]:
-    """A NIfTI file as it is stored, then with its axes turned, and the numbers of the latter."""
-    import nibabel  # takes a third of a second
+    """Return a NIfTI image as it is stored, the same with its axes in RAS+ order, and the numbers of the latter."""
+    import nibabel  # imported here, because that takes a third of a second
 
     try:
         stored: Any = nibabel.load(file)
         turned = nibabel.as_closest_canonical(stored)
         return stored, turned, np.asarray(turned.dataobj)
-    except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
+    except Exception as error:  # a damaged file can raise many errors
         raise pair.error(f"{file} cannot be read as NIfTI: {error}; correct or remove it") from error
 
 
@@ -198,7 +206,7 @@ def _check_size(volumes: Sequence[Tensor], pairs: Sequence[Sample]) -> None:
 
 
 def _scaled(image: Tensor, intensity: Intensity) -> Tensor:
-    """(C, X, Y, Z); a channel that is the same everywhere becomes 0 where it is standardised."""
+    """Scale the intensities of an image (C, X, Y, Z); with standardise, a constant channel becomes 0."""
     if intensity == "stored":
         return image
     if intensity == "standardise":

@@ -1,6 +1,6 @@
-"""The next character of texts by author: any texts of one's own, and Tiny Shakespeare by role.
+"""Texts by author, for predicting the next character: texts of the user, and Tiny Shakespeare by role.
 
-Texts become windows of symbols: x (n, L), and y (n, L), the symbol after each of them.
+Texts become windows of symbols: x (n, L), and y (n, L), which holds the symbol after each symbol of x.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import file_name, find, with_sites
 from fedmpi.data.sources.tables.files import read
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
-SKIP = -100  # a target that does not count: the one of the task next_symbol
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for characters that occur in test parts only
+SKIP = -100  # a target that the task next_symbol ignores
 FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"
 
 Context = Annotated[int, Field(ge=1, le=100_000)]
@@ -45,17 +45,23 @@ def text(
     test_fraction: Fraction = 0.2,
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
 ) -> Dataset:
-    """The next character, for texts by author: root/path is a CSV or a Parquet file, or a folder of *.txt.
+    """Texts by author, for predicting the next character: root/path is a CSV or a Parquet file, or a folder of *.txt.
 
-    A file has a row for each text; rows of one author are joined by a line feed, in the file's order, and carriage
-    returns become line feeds. author_column: whose each text is; text_column: the texts; delimiter: between the fields
-    of a CSV. In a folder AUTHOR.txt is an author's. x is a window of `context` characters, y the character after each
-    of them. A text is cut into windows, one after the other, whose rest is left out; one that is too short for a window
-    is refused, or left out with its author by min_chars. The last test_fraction of each author's characters is the test
-    part.
-    alphabet: the characters in the order of their numbers; without it, those of all training parts, sorted, and one
-    more, if need be, for what occurs in test parts alone. In silo mode, which needs it, a silo is one author's .txt:
-    path may hold {site}, which becomes the silo's name, and without path the silo's name is the file's.
+    A file has one row per text. The texts of an author are joined by line feeds in the order of the file, and carriage
+    returns become line feeds. In a folder, AUTHOR.txt holds the texts of one author. Each text is cut into consecutive
+    windows; the rest at its end is dropped, and a text that is too short for one window is an error. In silo mode a
+    silo is the .txt file of one author, and `alphabet` is required.
+
+    path: the file or folder, relative to data.root; for silos it may contain {site}, which is replaced by the name of
+    the silo. Without path the name of the silo is the file's name.
+    author_column: the column with the author of each text.
+    text_column: the column with the texts.
+    context: the number of characters of a window x; y holds the character after each of them.
+    alphabet: the characters in the order of their numbers; by default those of all training parts, sorted, and one more
+    if others occur in test parts only.
+    min_chars: authors with fewer characters are left out.
+    test_fraction: the end of each author's text, this share of its characters, is the test part.
+    delimiter: the separator of the cells of a CSV file.
     """
     name = file_name("text", site, path)
     at = root / name
@@ -77,12 +83,14 @@ def shakespeare(
     min_chars: Annotated[int, Field(ge=1)] = 1000,
     test_fraction: Fraction = 0.2,
 ) -> Dataset:
-    """Tiny Shakespeare (Karpathy 2015): the next character, by role, in the spirit of LEAF's Shakespeare.
+    """Tiny Shakespeare (Karpathy 2015): the next character, by role, similar to LEAF's Shakespeare.
 
-    File tinyshakespeare/input.txt, or input.txt, under root: speeches with an empty line between them, the first line
-    `Role:`. A role is a site; its speeches, joined by a line feed, are cut in time: the last test_fraction of its
-    characters is its test part. x (n, context) and y (n, context), the character after each, are windows one after the
-    other. Roles with fewer than min_chars characters are left out; 141 of 309 have 1,000.
+    The file is tinyshakespeare/input.txt, or input.txt, below root. Speeches are separated by an empty line and begin
+    with the line `Role:`. Each role is a site. Its speeches are joined by line feeds, and cut into consecutive windows.
+
+    context: the number of characters of a window x (n, context); y (n, context) is the character after each of them.
+    min_chars: roles with fewer characters are left out; 141 of 309 roles have 1,000.
+    test_fraction: the end of each role's text, this share of its characters, is the test part.
     """
     at = find(root, ("tinyshakespeare/input.txt", "input.txt"), "shakespeare", f"correct data.root; the file is {FILE}")
     speeches: dict[str, list[str]] = {}
@@ -97,14 +105,14 @@ def shakespeare(
 
 # ---- files ----
 class Text(NamedTuple):
-    """What one author wrote, in order of time, and where it stands, for messages."""
+    """The text of one author in order of time, and its file and line for messages."""
 
     text: str
     place: str
 
 
 def texts_of(at: Path, author_column: str, text_column: str, delimiter: str) -> dict[str, Text]:
-    """Read the text of each author in a file, or in a folder of .txt files."""
+    """Read the text of each author from a table, from a .txt file, or from a folder of .txt files."""
     if at.is_dir() or at.suffix.lower() == ".txt":
         files = sorted(at.iterdir()) if at.is_dir() else [at]
         files = [file for file in files if file.suffix.lower() == ".txt" and not file.name.startswith(".")]
@@ -126,9 +134,9 @@ def texts_of(at: Path, author_column: str, text_column: str, delimiter: str) -> 
 
 
 def read_text(file: Path) -> str:
-    """Read a text in UTF-8."""
+    """Read a text file in UTF-8."""
     try:
-        return file.read_text(encoding="utf-8-sig")  # -sig: the mark with which some editors begin a file
+        return file.read_text(encoding="utf-8-sig")  # -sig removes the byte order mark that some editors write
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read as text in UTF-8: {error}; save it as UTF-8") from error
 
@@ -136,10 +144,14 @@ def read_text(file: Path) -> str:
 # ---- windows ----
 @dataclass(frozen=True)
 class TextPreparation(Preparation):
-    """The characters in the order of their numbers, and the length of a window.
+    """The conversion of texts to windows of symbols, for new texts.
 
-    closed: the config names the alphabet, and other characters are refused; else they are as those are that occurred in
-    test parts alone, if there were some. last: of the targets of a window the one behind its end alone counts.
+    Attributes:
+        alphabet: the characters in the order of their numbers.
+        context: the length of a window in characters.
+        closed: the config defines the alphabet, and other characters are errors. Otherwise they become UNKNOWN, if the
+            alphabet has that character.
+        last: only the target after the end of a window counts.
     """
 
     alphabet: tuple[str, ...]
@@ -157,8 +169,10 @@ class TextPreparation(Preparation):
         return self.alphabet
 
     def read(self, request: Request) -> NewRows:
-        """Cut each text into windows, as in training, and its last characters, behind which the next one is not known.
-        Targets are those of the windows: the last one of a text counts in no metric."""
+        """Cut each text into windows as in training, and add its last characters, whose next character is unknown.
+
+        Targets are those of the windows. The window of the last characters has none, so it counts in no metric.
+        """
         if isinstance(request.rows, str) and "\n" in request.rows:
             texts: Mapping[str, Text] = {"text": Text(request.rows, "rows")}
         else:
@@ -183,12 +197,12 @@ class TextPreparation(Preparation):
 
 
 def code_points(text: str) -> np.ndarray:
-    """(n,) uint32: the Unicode numbers of a text's characters."""
+    """Return the Unicode numbers of a text's characters, (n,) uint32."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def number_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
-    """Return the places in the alphabet of characters, (...) code points, as int64; others are UNKNOWN, or 0."""
+    """Return the alphabet's index, int64, of each code point (...); unknown characters become UNKNOWN, or 0."""
     known = [ord(symbol) for symbol in alphabet]
     largest = max(*known, int(codes.max(initial=0)))
     table = np.full(largest + 1, alphabet.index(UNKNOWN) if UNKNOWN in alphabet else 0)
@@ -197,7 +211,7 @@ def number_characters(codes: np.ndarray, alphabet: Sequence[str]) -> Tensor:
 
 
 def check_characters(text: str, alphabet: Sequence[str], where: str, reason: str = "") -> None:
-    """Raise UserError for a character that is not in the alphabet, or stands twice in it."""
+    """Raise UserError for a character of the text that is not in the alphabet, or that the alphabet has twice."""
     twice = next((symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]), None)
     if twice is not None:
         raise UserError(f"data.alphabet holds {show(twice)} twice; each character stands once")
@@ -213,7 +227,7 @@ def make_alphabet(train: set[str], test: set[str]) -> tuple[str, ...]:
 
 
 def cut(text: str, alphabet: Sequence[str], context: int) -> Tensor:
-    """(windows, context + 1) int64: windows one after the other, each with the symbol behind it."""
+    """Return consecutive windows of the text, each with the symbol after it, (windows, context + 1) int64."""
     numbers = number_characters(code_points(text), alphabet)
     return numbers.unfold(0, context + 1, context) if len(text) > context else numbers.new_empty(0, context + 1)
 
@@ -226,11 +240,13 @@ def windows(
     alphabet: str | None = None,
     columns: tuple[str, str, str] = ("author", "text", ","),
 ) -> Dataset:
-    """The data set of several authors, who are its sites; only the first 1 - test_fraction of a text is trained on.
+    """Return the data set of the texts of several authors, who are its sites.
 
-    A part of n characters is cut into floor((n - 1) / context) windows, one after the other. min_chars: authors with
-    fewer characters are left out. Raises UserError for an author whose training part is shorter than a window and the
-    character after it.
+    The first 1 - test_fraction of a text is the training part. A part of n characters is cut into floor((n - 1) /
+    context) consecutive windows. Authors with fewer than min_chars characters are left out.
+
+    Raises:
+        UserError: the training part of an author is shorter than a window and the character after it.
     """
     texts = {name: text for name, text in texts.items() if len(text.text) >= min_chars}
     if not texts:

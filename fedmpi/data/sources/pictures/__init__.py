@@ -1,1 +1,1 @@
-"""Sources of pictures: public sets in their own layouts, folders, and tables that name files."""
+"""Data sources of images: public sets in their published layouts, folders, and tables that list files."""

@@ -1,4 +1,4 @@
-"""Pictures with a class each: in folders named after it, or in a CSV file that names file and class."""
+"""Images with one class each, in a folder per class or listed in a CSV file."""
 
 from __future__ import annotations
 
@@ -53,18 +53,28 @@ def csv_images(
     class_names: ClassNames | None = None,
     test_fraction: Fraction | None = None,
 ) -> Dataset:
-    """Pictures that the CSV file root/path names, a row each, with their class and, if wanted, their site and part.
+    """Images listed in the CSV file root/path, one row per image, with its class and, if available, its site and part.
 
-    picture_column: files, relative to root/folder; label_column: classes; site_column: sites, for `scheme: site` and
-    for silos, which open the pictures of their own rows alone; split_column: train, val or test of each row. Without
-    it, test_fraction (0.2) of each class of each site is its test part, the same for every seed; val joins train.
-    group_column: whose pictures stay together, such as patients': in the test part,
-    the training part or what data.validation puts aside.
-    class_names: the classes in order, else those in the column, in natural order (1, 2, 10); silos need it, for a
-    site's table may lack a class. delimiter: between fields.
-    size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
-    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
-    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it.
+    path: the CSV file, relative to data.root.
+    folder: the folder of the images, below data.root.
+    picture_column: the column with the image files, relative to root/folder.
+    label_column: the column with the classes.
+    site_column: the column with the owners of the images, for `scheme: site` and for silos. A silo opens only the
+    images of its own rows.
+    split_column: the column with train, val or test; val joins the training part.
+    group_column: the column with groups, such as patients, whose images stay together: in the test part, in the
+    training part, or in the rows that data.validation holds out.
+    delimiter: the separator of the cells.
+    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    channels: 3 for colour, 1 for grey.
+    mean: subtracted from pixels in 0..1, one number or one per channel.
+    std: pixels are then divided by it, one number or one per channel.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
+    images with more than 8 bits per pixel need it.
+    class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10); silos
+    need it, because the table of a site may lack a class.
+    test_fraction: without split_column, the share of each class of each site that is the test part, the same for every
+    seed; default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("csv_images", class_names, site)
@@ -99,15 +109,22 @@ def image_folder(
     class_names: ClassNames | None = None,
     test_fraction: Fraction | None = None,
 ) -> Dataset:
-    """Pictures root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, root/path/SITE of that form.
+    """Images root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, in folders root/path/SITE.
 
-    sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder. class_names: the classes in
-    order, else the folders' names in natural order (1, 2, 10); silos need it, for a site may lack a class and would
-    number the others differently. Pictures in val/ beside train/ join the training part. Without test/, test_fraction
-    (0.2) of each class (of each site) is the test part, the same for every seed. size: each picture is scaled and cut
-    at its centre to size x size; without it all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels
-    in 0..1, one number or one a channel. pixel_range: [low, high], which become 0 and 1; or file, the least and the
-    largest value of each file; images of more than 8 bits need it.
+    Images in val/ beside train/ join the training part.
+
+    path: the folder below data.root.
+    sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
+    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    channels: 3 for colour, 1 for grey.
+    mean: subtracted from pixels in 0..1, one number or one per channel.
+    std: pixels are then divided by it, one number or one per channel.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
+    images with more than 8 bits per pixel need it.
+    class_names: the classes in the order of their numbers; by default the names of the folders in natural order (1, 2,
+    10); silos need it, because a site may lack a class and would number the others differently.
+    test_fraction: without test/, the share of each class (of each site) that is the test part, the same for every seed;
+    default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     _check_class_names("image_folder", class_names, site)
@@ -129,7 +146,7 @@ def image_folder(
 
 
 def _parts(home: Path) -> list[tuple[str, Path]]:
-    """Return the folders of class folders by part, the training part first; ("", home) where there are no parts."""
+    """Return (part, folder) for the folders of parts, the training part first; [("", home)] if there are none."""
     parts = sorted(part_folders(home), key=lambda part: part[0] not in ("", "train"))
     if parts[0][0] not in ("", "train"):
         raise UserError(
@@ -147,9 +164,9 @@ def pictures_by_class(
     part: str = "",
     site: str = "",
 ) -> list[Sample]:
-    """Pictures of folder/CLASS, or folder/CLASS/below, class by class, in the order of their paths.
+    """Return the images in folder/CLASS, or folder/CLASS/below, class by class in the order of their paths.
 
-    Raises UserError for a folder that is no class, and where there is no picture.
+    Raises UserError if a folder is not one of the classes `names`, which `allowed` defines, or if no image is found.
     """
     unknown = [name for name in subfolders(folder) if name not in names]
     if unknown:
@@ -169,7 +186,7 @@ def pictures_by_class(
 
 
 def read_classes(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
-    """Return the function that makes a data set of samples with these classes. columns: of `ImagePreparation`."""
+    """Return a function that reads samples of these classes into a data set. columns: fields of ImagePreparation."""
     number = {name: k for k, name in enumerate(names)}
 
     def read(samples: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
@@ -184,7 +201,7 @@ def read_classes(names: Sequence[str], decoding: DecodeOptions, *columns: str) -
 
 
 def _check_class_names(source: str, names: Sequence[str] | None, site: str | None) -> None:
-    """Raise UserError for a name that stands twice in data.class_names, and where a silo has no such list."""
+    """Raise UserError if data.class_names contains a name twice, or is missing in silo mode."""
     if names is None and site is not None:
         raise UserError(f"{source}: data.class_names is missing; silos need it, for a site may not have every class")
     twice = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
@@ -193,7 +210,10 @@ def _check_class_names(source: str, names: Sequence[str] | None, site: str | Non
 
 
 def _check_labels(samples: Sequence[Sample], names: Sequence[str], label_column: str, explicit: bool) -> None:
-    """Raise UserError for the first sample whose class is none. explicit: whether the config names the classes."""
+    """Raise UserError for a class that is not in `names`, or that looks like a missing value unless `explicit`.
+
+    explicit: the config defines the classes.
+    """
     if len(names) == 1:
         what = f"the column {label_column!r} holds one class alone, {names[0]!r}"
         raise samples[0].error(f"{what}; two are needed, or those that there are in data.class_names")

@@ -1,4 +1,4 @@
-"""Decode one image, a file or the bytes of one, with the same options whichever source names it."""
+"""Decode one image, given as a file or as its bytes, with the same options for all data sources."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Size = Annotated[int, Field(ge=1, le=4096)]
 PixelRange = Literal["file"] | tuple[float, float]
 
 MODES = {1: "L", 3: "RGB"}
-GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601-2), which PIL's conversion to L has, too
+GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601-2), as in PIL's conversion to L
 ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
-WITH_PREVIEWS = ("MPO", "PSD")  # their first frame is the image, the others are previews and layers
+WITH_PREVIEWS = ("MPO", "PSD")  # formats whose first frame is the image, and whose others are previews or layers
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How images are read. Equal options give equal pixels, to the bit, in all sources.
+    """The options for decoding images. Equal options give bitwise equal pixels in all sources.
 
     Attributes:
-        size: pixels of a side, to which each image is scaled and cut at its centre; None: as it is.
-        channels: 1 grey, 3 colour.
-        mean, std: by which pixels in 0..1 are normalised: one number, or one a channel.
-        pixel_range: (low, high), which become 0 and 1, what lies beyond is cut off; "file": the least and the largest
-            value of each file. None: 0..255, which takes 8 bits a pixel.
+        size: width and height in pixels to which images are scaled and cropped at the centre; None: no scaling.
+        channels: 1 for grey, 3 for colour.
+        mean, std: the values that normalise pixels in 0..1, one number or one per channel.
+        pixel_range: (low, high) become 0 and 1, and values beyond are clipped; "file": the smallest and the largest
+            value of each file. None: 0..255, for images with 8 bits per pixel.
 
     Raises:
-        UserError: numbers of `mean`, `std` or `pixel_range` that make no sense.
+        UserError: `mean`, `std` or `pixel_range` has invalid values.
     """
 
     size: int | None
@@ -51,21 +51,25 @@ class DecodeOptions:
 
 
 def check_range(pixel_range: PixelRange | None) -> None:
-    """Raise UserError unless low < high."""
+    """Raise UserError unless low < high in a pixel range."""
     if isinstance(pixel_range, tuple) and not pixel_range[0] < pixel_range[1]:
         raise UserError(f"data.pixel_range: {list(pixel_range)}; [low, high] with low < high, or file, is needed")
 
 
 def is_picture(file: Path) -> bool:
-    """Whether a file has the ending of an image; hidden ones (._dog.jpg of a Mac) are none."""
+    """Return whether a file has the extension of an image and is not hidden, such as ._dog.jpg from macOS."""
     return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
 def decode(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
-    """Read an image: (C, H, W) uint8, or with a pixel range float32 in 0..1.
+    """Decode an image to (C, H, W) uint8, or with a pixel range to float32 in 0..1.
 
-    file: an image that PIL reads, its bytes, or a .npy file, (H, W) or with 1, 3 or 4 channels.
-    Raises UserError where an option has to say how it is read, else what a decoder makes of a damaged file.
+    Args:
+        file: an image that PIL can read, its bytes, or a .npy file with (H, W) or with 1, 3 or 4 channels.
+        options: size, channels and pixel range.
+
+    Raises:
+        UserError: the image needs an option that is not set. A damaged file raises other errors of its decoder.
     """
     if isinstance(file, Path) and file.suffix == ".npy":
         array = _load_array(file)
@@ -82,7 +86,7 @@ def decode(file: Path | bytes, options: DecodeOptions) -> np.ndarray:
 
 
 def probe(file: Path, options: DecodeOptions) -> tuple[int, ...]:
-    """Return the shape (C, H, W) of the decoded file from its header alone. Raises as `decode` does."""
+    """Return the shape (C, H, W) of the decoded file, read from its header only. Raises the errors of `decode`."""
     if file.suffix == ".npy":
         return decode(file, options).shape
     with _open(file) as image:
@@ -109,7 +113,7 @@ def _range_needed(reason: str) -> UserError:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether its pixels have 16 or 32 bits, which PIL would cut off at 255."""
+    """Return whether pixels have 16 or 32 bits, which PIL would clip at 255."""
     return image.mode[0] in "IF"
 
 
@@ -125,7 +129,7 @@ def _pixels(image: Image.Image, options: DecodeOptions) -> np.ndarray:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    """Blend transparent pixels over white; an image without any is left as it is."""
+    """Blend transparent pixels over white; return an image without transparency unchanged."""
     if image.mode not in ALPHA and "transparency" not in image.info:
         return image
     layer = image.convert("RGBA")
@@ -135,7 +139,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _scaled(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
-    """(C, H, W) float32 in 0..1: by the pixel range, then scaled and cut at the centre to `options.size`."""
+    """Map values to float32 in 0..1 by the pixel range, then scale and crop (C, H, W) to `options.size`."""
     assert options.pixel_range is not None
     if len(values) != options.channels:
         values = values.repeat(3, axis=0) if options.channels == 3 else np.tensordot(GREY, values, 1)[None]
@@ -148,7 +152,7 @@ def _scaled(values: np.ndarray, options: DecodeOptions) -> np.ndarray:
 
 
 def scale(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
-    """Map numbers to float32 in 0..1: low becomes 0, high 1, what lies beyond is cut off. Raises ValueError for NaN."""
+    """Map low to 0 and high to 1, and clip values beyond; float32. Raise ValueError for values that are not finite."""
     wide = values.astype(np.float64)
     if not np.isfinite(wide).all():
         raise ValueError("it holds a value that is not finite")
@@ -157,7 +161,7 @@ def scale(values: np.ndarray, pixel_range: PixelRange) -> np.ndarray:
 
 
 def _load_array(file: Path) -> np.ndarray:
-    """Load the numbers (H, W, C) of a .npy file; its channels may be the first axis, too."""
+    """Load the numbers of a .npy file as (H, W, C); in the file the channels may also be the first axis."""
     array = np.load(file, allow_pickle=False)
     if array.dtype.kind not in "uif" or array.ndim not in (2, 3) or 0 in array.shape:
         raise ValueError(f"it is {array.dtype} of shape {array.shape}; (H, W) or (H, W, 3) numbers are needed")

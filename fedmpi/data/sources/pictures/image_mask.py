@@ -1,4 +1,4 @@
-"""Pictures with a mask each, the class of each pixel, in folders or named in a CSV file."""
+"""Images with masks, which hold the class of each pixel, in folders or listed in a CSV file."""
 
 from __future__ import annotations
 
@@ -54,19 +54,32 @@ def image_mask(
     pixel_range: PixelRange | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
-    """Pictures and masks, root/path/images/NAME.* and root/path/masks/NAME.*, or named in the CSV file root/path.
+    """Images and masks, root/path/images/NAME.* and root/path/masks/NAME.*, or listed in the CSV file root/path.
 
-    For the task segmentation. sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder.
-    image_pattern, mask_pattern: where the two are below that folder; * stands for the name that they have in common. A
-    folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file, files relative
-    to root; site_column: whose a row is; split_column: train, val (which joins train) or test; group_column: whose rows
-    stay together; delimiter: between fields. Without a test part, test_fraction (0.2) of each site's pairs is it, the
-    same for every seed. classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number
-    of each class in the masks, such as [0, 255]. A number that is neither a class nor task.ignore is refused. size:
-    each picture is scaled and cut at its centre to size x size, and so is its mask, to the nearest pixel; without it
-    all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
-    pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each file; images of
-    more than 8 bits need it.
+    The data set is for the task segmentation. A folder may contain train/, val/ (joins the training part) and test/.
+
+    path: a folder or a CSV file, relative to data.root.
+    sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
+    image_pattern: the images below the folder of a site; * stands for the name that an image and its mask share.
+    mask_pattern: the masks below the folder of a site, with one * for the same name.
+    image_column: the column of a CSV file with the images, relative to root.
+    mask_column: the column with the masks, relative to root.
+    site_column: the column with the owner of each row.
+    split_column: the column with train, val (joins the training part) or test.
+    group_column: the column with groups, such as patients, whose rows stay together.
+    delimiter: the separator of the cells.
+    classes: the number of classes if masks contain class numbers, with 0 for the background.
+    mask_values: otherwise the value of each class in the masks, such as [0, 255]. A value that is neither a class nor
+    task.ignore is an error.
+    size: images are scaled and cropped at the centre to size x size, masks by nearest neighbour; without it
+    all must have one size.
+    channels: 3 for colour, 1 for grey.
+    mean: subtracted from pixels in 0..1, one number or one per channel.
+    std: pixels are then divided by it, one number or one per channel.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
+    images with more than 8 bits per pixel need it.
+    test_fraction: without a test part, the share of each site's pairs that is the test part, the same for every seed;
+    default 0.2.
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range)
     numbers = MaskValues("image_mask", classes, mask_values)
@@ -93,19 +106,21 @@ def image_mask(
 
 
 def _masks(pairs: Sequence[Sample], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
-    """(n, H, W) int64, scaled and cut as the pictures are. Raises UserError for one that its picture does not fit."""
+    """Read masks (n, H, W) int64, scaled and cropped like the images; raise UserError for a mask of another size."""
     masks: list[Tensor] = []
     for pair in pairs:
         mask = _read_mask(pair)
         _, *shape = probe(pair.file, replace(decoding, size=None))
         check_shapes(pair, shape, mask.shape)
         masks.append(numbers.numbers(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
-    return torch.stack(masks)  # of one size, as their pictures are
+    return torch.stack(masks)  # masks have one size, because their images do
 
 
 def _read_mask(pair: Sample) -> np.ndarray:
-    """(H, W) the numbers that the mask of a pair holds: of a picture with a palette its indices, of one with several
-    channels that are equal one of them. Raises UserError for a file that holds no such numbers."""
+    """Return the values (H, W) of a mask: the indices of an image with a palette, one of several equal channels.
+
+    Raises UserError if the file cannot be read, or does not hold one value per pixel.
+    """
     try:
         if pair.mask.suffix == ".npy":
             array = np.load(pair.mask, allow_pickle=False)
@@ -115,7 +130,7 @@ def _read_mask(pair: Sample) -> np.ndarray:
                 array = array[..., :-1] if image.mode in ("LA", "RGBA") else array
     except FileNotFoundError as error:
         raise pair.error(f"there is no mask {pair.mask}") from error
-    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+    except Exception as error:  # a damaged file can raise many errors
         raise pair.error(f"{pair.mask} cannot be read as a mask: {error}; mend or remove it") from error
     if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():
         array = array[..., 0]
@@ -126,6 +141,6 @@ def _read_mask(pair: Sample) -> np.ndarray:
 
 
 def _fit_mask(mask: np.ndarray, size: int) -> np.ndarray:
-    """A mask (H, W) scaled and cut at its centre to size x size, as pictures are, without new numbers."""
+    """Scale and crop a mask (H, W) to size x size like an image, by nearest neighbour, which creates no new values."""
     image = Image.fromarray(mask.astype(np.int32))
     return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.NEAREST))

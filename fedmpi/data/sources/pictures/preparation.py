@@ -1,4 +1,4 @@
-"""How image files become inputs, those of the training and new ones."""
+"""The conversion of image files to inputs of a model, for training data and for new files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,15 @@ TAKES = "a picture, a folder of them, a CSV file that names them, or a list of f
 
 @dataclass(frozen=True)
 class ImagePreparation(Preparation):
-    """How images are decoded, and normalised when they are read.
+    """The options for decoding images, and for normalising them when a batch is read.
 
-    stored: (C, H, W) of a decoded image; channels: to which C = 1 is repeated; picture_column, label_column, delimiter,
-    folder: of a CSV file that names pictures, relative to its own folder or to `folder` there.
+    Attributes:
+        decoding: size, channels and normalisation.
+        stored: the shape (C, H, W) of a decoded image.
+        channels: the number of channels of the inputs; a single stored channel is repeated.
+        class_names: the classes in the order of their numbers.
+        picture_column, label_column, delimiter: of a CSV file that lists images.
+        folder: the folder of the images, relative to that of the CSV file.
     """
 
     decoding: DecodeOptions
@@ -45,7 +50,7 @@ class ImagePreparation(Preparation):
     kind: ClassVar[str] = "images"
 
     def normalised(self, images: np.ndarray | Stream) -> Pictures:
-        """What a model sees of decoded images (n, C, H, W): uint8, or float32 in 0..1."""
+        """Wrap decoded images (n, C, H, W), uint8 or float32 in 0..1, to be normalised when they are read."""
         return of_bytes(images, self.decoding.mean, self.decoding.std, self.channels)
 
     def read(self, request: Request) -> NewRows:
@@ -74,7 +79,7 @@ class ImagePreparation(Preparation):
         return NewRows(ids, x, y, no_targets=reason, known=torch.tensor(known))
 
     def _files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        """Return columns that say which file each is, the files, their labels if known, and where each is named."""
+        """Return columns that identify the images, the files, their labels if known, and the rows that list them."""
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
             files = files_of(request.rows, TAKES)
             return _named(files, files)
@@ -123,8 +128,10 @@ def _named(
 def of_arrays(
     images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> ImagePreparation | None:
-    """The preparation of a known set of images (n, C, H, W): new ones are scaled to its size, if that is a square; None
-    for volumes, and for images that no file holds."""
+    """Return the preparation for new images of a public set (n, C, H, W), scaled to its size if it is square.
+
+    None for volumes, and for numbers of channels that no image file has.
+    """
     if len(images.shape) != 4 or images.shape[1] not in (1, 3):
         return None
     c, height, width = (int(size) for size in images.shape[1:])

@@ -1,4 +1,4 @@
-"""Public image sets whose files hold arrays: MNIST and its kin, CIFAR, SVHN, STL-10, MedMNIST."""
+"""Public image sets whose files hold arrays: MNIST, Fashion-MNIST, EMNIST, CIFAR, SVHN, STL-10, MedMNIST."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ else:
 
 
 def _files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[Path], str]:
-    """Return the files of a set in the order of the catalogue, and what is to be done about a damaged one.
+    """Return the files of a set in the order of the catalogue, and the remedy for a missing or damaged file.
 
-    only: what the names of those that are read hold.
+    only: restricts the files to those whose name contains this text.
     """
     remedy = ready(name, root, download)
     parts = [part for part in SETS[name].parts if only in part.paths[0]]
@@ -47,7 +47,7 @@ def _files(name: str, root: Path, download: bool, only: str = "") -> tuple[list[
 
 @contextmanager
 def _reading(path: Path, remedy: str) -> Iterator[None]:
-    """Turn what a damaged file makes of its reader, which is not to be foreseen, into one UserError."""
+    """Convert every error that a damaged file causes in its reader to a UserError with the file and the remedy."""
     try:
         yield
     except Exception as error:
@@ -55,7 +55,7 @@ def _reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
-    """Raise ValueError with the first label that is not in low..high. labels: (n,), or (n, m) of m labels an image."""
+    """Raise ValueError with the first label outside of low..high. labels: (n,), or (n, m) with m labels per image."""
     wrong = (labels < low) | (labels > high)
     if wrong.any():
         row = int(wrong.reshape(len(wrong), -1).any(1).argmax())
@@ -65,20 +65,26 @@ def _check_labels(labels: np.ndarray, low: int, high: int) -> None:
 def pictures(
     train: Part, test: Part, classes: int, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> Dataset:
-    """A data set of pictures, which are normalised when they are read.
+    """Return a data set of images, which are normalised when a batch is read.
 
-    mean, std: of pixels in 0..1, one number or one a channel; channels: to which one grey channel is repeated.
+    Args:
+        train, test: images (n, C, H, W) uint8 and labels of the two parts.
+        classes: the number of classes.
+        mean, std: the values that normalise pixels in 0..1, one number or one per channel.
+        channels: the number of channels of the inputs; a grey channel is repeated.
     """
     (x, y), (test_x, test_y) = train, test
     samples, test_samples = (of_bytes(images, mean, std, channels) for images in (x, test_x))
     return Dataset(samples, y, test_samples, test_y, classes, preparation=of_arrays(x, mean, std, channels))
 
 
-# ---- MNIST and its kin ----
+# ---- MNIST, Fashion-MNIST, EMNIST ----
 def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
-    """MNIST (LeCun 1998): 60,000 + 10,000 grey 28x28 images of digits, in root/MNIST/raw.
+    """MNIST (LeCun 1998): 60,000 + 10,000 grey 28x28 images of digits, 10 classes, in root/MNIST/raw.
 
-    channels 3 repeats the grey channel, for models made for colour. Normalised with mean .1307, deviation .3081.
+    Normalised with mean .1307, deviation .3081.
+
+    channels: 3 repeats the grey channel, for models that need colour images.
     """
     train, test = _idx_parts(*_files("mnist", root, download), classes=10)
     return pictures(train, test, 10, *NORMAL["mnist"], channels)
@@ -87,7 +93,9 @@ def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) ->
 def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
     """Fashion-MNIST (Xiao 2017): 60,000 + 10,000 grey 28x28 images of clothing, 10 classes, in root/FashionMNIST/raw.
 
-    channels 3 repeats the grey channel. Normalised with mean .2860, deviation .3530 (of the training images).
+    Normalised with mean .2860, deviation .3530 (of the training images).
+
+    channels: 3 repeats the grey channel, for models that need colour images.
     """
     train, test = _idx_parts(*_files("fashion_mnist", root, download), classes=10)
     return pictures(train, test, 10, *NORMAL["fashion_mnist"], channels)
@@ -96,18 +104,21 @@ def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3]
 def emnist(root: Path, *, download: bool = False, split: Split = "balanced", channels: Literal[1, 3] = 1) -> Dataset:
     """EMNIST (Cohen 2017): grey 28x28 images of letters and digits, in root/EMNIST/raw, gzipped or not.
 
+    The images are stored transposed; they are turned upright. The classes of letters are numbered from 0. Normalised as
+    MNIST: mean .1307, deviation .3081.
+
     split: byclass (814,255 images, 62 classes), bymerge (814,255, 47), balanced (131,600, 47), letters (145,600, 26),
-    digits (280,000, 10), mnist (70,000, 10). The files hold the images on their side; they are turned upright. letters
-    are numbered from 0. channels 3 repeats the grey channel. Normalised as MNIST: mean .1307, deviation .3081.
+    digits (280,000, 10), mnist (70,000, 10).
+    channels: 3 repeats the grey channel, for models that need colour images.
     """
-    classes, first = EMNIST_CLASSES[split], 1 if split == "letters" else 0  # a is 1 there
+    classes, first = EMNIST_CLASSES[split], 1 if split == "letters" else 0  # in the files of letters, a is 1
     parts = _idx_parts(*_files("emnist", root, download, f"emnist-{split}-"), classes, first)
     train, test = ((images.transpose(0, 1, 3, 2), labels) for images, labels in parts)
     return pictures(train, test, classes, *NORMAL["mnist"], channels)
 
 
 def _idx_parts(files: list[Path], remedy: str, classes: int, first: int = 0) -> list[Part]:
-    """Return the training and the test part of two idx files each, images and labels; first: the label of class 0."""
+    """Read the training and the test part from their idx files of images and of labels. first: the label of class 0."""
     parts = []
     for images_at, labels_at in (files[:2], files[2:]):
         with _reading(images_at, remedy):
@@ -122,11 +133,14 @@ def _idx_parts(files: list[Path], remedy: str, classes: int, first: int = 0) -> 
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
-    """uint8 array of `ndim` dimensions, of an idx file, gzipped or not.
+    """Read an idx file, gzipped or not, as a uint8 array of `ndim` dimensions.
 
-    Big-endian header: 0x0000, type (0x08 = unsigned byte), number of dimensions, one uint32 a dimension; then data.
-    The file is unpacked in memory: its folder may be read-only. torchvision reads no gzipped files, and importing it
-    takes each rank a second. Raises ValueError if the content contradicts the header.
+    The header is big-endian: 0x0000, type (0x08 = unsigned byte), number of dimensions, one uint32 per dimension; the
+    data follow. The file is unpacked in memory, because its folder may be read-only. torchvision is not used: it reads
+    no gzipped files, and importing it takes one second on each rank.
+
+    Raises:
+        ValueError: the content contradicts the header.
     """
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if data[:4] != bytes((0, 0, 8, ndim)):
@@ -142,7 +156,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 def cifar10(root: Path, *, download: bool = False) -> Dataset:
     """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images, 10 classes, in root/cifar-10-batches-py.
 
-    The files are pickles; they are opened by torchvision, which compares their checksums first, and by nothing else.
+    The files are pickles. They are opened only by torchvision, which compares their checksums first.
     """
     return _cifar("cifar10", 10, root, download)
 
@@ -150,7 +164,7 @@ def cifar10(root: Path, *, download: bool = False) -> Dataset:
 def cifar100(root: Path, *, download: bool = False) -> Dataset:
     """CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images, 100 classes, in root/cifar-100-python.
 
-    The files are pickles; they are opened by torchvision, which compares their checksums first, and by nothing else.
+    The files are pickles. They are opened only by torchvision, which compares their checksums first.
     """
     return _cifar("cifar100", 100, root, download)
 
@@ -174,9 +188,9 @@ def _cifar(name: str, classes: int, root: Path, download: bool) -> Dataset:
 def svhn(root: Path, *, download: bool = False) -> Dataset:
     """SVHN (Netzer 2011): 73,257 + 26,032 colour 32x32 house numbers, 10 classes, in root/SVHN or root.
 
-    Files train_32x32.mat and test_32x32.mat.
+    The files are train_32x32.mat and test_32x32.mat.
     """
-    from scipy import io  # here: importing it sets an environment variable
+    from scipy import io  # imported here, because the import sets an environment variable
 
     files, remedy = _files("svhn", root, download)
     parts = []
@@ -187,7 +201,7 @@ def svhn(root: Path, *, download: bool = False) -> Dataset:
             if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)):
                 raise ValueError(f"X is {x.dtype} {x.shape} for {len(y)} labels; uint8 (32, 32, 3, n) is needed")
             _check_labels(y, 1, 10)
-        parts.append((x.transpose(3, 2, 0, 1), torch.from_numpy(y % 10)))  # 10 is the digit 0
+        parts.append((x.transpose(3, 2, 0, 1), torch.from_numpy(y % 10)))  # the label 10 is the digit 0
     train, test = parts
     return pictures(train, test, 10, *NORMAL["svhn"], 3)
 
@@ -195,7 +209,7 @@ def svhn(root: Path, *, download: bool = False) -> Dataset:
 def stl10(root: Path, *, download: bool = False) -> Dataset:
     """STL-10 (Coates 2011): 5,000 + 8,000 colour 96x96 images, 10 classes, in root/stl10_binary.
 
-    Normalised with mean .5, deviation .5 (FedUV). Its 100,000 images without labels are not read.
+    Normalised with mean .5, deviation .5 (FedUV). The 100,000 images without labels are not read.
     """
     files, remedy = _files("stl10", root, download)
     parts = []
@@ -206,7 +220,7 @@ def stl10(root: Path, *, download: bool = False) -> Dataset:
             if len(x) != size * len(y):
                 raise ValueError(f"it holds {len(x):,} bytes for {len(y)} labels; {size:,} an image are needed")
             _check_labels(y, 1, 10)
-        images = x.reshape(-1, 3, STL10_SIDE, STL10_SIDE).transpose(0, 1, 3, 2)  # they lie column by column
+        images = x.reshape(-1, 3, STL10_SIDE, STL10_SIDE).transpose(0, 1, 3, 2)  # stored column by column
         parts.append((images, torch.from_numpy(y - 1)))
     train, test = parts
     return pictures(train, test, 10, *NORMAL["half"], 3)
@@ -224,10 +238,14 @@ def medmnist(
 ) -> Dataset:
     """MedMNIST v2 (Yang 2023): twelve sets of medical 28x28 images, from root/medmnist/SET.npz or root/SET.npz.
 
-    set: its name; size: 64, 128 and 224 are MedMNIST+'s files SET_64.npz, ... channels: 3 repeats a grey channel; as it
-    is otherwise. val: the validation part joins the training part, as in FedSOL's PathMNIST and TissueMNIST, or is left
-    out. Normalised with mean .5, deviation .5. chestmnist has 14 labels an image, each there or not (task multi_label);
-    retinamnist's five grades are classes.
+    Normalised with mean .5, deviation .5. chestmnist has 14 labels per image, each 0 or 1 (task multi_label). The five
+    grades of retinamnist are classes.
+
+    set: the name of the set.
+    size: width and height of the images; 64, 128 and 224 read the files of MedMNIST+, such as SET_64.npz.
+    channels: 3 repeats a grey channel; by default the number of channels of the set.
+    val: join adds the validation part to the training part, as in FedSOL's PathMNIST and TissueMNIST; leave leaves it
+    out.
     """
     row = MEDMNIST[set]
     if channels is not None and channels < row.channels:

@@ -1,4 +1,4 @@
-"""Public data sets whose files are pictures: CINIC-10, Tiny-ImageNet, PACS, Office-Home, HAM10000, Retina, COVID-FL."""
+"""Public image sets whose files are images: CINIC-10, Tiny-ImageNet, PACS, Office-Home, HAM10000, Retina, COVID-FL."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from fedmpi.data.sources.pictures.class_pictures import Fraction, pictures_by_cl
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Size
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-PACS_SITES = ("art_painting", "cartoon", "photo", "sketch")  # as the catalogue lists them, and those of Office-Home
+# The sites of PACS and of Office-Home are in the order of the catalogue.
+PACS_SITES = ("art_painting", "cartoon", "photo", "sketch")
 HOME_SITES = ("art", "clipart", "product", "real_world")
 HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
 HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
 
 
 def _folder(root: Path, what: str, part: int, remedy: str) -> Path:
-    """The folder of a part of the catalogue, where it lies. Raises MissingDataError if it is not there."""
+    """Return the existing folder of a part that the catalogue lists. Raise MissingDataError if there is none."""
     places = [root / path for path in SETS[what].parts[part].paths]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
@@ -41,7 +42,7 @@ def _folder(root: Path, what: str, part: int, remedy: str) -> Path:
 def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"] = "leave") -> Dataset:
     """CINIC-10 (Darlow 2018): 90,000 + 90,000 colour 32x32 images, 10 classes, in root/CINIC-10/{train,test}.
 
-    val: its 90,000 of `valid` join the training part, or are left out (FedSOL).
+    val: join adds the 90,000 images of `valid` to the training part; leave leaves them out (FedSOL).
     """
     remedy = ready("cinic10", root, download)
     samples = [
@@ -58,8 +59,8 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
 def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     """Tiny-ImageNet (Le 2015): 100,000 + 10,000 colour 64x64 images, 200 classes, in root/tiny-imagenet-200.
 
-    The test part is its validation part, as in the papers: the labels of `test` were never published. Classes are
-    numbered in the order of their WordNet names.
+    The test part is the published validation part, as in papers, because the labels of `test` were never published.
+    Classes are numbered in the order of their WordNet names.
     """
     remedy = ready("tiny_imagenet", root, download)
     home = "tiny-imagenet-200"
@@ -67,7 +68,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     notes = find(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
     samples = pictures_by_class(root / home / "train", names, "images", "wnids.txt", "train")
     for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
-        file, label, *_ = [*line.split("\t"), ""]  # behind them the box of the object
+        file, label, *_ = [*line.split("\t"), ""]  # the fields after them are the object's bounding box
         sample = Sample(notes.parent / "images" / file, label, at=f"{notes}, line {k}", part="test")
         if label not in names:
             raise sample.error(f"a file and a class of wnids.txt are needed, found {show(line)}; {remedy}")
@@ -76,21 +77,24 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
 
 
 def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
-    """PACS (Li 2017): 9,991 colour pictures, 7 classes; art_painting, cartoon, photo and sketch are the sites.
+    """PACS (Li 2017): 9,991 colour images, 7 classes; the sites are art_painting, cartoon, photo and sketch.
 
-    Folders SITE/CLASS in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold. test_fraction of each class of
-    each site is its test part, the same for every seed. size: each picture is scaled and cut to size x size.
+    The folders SITE/CLASS are in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold.
+
+    size: images are scaled and cropped at the centre to size x size.
+    test_fraction: the share of each class of each site that is its test part, the same for every seed.
     """
     return _styles("pacs", PACS_SITES, 7, root, site, size, test_fraction)
 
 
 def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
-    """Office-Home (Venkateswara 2017): 15,588 colour pictures, 65 classes; four styles are the sites.
+    """Office-Home (Venkateswara 2017): 15,588 colour images, 65 classes; the sites are four styles.
 
-    Sites: art, clipart, product, real_world: folders Art, Clipart, Product and Real World in
-    root/OfficeHomeDataset_10072016, root/office_home or root/OfficeHome, with a folder for each class. test_fraction of
-    each class of each site is its test part, the same for every seed. size: each picture is scaled and cut to size x
-    size.
+    The sites are art, clipart, product and real_world. Their folders Art, Clipart, Product and Real World, with one
+    folder per class, are in root/OfficeHomeDataset_10072016, root/office_home or root/OfficeHome.
+
+    size: images are scaled and cropped at the centre to size x size.
+    test_fraction: the share of each class of each site that is its test part, the same for every seed.
     """
     return _styles("office_home", HOME_SITES, 65, root, site, size, test_fraction)
 
@@ -98,7 +102,7 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
 def _styles(
     what: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
 ) -> Dataset:
-    """A data set whose sites are styles of pictures, in the folders of the catalogue. number: of the classes."""
+    """Return a data set whose sites are styles of images, in the catalogue's folders. number: number of classes."""
     remedy, samples = ready(what, root, False), []
     classes: list[str] = []
     for name in chosen_sites(what, sites, site):
@@ -112,11 +116,13 @@ def _styles(
 
 
 def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
-    """HAM10000 (Tschandl 2018): 10,015 pictures of skin lesions, 7 classes, of four sources, which are the sites.
+    """HAM10000 (Tschandl 2018): 10,015 images of skin lesions, 7 classes; the sites are the four sources of the images.
 
-    HAM10000_metadata.csv, with its column `dataset`, and the .jpg files anywhere below root/HAM10000. Sites:
-    vidir_molemax, vidir_modern, rosendahl, vienna_dias. test_fraction of each class of each site is its test part, the
-    same for every seed; all pictures of a lesion are on one side. size: each picture is scaled and cut to size x size.
+    root/HAM10000 contains HAM10000_metadata.csv, with the column `dataset`, and the .jpg files, also in subfolders. The
+    sites are vidir_molemax, vidir_modern, rosendahl and vienna_dias. All images of a lesion are in the same part.
+
+    size: images are scaled and cropped at the centre to size x size.
+    test_fraction: the share of each class of each site that is its test part, the same for every seed.
     """
     path = find(root, SETS["ham10000"].parts[0].paths, "ham10000", ready("ham10000", root, False))
     columns = {name: name for name in ("lesion_id", "image_id", "dx", "dataset")}
@@ -152,12 +158,14 @@ def retina(
     split: Literal["split_1", "split_2", "split_3"] = "split_1",
     size: Size = 256,
 ) -> Dataset:
-    """Retina (Kaggle; Yan 2023): fundus pictures, 2 classes, of 5 clients in three splits, in root/Retina.
+    """Retina (Kaggle; Yan 2023): fundus images, 2 classes, of 5 clients in three splits, in root/Retina.
 
-    Files labels.csv (`name,label`), test.csv, 5_clients/SPLIT/client_1.csv ... client_5.csv (a name a line), and the
-    pictures as arrays train/NAME, test/NAME (.npy, (H, W, 3) of 0..255). The sites are client_1 ... client_5; the test
-    part is common to all, in silo mode too. size: each picture is scaled and cut to size x size.
-    split: which of the three ways of dividing the pictures.
+    The files are labels.csv (`name,label`), test.csv, 5_clients/SPLIT/client_1.csv ... client_5.csv (one name per
+    line), and the images as arrays train/NAME, test/NAME (.npy, (H, W, 3) of 0..255). The sites are client_1 ...
+    client_5. The test part is common to all, in silo mode too.
+
+    split: which of the three published divisions among the clients is read.
+    size: images are scaled and cropped at the centre to size x size.
     """
     sites = tuple(f"client_{k}" for k in range(1, 6))
     decoding = DecodeOptions(size, 3, *NORMAL["retina"])
@@ -167,9 +175,11 @@ def retina(
 def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Dataset:
     """COVID-FL (Yan 2023): chest X-rays, 3 classes (normal, pneumonia, COVID-19), of twelve sites, in root/COVID-FL.
 
-    Files labels.csv (`name,label`), test.csv, 12_clients/split_real/SITE.csv (a name a line), and the pictures
-    train/NAME, test/NAME. Sites: bimcv, cohen, eurorad, gz, ml-workgroup, ricord_c, rsna-0 ... rsna-4, sirm. The test
-    part is common to all, in silo mode too. size: each picture is scaled and cut to size x size.
+    The files are labels.csv (`name,label`), test.csv, 12_clients/split_real/SITE.csv (one name per line), and the
+    images train/NAME, test/NAME. The sites are bimcv, cohen, eurorad, gz, ml-workgroup, ricord_c, rsna-0 ... rsna-4 and
+    sirm. The test part is common to all, in silo mode too.
+
+    size: images are scaled and cropped at the centre to size x size.
     """
     lists = [Path(part.paths[0]) for part in SETS["covid_fl"].parts]
     sites = tuple(file.stem for file in lists if file.parent.name == "split_real")
@@ -180,11 +190,11 @@ def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Datase
 def _ssl_fl(
     home: Path, what: str, split: str, sites: tuple[str, ...], site: str | None, classes: int, decoding: DecodeOptions
 ) -> Dataset:
-    """A data set in the layout of SSL-FL (Yan 2023): a table of labels, and a list of files for each client."""
+    """Return a data set in the layout of SSL-FL (Yan 2023): a table of labels, and one list of files per client."""
     remedy = ready(what, home.parent, False)
 
     def lines(path: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield where each line is, and its fields."""
+        """Yield the place of each line ("labels.csv, line 7") and its fields."""
         file = find(home.parent, (f"{home.name}/{path}",), what, remedy)
         for number, fields in csv_rows(file, remedy="fetch it anew"):
             yield f"{file}, line {number}", [field.strip() for field in fields]
@@ -199,7 +209,7 @@ def _ssl_fl(
         labels[fields[0]] = allowed[fields[1]]
 
     def listed(path: str, part: str) -> list[Sample]:
-        """The files that a list names, each once, in the order of their first lines."""
+        """Return the files that a list contains, each once, in the order of their first lines."""
         samples: dict[str, Sample] = {}
         for at, (name, *_) in lines(path):
             if name not in labels:

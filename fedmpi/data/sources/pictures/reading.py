@@ -1,4 +1,4 @@
-"""Images become one array, by several threads: decoders leave Python's lock. Or they stay files."""
+"""Decode many images into one array with several threads (decoders release Python's lock), or keep them as files."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from fedmpi.data.sources.pictures.decode import DecodeOptions, decode, probe
 from fedmpi.data.streaming import Source, Stream, wanted
 
 MOST_THREADS = 8
-BLOCK = 256  # pictures that a thread takes at once
+BLOCK = 256  # images that a thread decodes per task
 
 Result = TypeVar("Result")
 
 
 def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> np.ndarray | Stream:
-    """Decode images, as all sources of images do.
+    """Decode images to one array; every data source of images calls this function.
 
-    Where `data.stream` says so files stay files: each is opened here, and decoded when it is asked for.
+    If `data.stream` applies, the images stay files: each is checked here, and decoded when a batch needs it.
 
     Args:
         files: images, .npy files (see `decode`), or the bytes of images.
-        options: how each is decoded.
-        rows: where each is named ("a.csv, line 7"), for messages; "" if nowhere. Bytes need it, for they have no name.
+        options: the options for decoding.
+        rows: the row that lists each image ("a.csv, line 7"), for messages; "" if there is none. Needed for bytes,
+            which have no file name.
 
     Returns:
         (n, C, H, W) in the order of the files: uint8, or with `options.pixel_range` float32 in 0..1.
 
     Raises:
-        UserError: with the first image that cannot be read, or is of another shape than the first one.
+        UserError: the first image that cannot be read, or has another shape than the first one.
     """
 
     def name(k: int) -> str:
@@ -48,7 +49,7 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
             row = f"{rows[k]}: " if rows and rows[k] else ""
             where = "; correct the row, or data.root, below which it is looked for" if row else ""
             raise UserError(f"{row}there is no picture {files[k]!s}{where}") from error
-        except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+        except Exception as error:  # a damaged file can raise many errors
             remedy = "" if isinstance(error, UserError) else "; mend or remove it"
             raise UserError(f"{name(k)} cannot be read as a picture: {error}{remedy}") from error
 
@@ -83,7 +84,7 @@ def _decode_all(
 
 
 def _run_threads(do: Callable[[int], None], many: int, block: int) -> None:
-    """Call do(0), ..., do(many - 1) by several threads, `block` calls at a time; raises the first error."""
+    """Call do(0), ..., do(many - 1) in several threads, `block` calls per task; raise the first error."""
 
     def run(begin: int) -> None:
         for k in range(begin, min(begin + block, many)):
@@ -91,16 +92,16 @@ def _run_threads(do: Callable[[int], None], many: int, block: int) -> None:
 
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads, thread_name_prefix="pictures") as pool:
-        for _ in pool.map(run, range(0, many, block)):  # in their order, and others are cancelled after an error
+        for _ in pool.map(run, range(0, many, block)):  # results come in order; after an error the rest is cancelled
             pass
 
 
 @final
 class DecodedFiles(Source):
-    """Picture files that are decoded each time they are read, by several threads."""
+    """Image files that are decoded, by several threads, each time that they are read."""
 
     def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], first: np.ndarray) -> None:
-        """decode: number of a file -> an array like the first one, or UserError with the file's name."""
+        """Store the files and `decode`, which maps the index of a file to an array in the shape of the first one."""
         self.files, self.decode = files, decode
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
 
@@ -109,7 +110,7 @@ class DecodedFiles(Source):
         return _decode_all(self.decode, out, rows, max(-(-len(rows) // MOST_THREADS), 1))
 
     def look(self, rows: np.ndarray) -> Iterator[bytes]:
-        """Names and sizes of the files: to decode them all would take as long as an epoch."""
+        """Yield names and sizes of the files, which ranks compare; decoding them would take as long as an epoch."""
         for row in rows:
             file = self.files[row]
             yield f"{file.name} {file.stat().st_size}\n".encode()

@@ -1,1 +1,1 @@
-"""Sources that are tables: rows of numbers and words, one row a sample."""
+"""Data sources that are tables of numbers and words, with one row per sample."""

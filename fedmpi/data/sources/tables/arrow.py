@@ -1,4 +1,4 @@
-"""Files of Apache Arrow, read by pyarrow where it is installed: Parquet, and data sets as Hugging Face saves them."""
+"""Read Apache Arrow files with pyarrow, if it is installed: Parquet, and data sets saved by Hugging Face `datasets`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def _check_pyarrow(path: Path) -> None:
 
 
 def read_parquet(path: Path) -> dict[str, np.ndarray]:
-    """Read the columns of a Parquet file, as `cells` has them."""
+    """Read the columns of a Parquet file, each converted by `cells`."""
     _check_pyarrow(path)
-    from pyarrow import parquet  # takes half a second to import
+    from pyarrow import parquet  # imported here, because that takes half a second
 
     try:
         table = parquet.read_table(path)
-    except Exception as error:  # a decoder of damaged files may raise anything
+    except Exception as error:  # a damaged file can raise many errors
         raise UserError(f"{path} cannot be read as Parquet: {error}") from error
     return {name: cells(table.column(name)) for name in table.column_names}
 
 
 def read_stream(paths: Sequence[Path]) -> Any:
-    """Read files of Arrow's streaming format as one table."""
+    """Read files in Arrow's streaming format as one table."""
     _check_pyarrow(paths[0])
     import pyarrow
 
@@ -45,9 +45,9 @@ def read_stream(paths: Sequence[Path]) -> Any:
 
 
 def cells(column: Any) -> np.ndarray:
-    """Return a column as (n,) float64 with NaN for nulls, or as text with "" for nulls.
+    """Return a column as (n,) float64 with NaN for nulls, or as (n,) text with "" for nulls.
 
-    Dates, decimal numbers, lists and others are the text that Python writes.
+    Dates, decimal numbers, lists and other types become the text that Python's `str` gives.
     """
     import pyarrow
 
@@ -59,7 +59,7 @@ def cells(column: Any) -> np.ndarray:
     if kind.is_integer(column.type):
         try:
             column = column.cast(pyarrow.float64())
-        except pyarrow.ArrowInvalid:  # beyond 2^53, as identifiers may be: two of them would be one number
+        except pyarrow.ArrowInvalid:  # as floats, identifiers beyond 2^53 could become equal
             column = column.cast(pyarrow.string())
     if kind.is_floating(column.type):
         return column.cast(pyarrow.float64(), safe=False).to_numpy().astype(np.float64)
@@ -67,11 +67,14 @@ def cells(column: Any) -> np.ndarray:
 
 
 def inputs(column: Any, name: str, path: Path) -> Any:
-    """Return the inputs in a column: (n, 1) numbers, of lists of one length (n, length), of nested ones
-    (n, length, ...); or a list of pictures, the bytes of each, or its file where only that is named.
+    """Convert a column of an Arrow table to inputs of a model.
+
+    Returns:
+        (n, 1) numbers; (n, length) or (n, length, ...) for lists, or nested lists, of one length; for images a list
+        with the bytes of each, or with its file if the column has only paths.
 
     Raises:
-        UserError: the first row that is a null, or not as long as row 0.
+        UserError: the first row that is null, or has another length than row 0.
     """
     import pyarrow
     from pyarrow import compute
@@ -80,7 +83,7 @@ def inputs(column: Any, name: str, path: Path) -> Any:
     if kind.is_struct(column.type):
         return [_picture(cell or {}, row, name, path) for row, cell in enumerate(column.to_pylist())]
     values = values.chunk(0) if isinstance(values, pyarrow.ChunkedArray) else values
-    if isinstance(values, pyarrow.ExtensionArray):  # Array2D, Array3D, ... of `datasets`
+    if isinstance(values, pyarrow.ExtensionArray):  # the types Array2D, Array3D, ... of `datasets`
         values = values.storage
     while kind.is_list(values.type) or kind.is_large_list(values.type) or kind.is_fixed_size_list(values.type):
         lengths = compute.list_value_length(values).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -99,7 +102,7 @@ def inputs(column: Any, name: str, path: Path) -> Any:
 
 
 def _picture(cell: Mapping[str, Any], row: int, name: str, path: Path) -> bytes | Path:
-    """The content of a cell of the type Image of `datasets`."""
+    """Return the bytes, or the file, of the image in a cell of the type Image of `datasets`."""
     if cell.get("bytes"):
         return bytes(cell["bytes"])
     if not cell.get("path"):

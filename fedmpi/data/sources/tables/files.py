@@ -1,4 +1,4 @@
-"""A table in a file, CSV or Parquet, or in memory, as columns of cells that know their lines; and its targets."""
+"""Tables from CSV or Parquet files, or from memory, with the line of each row for messages; and their targets."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from fedmpi.data.csv_file import check_is_csv, csv_columns, objects, text_of
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.arrow import read_parquet
 
-# Cells without a value, in any case of letters
+# Cells that count as missing values, in upper or lower case
 GAPS = {"", "?", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "null", "none"}
 TRUTH = {"true": "1", "false": "0", "yes": "1", "no": "0", "t": "1", "f": "0", "y": "1", "n": "0"}
 WHOLE = re.compile(r"[-+]?[0-9]{1,99}")
 DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)")
-AMOUNT = re.compile(r"[-+]?[0-9.][0-9.,']*([eE][-+]?[0-9]+)?")  # a number, with marks between thousands too
+AMOUNT = re.compile(r"[-+]?[0-9.][0-9.,']*([eE][-+]?[0-9]+)?")  # a number, also with thousands separators
 EXCHANGE = str.maketrans({",": ".", ".": ","})
-MANY = 100  # classes beyond which a column of whole numbers may well be amounts
+MANY = 100  # a column of whole numbers with more distinct values may be a quantity rather than classes
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns by name, each (n,): float64 with NaN for a gap, or text as it stands in the file (`csv_columns`).
+    """A table whose columns are (n,) float64 with NaN for a missing value, or text as in the file (`csv_columns`).
 
-    named: by column, words that are no gap, such as "none"; missing: by column, or under "" for all, words that are.
+    Attributes:
+        named: by column, words that are not missing values, such as "none".
+        missing: by column, or under "" for all columns, further words that are missing values.
     """
 
     path: Path
     columns: dict[str, np.ndarray]
-    places: np.ndarray  # (n,) where each row stands in the file
-    unit: str = "line"  # of these places
-    decimal: str = "."  # between a number's digits
+    places: np.ndarray  # (n,) line or row of each row in the file
+    unit: str = "line"  # unit of the places: line or row
+    decimal: str = "."  # decimal mark
     named: Mapping[str, Collection[str]] = field(default_factory=dict)
     missing: Mapping[str, Collection[str]] = field(default_factory=dict)
 
@@ -51,20 +53,20 @@ class Table:
         return f"{self.path}, {self.unit} {self.places[row]}"
 
     def column(self, name: str, key: str) -> np.ndarray:
-        """Return a column that the config names under `key`."""
+        """Return a column that the config names under `key`. Raise UserError if the table does not have it."""
         if name not in self.columns:
             raise UserError(f"{self.path} has no column {name!r} (data.{key}); {nearest(name, self.columns)}")
         return self.columns[name]
 
     def keep(self, rows: np.ndarray) -> Table:
-        """Return some of the rows, by their numbers in ascending order."""
+        """Return the table with these rows only, given by their numbers in ascending order."""
         if len(rows) == len(self):
             return self
         columns = {name: cells[rows] for name, cells in self.columns.items()}
         return replace(self, columns=columns, places=self.places[rows])
 
     def gaps(self, name: str, key: str) -> np.ndarray:
-        """Return (n,) bool, whether a cell of the column has no value."""
+        """Return for each cell of a column whether its value is missing, (n,) bool."""
         cells, missing = self.column(name, key), self._missing(name)
         if cells.dtype == np.float64:
             return np.isnan(cells) | np.isin(cells, [float(word) for word in missing if is_number(word)])
@@ -79,13 +81,15 @@ class Table:
         return is_usual or (bool(missing) and self._word(cell) in missing)
 
     def numbers(self, name: str, key: str, truth: bool = False) -> np.ndarray:
-        """Return a column as (n,) float64, NaN for a gap.
+        """Return a column as (n,) float64, with NaN for missing values.
 
         Args:
-            truth: whether words such as True and no are 1 and 0.
+            name: the column.
+            key: the option that names it, for messages.
+            truth: read words such as True and no as 1 and 0.
 
         Raises:
-            UserError: the first cell that is no finite number.
+            UserError: the first cell that is not a finite number.
         """
         cells, missing = self.column(name, key), self._missing(name)
         if cells.dtype == np.float64:
@@ -107,11 +111,11 @@ class Table:
         return values
 
     def parsed(self, names: Sequence[str], key: str) -> Table:
-        """Return the table with these columns as numbers, so that none is read from its text twice."""
+        """Return the table with these columns converted to numbers, so that their text is parsed only once."""
         return replace(self, columns={**self.columns, **{name: self.numbers(name, key) for name in names}})
 
     def words(self, name: str, key: str) -> np.ndarray:
-        """Return a column as (n,) text, "" for a gap. Numbers have one spelling: 3, 3.0 and 03 are the same word."""
+        """Return a column as (n,) text, "" for missing values. Equal numbers are equal words: 3, 3.0 and 03."""
         cells, gaps = self.column(name, key), self.gaps(name, key)
         words = np.full(len(cells), "", dtype=object)
         if cells.dtype == np.float64:
@@ -123,7 +127,7 @@ class Table:
         return words
 
     def owners(self, site_column: str | None) -> tuple[np.ndarray, list[str]]:
-        """Return (n,) the number of each row's site, and the sites' names; zeros and none without such a column."""
+        """Return the number of each row's site (n,), and the names of the sites; zeros and [] without a site column."""
         if site_column is None:
             return np.zeros(len(self), dtype=np.int64), []
         words = self.words(site_column, "site_column")
@@ -137,7 +141,7 @@ class Table:
 
 
 def _no_number(key: str) -> str:
-    """What to do about a cell that is no number, in a column that the config names under `key`."""
+    """Return the remedy for a cell that is not a number, in a column that the config names under `key`."""
     remedy = "list the column in data.categorical (words become columns of 0 and 1) or in data.drop"
     if key == "label_column":
         remedy = "several label columns, and labels with data.target: number, are numbers"
@@ -145,7 +149,7 @@ def _no_number(key: str) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Return whether Python reads the cell as a number; 1_0, which it reads as 10, is none."""
+    """Return whether a cell is a number. Unlike Python's `float`, 1_0 is not accepted."""
     try:
         float(cell)
     except ValueError:
@@ -154,10 +158,10 @@ def is_number(cell: str) -> bool:
 
 
 def spelling(cell: str | int | float) -> str:
-    """Write a cell as a word, a number in one spelling: 3.0 is 3.
+    """Return the canonical text of a cell; numbers have one spelling, so that 3.0 is "3".
 
-    Whole numbers keep all their digits. Text with an exponent, as identifiers may have by chance (1e5, 10e4), is a word
-    like others.
+    Whole numbers keep all their digits. Text with an exponent (1e5, 10e4), which may be an identifier, is kept as a
+    word.
     """
     if isinstance(cell, float):
         return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
@@ -168,13 +172,13 @@ def spelling(cell: str | int | float) -> str:
 
 
 def ordered(words: Sequence[str] | np.ndarray) -> list[str]:
-    """Return each word once, in natural order, without the empty one."""
+    """Return the distinct words in natural order, without the empty one."""
     return natural_order({*words} - {""})
 
 
 # ---- reading ----
 def read(path: Path, delimiter: str, decimal: str = ".") -> Table:
-    """Read the table at `path`; its ending says whether it is Parquet."""
+    """Read the table in a CSV or Parquet file; the extension of the file decides."""
     check_is_csv(path)
     if path.suffix.lower() in (".parquet", ".pq"):
         columns = read_parquet(path)
@@ -188,9 +192,9 @@ def read(path: Path, delimiter: str, decimal: str = ".") -> Table:
 
 
 def in_memory(rows: Any, decimal: str = ".") -> Table:
-    """Make a table of a DataFrame, of a mapping of names to columns, or of a list of mappings, one a row.
+    """Return the table of a DataFrame, of a dictionary of columns, or of a list of dictionaries, one per row.
 
-    decimal: the mark in numbers that come as text.
+    decimal: the decimal mark of numbers that are given as text.
     """
     if isinstance(rows, list):
         if not all(isinstance(row, Mapping) for row in rows):
@@ -206,13 +210,13 @@ def in_memory(rows: Any, decimal: str = ".") -> Table:
 
 
 def _cells(values: Any, name: str, decimal: str) -> np.ndarray:
-    """(n,) float64, or text as a file with this decimal mark would hold it, "" for None and NaN."""
+    """Convert a column to (n,) float64, or to text as in a file with this decimal mark, with "" for None and NaN."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise UserError(f"rows: column {name!r} has the shape {array.shape}; one value a row is needed")
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)
-    each = values.tolist() if hasattr(values, "tolist") else values  # in the array numbers beside words became words
+    each = values.tolist() if hasattr(values, "tolist") else values  # np.asarray turns numbers beside words into words
     cells = []
     for value in each:
         text = "" if value is None or value != value else str(value)
@@ -237,22 +241,22 @@ def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
 # ---- targets ----
 @dataclass(frozen=True, eq=False)
 class Target:
-    """y, (n,) class numbers or (n,) or (n, k) numbers; names of the classes, none for numbers."""
+    """The targets of a table: y, (n,) class numbers, or (n,) or (n, k) numbers; the class names, () for numbers."""
 
     y: Tensor
     names: tuple[str, ...] = ()
-    outputs: int = 1  # of a model, where there are no classes
+    outputs: int = 1  # number of outputs of a model, if there are no classes
 
     @property
     def strata(self) -> np.ndarray:
-        """(n,) the class of each row; zeros for numbers."""
+        """The class of each row, (n,); zeros for numbers."""
         return self.y.numpy() if self.names else np.zeros(len(self.y), dtype=np.int64)
 
 
 def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None) -> Target:
-    """Return the targets in the column or columns `label`. Gaps, where they are allowed, are NaN beside numbers.
+    """Return the targets in the columns `label`. If missing values are allowed, they are NaN in numbers.
 
-    target: class, number, or auto, which is what the labels look like.
+    target: class, number, or auto, which decides by the labels.
     """
     if len(label) > 1 or target == "number" or (target == "auto" and classes is None and gaps_allowed()):
         if classes is not None or target == "class":
@@ -286,6 +290,6 @@ def _number_targets(rows: Table, label: Sequence[str], outputs: int) -> Target:
 
 
 def _are_amounts(words: np.ndarray) -> bool:
-    """Return whether most words look like numbers, not all of them whole: then a word that is none is a mistake."""
+    """Return whether most words are numbers and some of these are not whole: the labels are quantities, not classes."""
     numeric = [word for word in words if AMOUNT.fullmatch(word)]
     return 2 * len(numeric) > len(words) and not all(map(WHOLE.fullmatch, numeric))

@@ -1,4 +1,4 @@
-"""How a table's rows become inputs: gaps are filled, words become columns of 0 and 1, numbers are standardised."""
+"""The conversion of table rows to inputs: missing values are filled, words encoded as 0 and 1, numbers standardised."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.files import Table, in_memory, read, targets
 
-COLUMNS = 2  # whose numbers are in memory twice while the moments are computed
+COLUMNS = 2  # number of columns that are copied at a time to compute moments, to limit memory
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column to learn from.
+    """A feature column.
 
-    values: the words of which each becomes a column of 0 and 1; None: it holds numbers. closed: other words are
-    refused; otherwise their row has zeros in all of these columns.
+    Attributes:
+        name: its name.
+        values: the words, each of which becomes a column of 0 and 1; None: the column holds numbers.
+        closed: other words are errors; otherwise they become zeros in all of these columns.
     """
 
     name: str
@@ -36,8 +38,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Fit:
-    """What the training rows of one site, or of all, give: by column the value that fills a gap, None where gaps stay;
-    and by column of numbers the mean and deviation by which it is standardised, None where it is not."""
+    """Statistics of the training rows of one site, or of all sites.
+
+    Attributes:
+        fill: by column, the value that replaces missing values; None: they are not replaced.
+        mean, deviation: by column of numbers, the values that standardise it; mean None: numbers are not standardised.
+    """
 
     fill: tuple[float | str | None, ...]
     mean: tuple[float, ...] | None = None
@@ -46,10 +52,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class TablePreparation(Preparation):
-    """The columns of a table in the order of the inputs, with the values that fill and standardise them.
+    """The conversion of table rows to inputs: the feature columns in order, and statistics to fill and standardise.
 
-    sites: by the name of each site, or under "" for all rows alike. zero_is_gap: columns of numbers in which 0 means
-    that nothing was measured. missing_values: words that are gaps, by column, "" for all.
+    Attributes:
+        sites: the statistics of each site by name, or under "" those for all rows.
+        zero_is_gap: columns of numbers in which 0 is a missing value.
+        missing_values: by column, or under "" for all columns, words that are missing values.
     """
 
     columns: tuple[Column, ...]
@@ -75,14 +83,14 @@ class TablePreparation(Preparation):
 
     @property
     def meaning(self) -> list[str]:
-        """The name of each input: `age`, or `city=Ulm`."""
+        """The names of the inputs, such as `age` or `city=Ulm`."""
         names = ([c.name] if c.values is None else [f"{c.name}={value}" for value in c.values] for c in self.columns)
         return [name for group in names for name in group]
 
     def inputs(self, rows: Table, owner: np.ndarray) -> Tensor:
-        """Return (n, f) float32 inputs of rows, NaN for a gap that nothing fills in a number not standardised.
+        """Return the inputs of rows, (n, f) float32; missing values that are neither filled nor standardised stay NaN.
 
-        owner: (n,) the place of each row's site in `sites`.
+        owner: (n,) the index of each row's site in `sites`.
         """
         columns, numeric = [], 0
         for at, column in enumerate(self.columns):
@@ -100,7 +108,7 @@ class TablePreparation(Preparation):
         return torch.cat(columns, dim=1)
 
     def filled_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
-        """Return (n,) the numbers or words of column number `at`, with gaps filled where the site has a value."""
+        """Return the numbers or words of column number `at`, (n,), with missing values filled if the site can."""
         column = self.columns[at]
         cells = _cells(rows, column)
         if column.name in self.zero_is_gap:
@@ -134,7 +142,7 @@ class TablePreparation(Preparation):
         return self._with_targets(NewRows(ids, x, sites=sites, where=rows.at), rows)
 
     def _without_gaps(self, rows: Table) -> Table:
-        """The rows that the training would have used, by `data.missing`."""
+        """Drop rows with missing values if `data.missing` is drop; raise UserError if it is refuse."""
         gaps = {c.name: rows.gaps(c.name, "features") for c in self.columns}
         gap = np.any(list(gaps.values()), axis=0)
         if self.missing == "impute" or not gap.any():
@@ -149,7 +157,7 @@ class TablePreparation(Preparation):
         return rows.keep(np.flatnonzero(~gap))
 
     def _owners(self, rows: Table, site: str | None) -> np.ndarray:
-        """(n,) the place of each row's site in `sites`."""
+        """Return the index of each row's site in `sites`, (n,)."""
         names, column = list(self.sites), self.site_column
         allowed = f"sites: {shorten(', '.join(names), 200)}"
         if site is not None and site not in names:
@@ -166,7 +174,7 @@ class TablePreparation(Preparation):
         return np.array([names.index(word) for word in words], dtype=np.int64)
 
     def _with_targets(self, new: NewRows, rows: Table) -> NewRows:
-        """Add the targets where all label columns are there and hold what they held in training."""
+        """Add the targets to new rows if these have all label columns, with values that are valid in training."""
         if any(name not in rows.columns for name in self.labels):
             return new
         try:
@@ -181,8 +189,10 @@ class TablePreparation(Preparation):
 
 
 def _cells(rows: Table, column: Column) -> np.ndarray:
-    """(n,) the numbers of a column, NaN for a gap, or its words, "" for a gap. Raises UserError for a word that a
-    closed column does not have."""
+    """Return the numbers of a column, (n,) with NaN for missing values, or its words with "" for missing values.
+
+    Raises UserError if a closed column has a word that is not in its list.
+    """
     if column.values is None:
         return rows.numbers(column.name, "features")
     words = rows.words(column.name, "categorical")
@@ -197,11 +207,12 @@ def _cells(rows: Table, column: Column) -> np.ndarray:
 def fit_preparation(
     plain: TablePreparation, rows: Table, owner: np.ndarray, train: np.ndarray, standardise: str
 ) -> TablePreparation:
-    """Fit a preparation to the training rows.
+    """Compute the statistics of a preparation from the training rows.
 
     Args:
-        plain: the columns, and the sites with no more than their names.
-        owner: (n,) the place of each row's site in `plain.sites`.
+        plain: the columns, and the names of the sites without statistics.
+        rows: all rows.
+        owner: (n,) the index of each row's site in `plain.sites`.
         train: (n,) whether a row is a training row.
         standardise: `site`, `pooled` or `none`.
     """
@@ -223,8 +234,7 @@ def fit_preparation(
 
 
 def _fill_value(cells: np.ndarray) -> float | str | None:
-    """The median of numbers (n,), where a gap is NaN; the most frequent of words (n,), of equals the first by letters,
-    where a gap is ""; None where all are gaps."""
+    """Return the median of numbers, or the most frequent word (of ties the first by letters); None without values."""
     if cells.dtype != object:
         numbers = cells[~np.isnan(cells)]
         return float(np.median(numbers)) if len(numbers) else None
@@ -239,9 +249,9 @@ def _moments(
     numeric: Sequence[int],
     parts: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """(parts, 2, columns): means and deviations of the filled columns `numeric` over each part of the rows."""
+    """Return means and deviations of the filled columns `numeric` over each part of the rows, (parts, 2, columns)."""
     moments = [np.zeros((len(parts), 2, 0))]
-    # Never a single one of several: NumPy adds up one column in another order, and its last bit may differ.
+    # Several columns are never split into single ones: NumPy sums one column in another order, with other last bits.
     for few in np.array_split(numeric, max(len(numeric) // COLUMNS, 1)) if numeric else ():
         x = np.stack([preparation.filled_column(at, rows, owner) for at in few], axis=1)
         moments.append(np.stack([column_moments(x[part]) for part in parts]))
@@ -249,20 +259,20 @@ def _moments(
 
 
 def standardise_columns(x: np.ndarray, mean: Any, deviation: Any) -> np.ndarray:
-    """Return (x - mean) / deviation, (n, f), both (f,); NaN, and a column that does not vary, become 0."""
+    """Return (x - mean) / deviation for x (n, f); NaN, and columns with deviation 0, become 0."""
     std = np.asarray(deviation)
     return np.divide(x - np.asarray(mean), std, out=np.zeros_like(x), where=(std > 0) & ~np.isnan(x))
 
 
 def column_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means (f,) of x (n, f) without NaN, and the standard deviations (f,) where NaN counts as the mean.
+    """Return the means (f,) of x (n, f) without NaN, and the standard deviations (f,) with NaN replaced by the mean.
 
-    Both are 0 for a column without values, the deviation is exactly 0 for one that does not vary.
+    Both are 0 for a column without values; the deviation is exactly 0 for a constant column.
     """
     gaps = np.isnan(x)
     number = len(x) - gaps.sum(0)
     mean = np.where(gaps, 0, x).sum(0) / np.maximum(number, 1)
-    # Decided by the values, not by the deviation: the rounded mean of equal numbers may differ from them by 1e-17.
+    # Values are compared to find constant columns, because the rounded mean of equal numbers may differ by 1e-17.
     varies = np.where(gaps, -np.inf, x).max(0, initial=-np.inf) > np.where(gaps, np.inf, x).min(0, initial=np.inf)
     squares = np.square(np.where(gaps, 0, x - mean))
     return mean, np.where(varies, np.sqrt(squares.sum(0) / max(len(x), 1)), 0.0)

@@ -1,4 +1,4 @@
-"""A data set as Hugging Face's `datasets` saves it: a folder of Arrow files, or one of such a folder for each split."""
+"""Data sets that Hugging Face `datasets` saved to disk: a folder of Arrow files, or one such folder per split."""
 
 from __future__ import annotations
 
@@ -46,17 +46,27 @@ def saved_dataset(
     axes: str | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
 ) -> Dataset:
-    """The folder root/path that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; pyarrow reads it.
+    """The folder root/path that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; needs pyarrow.
 
-    input_column: a column of numbers, of lists of one length, nested ones too, or of pictures. uint8 and pictures are
-    scaled to 0..1, other numbers are taken as they are; with symbols they stay whole (for an embedding). label_column:
-    class labels, or numbers (a regression). site_column says whose a row is. Of several splits train and validation
-    (valid, val, dev) are trained on, and test is the test part; without it, test_fraction (0.2) of each class is, the
-    same for every seed. axes: of lists nested thrice (Array3D) or four times, such as NHWC; without it 1 or 3 entries
-    of the first or the last axis are channels, and other shapes are guessed, with a warning. pixel_range: [low, high],
-    which become 0 and 1; or file, the least and the largest value of each picture; pictures of more than 8 bits need
-    it. mean, std: one number a channel, of pixels in 0..1. Of pictures: size: each is scaled and cut at its centre to
-    size x size; without it all must be of one size. channels: 1 grey, 3 colour.
+    The splits train and validation (valid, val, dev) are trained on, and test is the test part. Images and uint8
+    numbers are scaled to 0..1; other numbers are used as they are.
+
+    path: the folder, relative to data.root.
+    input_column: the column with numbers, lists of one length, nested lists, or images.
+    label_column: the column with class labels, or with numbers (a regression).
+    site_column: the column with the owner of each row.
+    symbols: true to keep whole numbers as they are, for an embedding.
+    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    channels: 3 for colour, 1 for grey images.
+    mean: subtracted from the inputs, for images from pixels in 0..1; one number per channel.
+    std: the inputs are then divided by it, one number per channel.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each image;
+    images with more than 8 bits per pixel need it.
+    axes: the axes of three or four times nested lists (Array3D, Array4D), such as NHWC. Without it the axis of the
+    channels is the first or the last one of a sample if exactly one of them has 1 or 3 entries; other shapes are
+    errors.
+    test_fraction: without a split test, the share of each class that is the test part, the same for every seed; default
+    0.2.
     """
     folder = root / path
     splits = _splits(folder)
@@ -96,7 +106,7 @@ def saved_dataset(
 def _numbers(
     parts: Sequence[np.ndarray], options: ArrayOptions | None, labels: Table, class_names: tuple[str, ...]
 ) -> tuple[Any, Preparation | None]:
-    """Return the samples of all splits, and how they are prepared. options: None for symbols."""
+    """Return the samples of all splits, and their preparation. options: None for symbols."""
     folder = labels.path
     if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
         raise UserError(f"{folder}: the rows of its splits have different shapes; one is needed")
@@ -114,7 +124,7 @@ def _numbers(
 
 
 def _splits(folder: Path) -> list[str]:
-    """Return the splits to read, "." for a data set without splits; warn of those that are no part."""
+    """Return the names of the splits to read, "." for a data set without splits; warn about other splits."""
     if os.path.isfile(folder / "state.json"):
         return ["."]
     if not os.path.isfile(folder / "dataset_dict.json"):
@@ -130,7 +140,7 @@ def _splits(folder: Path) -> list[str]:
 
 
 def _read(folder: Path, input_column: str, label_column: str, site_column: str | None) -> tuple[Any, Table]:
-    """Return the inputs of one split, (n, ...) numbers or a list of pictures, and its labels and sites."""
+    """Return the inputs of one split, (n, ...) numbers or a list of images, and a table of its labels and sites."""
     state, info = (_json(folder / file) for file in ("state.json", "dataset_info.json"))
     files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
     missing = [file for file in files if not os.path.isfile(file)]
@@ -154,7 +164,7 @@ def _read(folder: Path, input_column: str, label_column: str, site_column: str |
 
 
 def _with_class_names(labels: Table, column: str, names: Sequence[str]) -> Table:
-    """Put the name of its class in the place of each label."""
+    """Replace the class numbers in a column by the names of the classes."""
     numbers = labels.columns[column]
     odd = np.flatnonzero((numbers < 0) | (numbers >= len(names)))
     if len(odd):
@@ -165,7 +175,7 @@ def _with_class_names(labels: Table, column: str, names: Sequence[str]) -> Table
 
 
 def _joined(parts: Sequence[Table], folder: Path) -> Table:
-    """Join the labels of all splits, one after the other."""
+    """Concatenate the tables of labels of all splits."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     return replace(parts[0], path=folder, columns=columns, places=np.concatenate([part.places for part in parts]))
 

@@ -1,4 +1,4 @@
-"""Any table, CSV or Parquet, with a column of labels and perhaps one of sites."""
+"""The data source `table`: CSV or Parquet files with a label column and, if available, a site column."""
 
 from __future__ import annotations
 
@@ -53,25 +53,33 @@ def table(
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     decimal: Literal[".", ","] = ".",
 ) -> Dataset:
-    """A CSV or Parquet file, root/path, whose first line names the columns; a silo is a file of its own.
+    """A CSV or Parquet file, root/path, whose first line names the columns; in silo mode each silo has its own file.
 
-    label_column: the column to be learned; several columns are one target (n, k), such as event
-    and time for the task survival; with target: number a model has an output for each of them. site_column says whose
-    a row is. split_column says train or test (val joins train); without it, test_fraction (0.2) of each class of each
-    site is the test part, the same for every seed. group_column: whose rows stay together, such as patients': in
-    the test part, the training part or what data.validation puts aside. features: the columns to learn from, in order;
-    without it all others but those in `drop`.
-    categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
-    target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
-    labels in the order of their numbers, else sorted.
-    missing: a row with a gap is refused, dropped, or filled with the median (words: the most frequent) of its site's
-    training part; missing_values: what is a gap, too, such as [-9, unknown], in all columns, or by column.
-    standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
-    not.
-    delimiter: between a CSV's cells; decimal: between the digits of its numbers.
+    In silo mode a site is prepared from its own rows only.
 
-    In silo mode a site is prepared from its own rows alone: path may hold {site}, which becomes the silo's name, and
-    without path the silo's name is the file's.
+    path: the file, relative to data.root; for silos it may contain {site}, which is replaced by the name of the silo.
+    Without path the name of the silo is the file's name.
+    label_column: the column to predict. Several columns are one target (n, k), such as event and time for the task
+    survival; with target: number the model has one output per column.
+    site_column: the column with the owner of each row.
+    split_column: the column with train or test for each row; val joins the training part.
+    group_column: the column with groups, such as patients, whose rows stay together: in the test part, in the training
+    part, or in the rows that data.validation holds out.
+    test_fraction: without split_column, the share of each class of each site that is the test part, the same for every
+    seed; default 0.2.
+    features: the feature columns in this order; by default all others, without those in `drop`.
+    drop: columns that are not used.
+    categorical: columns of words, each value in the training part becoming a column of 0 and 1; a mapping lists the
+    values of each column.
+    target: class, number (a regression), or auto, which is class if the labels are words or whole numbers.
+    class_names: the labels in the order of their numbers; by default sorted in natural order.
+    missing: what to do with a row that has a missing value: refuse it, drop it, or impute the median (for words the
+    most frequent value) of its site's training part.
+    missing_values: further missing values, such as [-9, unknown], in all columns or by column.
+    standardise: numbers are standardised by mean and deviation of the training part of their own site (site), of those
+    of all sites (pooled), or not at all (none).
+    delimiter: the separator of the cells of a CSV file.
+    decimal: the decimal mark of numbers.
     """
     for key, value in {"site_column": site_column, "standardise": standardise}.items():
         if site is not None and (value == "pooled" or (value and key == "site_column")):
@@ -133,7 +141,7 @@ def table(
 
 
 def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: Mapping[str, str]) -> list[str]:
-    """Return the columns to learn from. keys: of the columns that the config names for something else."""
+    """Return the feature columns. keys: columns with another role, with the option that names each."""
     for name, key in {**dict.fromkeys(drop, "drop"), **keys}.items():
         rows.column(name, key)
     if given is not None:
@@ -150,7 +158,7 @@ def _features(rows: Table, given: list[str] | None, drop: Sequence[str], keys: M
 def _values(
     categorical: list[str] | dict[str, list[Value]] | None, features: Sequence[str]
 ) -> dict[str, list[str] | None]:
-    """Return the values of each column of words in one spelling; None where the training part gives them."""
+    """Return the values of each column of words in their canonical spelling; None if the training part defines them."""
     values: dict[str, list[str] | None] = dict.fromkeys(categorical or ())
     if isinstance(categorical, dict):
         values = {name: list(map(spelling, given)) for name, given in categorical.items()}
@@ -163,7 +171,7 @@ def _values(
 
 
 def _column(rows: Table, name: str, values: Mapping[str, list[str] | None], train: np.ndarray) -> Column:
-    """Return a column to learn from; a categorical one with its values given, or those in the training part."""
+    """Return a feature column; the values of a categorical one are those of the config, or of the training part."""
     words = values.get(name)
     if name in values and words is None:
         return Column(name, tuple(ordered(rows.words(name, "categorical")[train])))
@@ -171,9 +179,10 @@ def _column(rows: Table, name: str, values: Mapping[str, list[str] | None], trai
 
 
 def _without_gaps(rows: Table, keys: Mapping[str, str], missing: str) -> Table:
-    """Refuse gaps that nothing fills, or where `missing` is drop, return the table without their rows.
+    """Return the table without incomplete rows if `missing` is drop; check that other missing values can be filled.
 
-    keys: of the config, by the columns that they name. A site that has no row left is refused.
+    keys: the columns that are read, with the option that names each. Raises UserError for a missing value if `missing`
+    is refuse, or the column is not a feature, and if no row of a site is left.
     """
     gaps = {name: rows.gaps(name, key) for name, key in keys.items()}
     for name, key in keys.items():
@@ -209,7 +218,7 @@ def _training_rows(
     split_column: str | None,
     test_fraction: float,
 ) -> np.ndarray:
-    """(n,) bool, whether a row is for training: by the column that says so, or drawn of each class of each site."""
+    """Return whether each row is a training row, (n,) bool: by the split column, or drawn by class and site."""
     train = np.ones(len(rows), dtype=bool)
     if split_column is None:
         for own in (np.flatnonzero(owner == k) for k in np.unique(owner)):
@@ -221,7 +230,7 @@ def _training_rows(
             allowed = ", ".join(PARTS)
             raise UserError(f"{rows.at(odd)}: column {split_column!r} holds {words[odd]!r}; allowed: {allowed}")
         train = np.array([PARTS[word] != "test" for word in words], dtype=bool)
-        check_groups(groups, train, rows.at)  # of all sites: a patient of two is one patient
+        check_groups(groups, train, rows.at)  # across sites, because the same patient may occur at two sites
     for k, name in enumerate(names):
         if not train[owner == k].any():
             place = rows.at(int(np.argmax(owner == k)))
