@@ -61,9 +61,9 @@ def overlap(guess: Tensor, y: Tensor, classes: int, first: int = 0) -> tuple[flo
 
 
 def calibration_error(f: Tensor, y: Tensor) -> float:
-    """Return the expected calibration error, 0 to 1 (Guo et al. 2017):  sum_b |B_b| / n  |accuracy(B_b) -
-    confidence(B_b)|
+    """Return the expected calibration error of logits f (n, c), 0 to 1 (Guo et al. 2017).
 
+        sum_b |B_b| / n  |accuracy(B_b) - confidence(B_b)|
     Bin b of the BINS bins has the samples whose confidence, the largest softmax probability, is in
     ((b - 1) / BINS, b / BINS].
     """
