@@ -67,7 +67,7 @@ class Gaussian(nn.Module):
         return torch.cat([z, self.divergences(self.C * mu, (self.C * sigma).abs())], 1)
 
     def divergences(self, mu: Tensor, sigma: Tensor) -> Tensor:
-        """Return the KL divergence of N(mu, sigma^2) from each reference distribution (3).   (B, z), (B, z) -> (B, c)"""
+        """Return the KL divergence of N(mu, sigma^2) from each class reference (3).   (B, z), (B, z) -> (B, c)"""
         with torch.autocast(mu.device.type, enabled=False):  # bf16 is too inexact for sums that cancel
             mu, sigma = mu.to(self.r_mu.dtype), sigma.to(self.r_mu.dtype)
             r = softplus(self.r_sigma)  # (c, z)  (2)
