@@ -92,7 +92,7 @@ def client_tests(
 
 
 def _parts_of(parts: Partition, at: np.ndarray) -> Tests:
-    """Return test rows of which client k gets part at[k]."""
+    """Return the number and the rows of each client's test samples: client k gets part at[k]."""
     return parts.sizes[at], PerClient(len(at), lambda k: torch.from_numpy(parts[at[k]]))
 
 

@@ -54,7 +54,9 @@ def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as th
 def csv_table(
     path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None], remedy: str = "save it anew as that"
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the column names in the first row, and an iterator over the other rows, checked to have as many cells.
+    """Return the column names in the first row, and an iterator over the other rows.
+
+    A row with another number of cells than the first raises UserError.
 
     Args:
         check_header: called with the names before any other row is read; it may raise UserError.

@@ -101,7 +101,7 @@ class Federated:
 
 
 def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls `change` once for each object."""
+    """Return a function that calls `change` only once for each object, and then returns the same result."""
     changed: dict[int, Any] = {}
 
     def call(value: Any) -> Any:

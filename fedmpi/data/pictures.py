@@ -23,8 +23,8 @@ CHUNK = 1024  # pictures that are converted at once
 class Pictures:
     """n images that act as a float32 tensor (n, C, H, W) but take a quarter of its memory; `read` returns rows of it.
 
-    Any other attribute or torch function is applied to the whole float tensor, which is computed for that purpose, so
-    that code that changes the data of a source need not know how they are stored.
+    Any other attribute or torch function is applied to the whole float tensor, which is computed for that purpose. Code
+    that changes the data of a source need therefore not know how images are stored.
 
     Args:
         stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W).
@@ -40,7 +40,7 @@ class Pictures:
         device: torch.device | None = None,
         blocks: bool | None = None,
     ) -> None:
-        """Create pictures.
+        """Store images and how their rows are read.
 
         Args:
             device: device of the rows that are read; None: that of the stored tensor.

@@ -91,7 +91,7 @@ def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
 
 
 def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
-    """Return the label counts of this rank's clients, (N, classes) int64, with zeros in the rows of all others.
+    """Return the label counts of this rank's clients, (N, classes) int64, with zeros in all other rows.
 
     The sum over ranks is the table of all clients.
 

@@ -97,9 +97,10 @@ Width = Annotated[int, Field(gt=0)]
 def small_cnn(input_shape: tuple[int, ...], classes: int, width: Width = 64) -> nn.Module:
     """CNN of FedUV (2024): eight convolutions with batch normalisation, two hidden layers of 256; from 21 x 21 pixels.
 
-    Each convolution is followed by batch normalisation and ReLU. The mean over the image and the projection follow.
-    width: filters of the first two blocks; the others have two and four times as many. For 3 x 32 x 32 images of 10
-    classes: 1,331,402 parameters.
+    Each convolution is followed by batch normalisation and ReLU, and all of them by the mean over the image and the
+    projection. For 3 x 32 x 32 images of 10 classes it has 1,331,402 parameters.
+
+    width: filters of the first two blocks; the others have two and four times as many.
     """
     channels, _, _ = image("small_cnn", input_shape, least=LEAST)
     layers: list[nn.Module] = []

@@ -69,10 +69,10 @@ class Factorised(nn.Module):
 
 
 def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
-    """Return the rank r for which the two factors have `ratio` of the dense weight's entries, or the least useful rank.
+    """Return the rank r at which the two factors have `ratio` of the dense weight's entries, but at least a minimum.
 
-    The least rank is ceil(sqrt(least)), with least = min(m, n) for a linear layer: for smaller r a matrix W could not
-    have full rank (the paper's Corollary 1). For a convolution least = max(O, I), as in the authors' code, and r solves
+    The minimum is ceil(sqrt(n_min)). For a linear layer n_min = min(m, n), since for smaller r a matrix W could not
+    have full rank (the paper's Corollary 1). For a convolution n_min = max(O, I), as in the authors' code, and r solves
     2 r (O + I + r k^2) = ratio O I k^2.
 
     >>> [rank_for((256, 256, 3, 3), ratio) for ratio in (0.1, 0.3, 0.5)], rank_for((200, 100), 0.5)
@@ -90,7 +90,7 @@ def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
 
 
 def factorise(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:
-    """Replace, in place, every convolution and linear layer that becomes smaller by it with a Factorised layer.
+    """Replace, in place, each convolution and linear layer by a Factorised layer if that makes it smaller.
 
     The head, which is the last linear layer, remains dense, and so do frozen layers and convolutions with groups or
     with a padding other than zeros. The changed module is returned.

@@ -20,7 +20,7 @@ REFERENCE = "reference"  # layout group of r_mu, r_sigma, C
 
 
 class First(nn.Module):
-    """A linear layer that is applied to the first columns of its input."""
+    """A linear layer applied to the first columns of its input, here the features z without the divergences."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

@@ -36,7 +36,9 @@ def mlp(
 ) -> MLP:
     """Multilayer perceptron with ReLU; by default the 2NN of the FedAvg paper (McMahan 2017).
 
-    hidden: units of each hidden layer, at least one layer. For 1 x 28 x 28 images of 10 classes: 199,210 parameters.
+    hidden: units of each hidden layer, at least one layer.
+
+    For 1 x 28 x 28 images of 10 classes it has 199,210 parameters.
     """
     return MLP(math.prod(input_shape), hidden, classes)
 
@@ -85,10 +87,7 @@ def layers_of(module: nn.Module) -> list[nn.Module] | None:
 
 
 def straight(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return a function that equals module(x) but calls no hooks of its layers.
-
-    It is None if the module is not a chain of known layers.
-    """
+    """Return a function that equals module(x) but calls no hooks; None if it is not a chain of known layers."""
     layers = layers_of(module)
     if not layers or any(part._compiled_call_impl is not None for part in module.modules()):
         return None

@@ -29,7 +29,7 @@ def percent(hits: Tensor) -> float:
 
 
 def top(f: Tensor, y: Tensor, k: int) -> float:
-    """Return the percentage of samples whose class is among the k largest logits, of equal ones the lowest."""
+    """Return the percentage of samples whose class is among the k largest logits; ties go to lower classes."""
     return percent((f.argsort(dim=1, descending=True, stable=True)[:, :k] == y[:, None]).any(1))
 
 

@@ -21,9 +21,8 @@ def cross_entropy(f: Tensor, y: Tensor, skip: int = SKIP, row_by_row: bool = Fal
     Args:
         f: logits, (B, c, ...).
         y: targets, (B, ...).
-        row_by_row: compute it on logits as rows (P, c). This is slower on a CPU; on a GPU it is always done, since it
-            is
-            the only form with a fixed order of sums.
+        row_by_row: compute it on logits as rows (P, c). This is slower on a CPU; on a GPU it is always done, because
+            other forms have no fixed order of sums.
     """
     if row_by_row or f.is_cuda:
         rows = f.movedim(1, -1).flatten(0, -2)

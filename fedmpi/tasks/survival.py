@@ -64,8 +64,8 @@ class Survival(Task):
 def negative_log_likelihood(f: Tensor, y: Tensor) -> Tensor:
     """Return the loss of log hazards f (B,) and targets y (B, 2), () float64; 0 without an event.
 
-    It is computed in float64: the gradient of the sample with the longest time is 0, but in float32 a rounding error of
-    1e-6 remains, which Adam would scale to a full step.
+    It is computed in float64: a sample that no other sample outlives has a gradient of 0, but in float32 a rounding
+    error of 1e-6 remains, which Adam would scale to a full step.
     """
     f = f.double()
     time, order = y[:, 1].sort(descending=True, stable=True)

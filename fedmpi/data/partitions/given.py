@@ -37,7 +37,9 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
     """A partition read from a file: .csv with a client for each training sample, or .npz of an earlier run.
 
     A .csv file has a column `client` and one line for each training sample, with -1 for samples that no client gets.
-    The .npz file is the partition.npz of a run directory. path: the file, relative to the working directory.
+    The .npz file is the partition.npz of a run directory.
+
+    path: the file, relative to the working directory.
     """
     path = path.expanduser()
     readers = {".csv": _read_csv, ".npz": _read_npz}

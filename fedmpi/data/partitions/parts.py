@@ -14,7 +14,7 @@ LEAVE_OUT = "leave `clients` out (data.partition.clients=null, where a base sets
 
 @final
 class Partition:
-    """The rows of N clients. The rows of a client are a view, so that a million clients take little more memory.
+    """The rows of N clients, as two arrays; the rows of a client are a view, to save memory with a million clients.
 
     Args:
         order: (n,) int64, the rows of client 0, then those of client 1, and so on.
@@ -77,11 +77,7 @@ class Partition:
 
 
 def index_array(part: Any, samples: int) -> np.ndarray:
-    """Return one client's rows as (n,) int64, ascending.
-
-    Raises:
-        ValueError: the rows are not whole numbers 0..samples - 1 in an array (n,).
-    """
+    """Return a client's rows, (n,) int64, ascending. Raises ValueError unless they are integers 0..samples - 1."""
     indices = np.asarray(part)
     usual = indices.ndim == 1 and (indices.dtype.kind in "iu" or not len(indices))
     if not usual or indices.min(initial=0) < 0 or indices.max(initial=0) >= samples:
@@ -109,11 +105,7 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
 
 
 def check_enough(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
-    """Raise UserError if there are too few samples for parts of `min_size`.
-
-    Args:
-        unit: the number and kind of the parts, for the message.
-    """
+    """Raise UserError if there are too few samples for parts of `min_size`. unit: the parts, for the message."""
     if samples < parts:
         what = unit or f"clients={parts} parts"
         raise UserError(f"data.partition: {scheme} cannot cut {samples} samples into {what}; lower `clients`")

@@ -1,8 +1,5 @@
-"""Random partitions: equal parts (iid), or shares drawn from a Dirichlet distribution.
-
-The shares are those of each class, in the three conventions that papers use (dirichlet), or of all samples
-(quantity).
-"""
+"""Random partitions: equal parts (iid), or shares from a Dirichlet distribution, by class (dirichlet) or in all
+(quantity)."""
 
 from __future__ import annotations
 
@@ -45,14 +42,14 @@ def dirichlet(
     """Label skew drawn from a Dirichlet distribution; a smaller alpha gives a stronger skew.
 
     alpha: concentration of the Dirichlet distribution; the largest, 1e6, gives even shares.
+    min_size: smallest number of samples of a client, for the conventions class and class_plain.
     convention: how shares are drawn, following different papers.
-    class:        for each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples; the
-    shuffled
-                  class is cut at floor(cumsum(q) n_c).  Redrawn until every client has min_size samples (Yurochkin
-                  2019; NIID-Bench).
+    class:        for each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples;
+                  the shuffled class is cut at floor(cumsum(q) n_c).  Redrawn until every client has min_size
+                  samples (Yurochkin 2019; NIID-Bench).
     class_plain:  the same without setting q_k to 0.
-    client:       q_k ~ Dir(alpha 1_C) for each client, and equal sizes; one client after the other draws the classes of
-                  its samples from q_k; an exhausted class is dropped and q_k renormalised (Hsu 2019).
+    client:       q_k ~ Dir(alpha 1_C) for each client, and equal sizes; one client after the other draws the
+                  classes of its samples from q_k; an exhausted class is dropped and q_k renormalised (Hsu 2019).
     """
     check_classes(labels, "dirichlet")
     check_enough(len(labels), clients, "dirichlet", min_size)
