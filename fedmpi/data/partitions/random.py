@@ -1,5 +1,4 @@
-"""Random partitions: equal parts (iid), or shares from a Dirichlet distribution, by class (dirichlet) or in all
-(quantity)."""
+"""Random partitions: equal parts (iid), or shares drawn from a Dirichlet distribution (dirichlet, quantity)."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def dirichlet(
     """Label skew drawn from a Dirichlet distribution; a smaller alpha gives a stronger skew.
 
     alpha: concentration of the Dirichlet distribution; the largest, 1e6, gives even shares.
-    min_size: smallest number of samples of a client, for the conventions class and class_plain.
+    min_size: the least number of samples of a client.
     convention: how shares are drawn, following different papers.
     class:        for each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples;
                   the shuffled class is cut at floor(cumsum(q) n_c).  Redrawn until every client has min_size
