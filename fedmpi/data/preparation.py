@@ -96,7 +96,7 @@ class Preparation(ABC):
 
 
 def from_facts(facts: Any) -> Preparation:
-    """Return the preparation with the facts of `Preparation.facts`. Raises ValueError for anything else."""
+    """Return the preparation with the facts of `Preparation.facts`. Raises ValueError for other values."""
     kind = facts.get("kind") if isinstance(facts, dict) else None
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; known: {', '.join(KINDS)}")
@@ -115,7 +115,7 @@ def with_options(preparation: Preparation, given: Mapping[str, Any], others: boo
 
     Args:
         given: options as in a config, without `data.`.
-        others: ignore options that do not concern the new file, because they are meant for something else.
+        others: ignore options that do not concern the new file.
 
     Raises:
         UserError: an option that new files of this run do not have, or a value that is not allowed.

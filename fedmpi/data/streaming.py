@@ -1,6 +1,6 @@
-"""Pictures that stay on disk: rows are read when a batch needs them; a thread reads those of the next batches ahead.
+"""Pictures that stay on disk: rows are read when a batch needs them, and by a thread for the next batches.
 
-data.stream decides which sets stay on disk: `auto` (those of more than LIMIT bytes), `true` (all) or `false` (none). A
+data.stream decides which sets stay on disk: `auto` (sets of more than LIMIT bytes), `true` (all) or `false` (none). A
 data source calls `wanted` and, if it returns true, puts a Stream in place of an array.
 """
 

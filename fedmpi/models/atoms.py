@@ -22,7 +22,7 @@ Init = Literal["he", "dcf", "from_conv"]
 
 
 class AtomConv2d(nn.Conv2d):
-    """A convolution whose weight is W of (1); its other settings are those of the convolution that it replaces.
+    """A convolution whose weight is W of (1); it keeps the other settings of the convolution that it replaces.
 
     The initial values depend on `init`. he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), as
     ReLU networks need it. dcf: D ~ N(0, 1), alpha ~ N(0, 1/(i m_a)), for networks with batch normalisation; Var W is
@@ -69,7 +69,7 @@ def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module
     """Replace every Conv2d of `module` with kernels of more than one pixel by an AtomConv2d, in place, and return it.
 
     Layout groups: atoms are in ATOM, coefficients and the biases of convolutions in COEF. COEF also has the
-    convolutions that are not replaced: those with 1x1 kernels, frozen ones, and subclasses of Conv2d (which may have a
+    convolutions that are not replaced: 1x1 convolutions, frozen ones, and subclasses of Conv2d (which may have a
     forward function or weights of their own). Linear layers (theta_h) keep their group.
 
     Args:

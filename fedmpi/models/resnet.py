@@ -10,8 +10,8 @@ groups, which does not depend on the batch, as in Wu and He, ECCV 2018, https://
 FedUV's authors (CVPR 2024) train ResNet-18 with `stem: small, stride: 2, projection: true` and ResNet-50 with
 `stem: no_pool, projection: true`.
 
-All parameters except those of a projection have torchvision's names, so that weights can be exchanged with its models.
-Initial weights are random; `init.from` loads trained weights, such as those of torchvision.
+All parameters outside a projection have torchvision's names, so that weights can be exchanged with its models. Initial
+weights are random; `init.from` loads trained weights, for example from torchvision.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,8 @@ def resnet18(
 
     stem: imagenet (7x7 convolution with stride 2, max pool), no_pool (without the max pool) or small (3x3 convolution
     with stride 1, no max pool; for images of 32 pixels).
-    norm: bn, bn_nostats (no running statistics: evaluations use those of each batch) or gn (group normalisation).
+    norm: bn, bn_nostats (no running statistics: evaluations use the statistics of each batch) or gn (group
+    normalisation).
     stride: stride of the first stage.
     projection: true puts two linear layers of 256, each with normalisation `norm`, before the last layer.
 
@@ -68,7 +69,8 @@ def resnet50(
 
     stem: imagenet (7x7 convolution with stride 2, max pool), no_pool (without the max pool) or small (3x3 convolution
     with stride 1, no max pool; for images of 32 pixels).
-    norm: bn, bn_nostats (no running statistics: evaluations use those of each batch) or gn (group normalisation).
+    norm: bn, bn_nostats (no running statistics: evaluations use the statistics of each batch) or gn (group
+    normalisation).
     stride: stride of the first stage.
     projection: true puts two linear layers of 256, each with normalisation `norm`, before the last layer.
 

@@ -52,14 +52,14 @@ class Task(ABC):
     def weigh(self, counts: Tensor) -> None:
         """Receive the number of training samples of each class, (classes,), before any client trains.
 
-        The counts are those of all clients. If sites do not share their label counts, this is called before each client
+        The counts include all clients. If sites do not share their label counts, this is called before each client
         trains, with the counts of that client.
         """
         return None
 
     @abstractmethod
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the metrics of a whole split by name: exactly those in `names`, NaN for an undefined one.
+        """Return the metrics of a whole split by name: exactly the names in `names`, NaN if undefined.
 
         Args:
             outputs: what `hold` returned for the batches of the split, (n, ...).

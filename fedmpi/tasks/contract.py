@@ -66,7 +66,7 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
 
 
 def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
-    """Return what the task keeps of a batch's outputs until its metrics are computed, after checking its shape."""
+    """Return the part of a batch's outputs that the task keeps for its metrics, after checking its shape."""
     summary = task.hold(outputs, y)
     if not isinstance(summary, Tensor) or summary.shape[:1] != y.shape[:1]:
         raise _return_error(task, "hold", summary, f"a tensor ({len(y)}, ...)")

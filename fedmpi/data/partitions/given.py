@@ -17,8 +17,8 @@ def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple
     """One client for each natural site; `labels` has the site 0..N-1 of each sample.
 
     only: the sites that are clients, by name, or by number if they have no names. No client trains on the other sites,
-    but their rows remain in the global test set and in evaluate.protocol's `sites`. This shows what one site achieves
-    alone, or what a site gets from a model trained without it.
+    but their rows remain in the global test set and in evaluate.protocol's `sites`. Use it to measure how well one
+    site does alone, or how well a model does at a site that it was not trained on.
     """
     present, chosen = np.unique(labels), np.array(only or range(clients), dtype=np.int64)
     if clients != len(chosen):
@@ -75,7 +75,7 @@ def _read_csv(path: Path, samples: int) -> Partition:
 def _read_npz(path: Path, samples: int) -> Partition:
     """Read `indices`, client after client, and `offsets` (N + 1,), of the training rows.
 
-    Rows that the run held out for validation are added to those of their client.
+    Rows that the run held out for validation are added to the rows of their client.
     """
     pieces = []
     with np.load(path, allow_pickle=False) as arrays:

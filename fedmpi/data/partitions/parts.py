@@ -17,7 +17,7 @@ class Partition:
     """The rows of N clients, as two arrays; the rows of a client are a view, to save memory with a million clients.
 
     Args:
-        order: (n,) int64, the rows of client 0, then those of client 1, and so on.
+        order: (n,) int64, the rows of client 0, then of client 1, and so on.
         offsets: (N + 1,) int64, from 0 to n: client k has `order[offsets[k] : offsets[k + 1]]`.
 
     >>> parts = Partition.from_owners(np.array([1, 0, -1, 1]), clients=2)

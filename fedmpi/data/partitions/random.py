@@ -189,8 +189,8 @@ def _one_by_one(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Ge
 def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
     """Return the partition of the convention client.
 
-    Several samples are drawn at once, and those of exhausted classes rejected. This has exactly the distribution of
-    drawing one sample after the other.
+    Several samples are drawn at once, and samples of exhausted classes are rejected. This has exactly the distribution
+    of drawing one sample after the other.
     """
     stock = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     left = np.array([len(rows) for rows in stock])  # (C,)
