@@ -1,1 +1,1 @@
-"""From files to what a client trains on: sources -> Dataset -> partition -> Federated -> batches."""
+"""The data of clients: sources -> Dataset -> partition -> Federated -> batches."""

@@ -1,6 +1,6 @@
-"""Rows of one client, and their mini-batches: one permutation per epoch.
+"""The rows of one client and their mini-batches: one permutation per epoch.
 
-The permutation is drawn on the CPU, so that every device sees the same order.
+The permutation is drawn on the CPU, so that all devices use the same order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.streaming import Stream, prefetch
 
-# Bytes of samples that are read at once from memory. On a CPU they stay in its cache; a GPU, whose cache is larger, has
-# one kernel for all batches of a piece.
+# Bytes of samples that are read at once from memory. On a CPU they stay in its cache; on a GPU one kernel gathers all
+# batches of a piece.
 AHEAD, AHEAD_ON_GPU = 1 << 18, 1 << 24
-ALIGNED = 64  # bytes; torch's allocator gives no other addresses
+ALIGNED = 64  # bytes, the alignment of torch's allocator
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -33,23 +33,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Rows `index` of x and y; x and y may be shared with other shards. The index stays on the CPU."""
+    """The rows `index` of x and y, which may be shared with other shards. The index is always on the CPU."""
 
-    x: Any  # (n, ...) tensor; Pictures; or Inputs: several under names
+    x: Any  # (n, ...) tensor, Pictures, or Inputs (several tensors by name)
     y: Tensor
     index: Tensor  # (n,) int64
 
     def __len__(self) -> int:
-        return self.index.shape[0]  # len of a tensor goes a long way
+        return self.index.shape[0]  # faster than len(self.index)
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that the augmentation of one sample takes."""
+        """Number of uniform random numbers that the augmentation of one sample needs."""
         return self.x.look.columns if isinstance(self.x, Pictures) else 0
 
 
 class PerClient(Mapping[int, T]):
-    """Mapping of the clients 0 to N - 1 to values that are computed on access: most of a million are never drawn."""
+    """A mapping of clients 0..N-1 to values that are computed on access, since most clients may never be drawn."""
 
     def __init__(self, clients: int, make: Callable[[int], T]) -> None:
         self._clients, self._make = range(clients), make
@@ -67,7 +67,10 @@ class PerClient(Mapping[int, T]):
 
 
 class Shards(PerClient[Shard]):
-    """The shards of clients that share x and y. rows: (n_k,) int64 of each client, as arrays or tensors."""
+    """The shards of clients that share x and y.
+
+    rows: the rows of each client, (n_k,) int64 arrays or tensors.
+    """
 
     def __init__(self, x: Any, y: Tensor, rows: Sequence[Any] | Partition | PerClient[Any]) -> None:
         super().__init__(len(rows), lambda k: Shard(x, y, torch.as_tensor(rows[k])))
@@ -77,21 +80,21 @@ class Shards(PerClient[Shard]):
 def replace_samples(
     shards: Mapping[K, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
 ) -> Mapping[K, Shard]:
-    """Replace the samples by x(samples) and the targets by y(targets); each client keeps its rows."""
+    """Return shards with samples replaced by x(samples) and targets by y(targets), and the same rows by client."""
     if isinstance(shards, Shards):
         return Shards(x(shards.x), y(shards.y), shards.rows)  # type: ignore[return-value]
     return {k: Shard(x(shard.x), y(shard.y), shard.index) for k, shard in shards.items()}
 
 
 def samples_of(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
-    """Yield (client, x, y) of each client, or of client 0 alone where all share x and y."""
+    """Yield (client, x, y) for each client, or only for client 0 if all clients share x and y."""
     if isinstance(shards, Shards):
         return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())
 
 
 def pooled_rows(shards: Mapping[int, Shard]) -> Shard:
-    """The rows of all clients, ascending, where these share x and y."""
+    """Return one shard with the rows of all clients in ascending order; the clients must share x and y."""
     if isinstance(shards, Shards) and isinstance(shards.rows, Partition):
         return Shard(shards.x, shards.y, torch.from_numpy(np.sort(shards.rows.order)))
     parts = list(shards.values())
@@ -105,21 +108,24 @@ def batches(
     drop_last: bool = False,
     augment: torch.Generator | None = None,
 ) -> Iterator[tuple[Any, Tensor]]:
-    """One epoch of (x, y), `size` rows each; the last, partial batch is kept unless drop_last.
+    """Yield the batches (x, y) of one epoch, of `size` rows each. The last, partial batch is kept unless drop_last.
 
-    size None: all rows at once. generator None (evaluation) and size None keep the order of the index and draw nothing.
-    With drop_last a shard smaller than `size` gives no batch: its client makes no step and its update is zero.
-    augment: pictures are changed as `data.augment` says, by numbers drawn from this generator.
+    Args:
+        size: rows of a batch; None: all rows at once.
+        generator: draws the permutation. None (evaluation), like size None, keeps the order of the index.
+        drop_last: leave out the partial batch. A shard of fewer than `size` rows then has no batch: its client makes no
+            step, and its update is zero.
+        augment: draws the random numbers by which pictures are changed (data.augment); None: no augmentation.
     """
     n, index = len(shard), order(shard, size, generator)
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
     if not stop:
         return
-    there = index.to(shard.x.device, non_blocking=True)  # once an epoch, not once a batch
+    there = index.to(shard.x.device, non_blocking=True)  # once per epoch rather than per batch
     on_disk = isinstance(shard.x, Pictures) and isinstance(shard.x.stored, Stream)
     u, ahead = drawn(shard, augment), _ahead(shard.x, step, on_disk)
-    # The index that a thread reads by is on the CPU: of a GPU it would get it behind all the training on what it has.
+    # The reading thread uses the index on the CPU: a copy from the GPU would wait for all training queued there.
     with closing(prefetch(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
         for begin in range(0, stop, ahead):
             rows = there[begin : min(begin + ahead, stop)]
@@ -135,8 +141,8 @@ def batches(
 def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Join every `many` consecutive batches into one larger batch.
 
-    Batches left over at the end, fewer than `many`, are dropped; if there are fewer than `many` in all, they make the
-    one batch.
+    Batches left over at the end, fewer than `many`, are dropped. If there are fewer than `many` in total, they form one
+    batch.
     """
     iterator, is_first = iter(drawn), True
     while (group := list(islice(iterator, many))) and (is_first or len(group) == many):
@@ -145,34 +151,37 @@ def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple
 
 
 def order(shard: Shard, size: int | None, generator: torch.Generator | None) -> Tensor:
-    """(n,) rows of one epoch in the order of its batches."""
+    """Return the rows of one epoch in the order of its batches, (n,)."""
     if size is None or generator is None:
         return shard.index
     return shard.index.index_select(0, torch.randperm(len(shard), generator=generator))
 
 
 def drawn(shard: Shard, augment: torch.Generator | None) -> Tensor | None:
-    """(n, columns) uniform in [0, 1): what the augmentation of one epoch draws, row i for the sample that comes as the
-    i-th; None where there is none."""
+    """Return the uniform random numbers in [0, 1) for the augmentation of one epoch, (n, columns).
+
+    Row i is for the i-th sample in the order of the epoch. None if there is no augmentation.
+    """
     if augment is None or not shard.draws:
         return None
     return torch.rand(len(shard), shard.draws, generator=augment).to(shard.x.device, non_blocking=True)
 
 
 def _ahead(x: Any, step: int, on_disk: bool) -> int:
-    """Number of rows that are read at once; small batches are cut from one piece of memory, each aligned as a copy."""
+    """Return how many rows are read at once: small batches are aligned views of one larger piece of memory."""
     if isinstance(x, Inputs):
         return step
     size = step * prod(x.shape[1:]) * x.dtype.itemsize
-    # What lies on disk is read while the piece before is trained on: the smaller it is, the sooner training begins.
+    # Samples on disk are read while the piece before is trained on; training begins sooner with small pieces.
     most = AHEAD_ON_GPU if x.device.type == "cuda" and not on_disk else AHEAD
     return step * max(most // size, 1) if size and size % ALIGNED == 0 else step
 
 
 def gather(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:
-    """x[rows]; images stored as (n, H, W, C) blocks are gathered as such, so that the result is channels_last, too.
+    """Return x[rows]. Images stored as (n, H, W, C) blocks are gathered as blocks, so that the result is channels_last.
 
-    u: (B, columns), the rows that `drawn` gave for these samples.
+    Args:
+        u: the random numbers of these samples from `drawn`, (B, columns).
     """
     if isinstance(x, Pictures):
         return x.read(rows, u)

@@ -1,16 +1,17 @@
-"""Which test rows are a client's own.
+"""The choice of the test rows of each client (data.client_test).
 
-shards       the test part cut into shards and dealt like the training part, by the same label matrix (FedRep 2021)
-class_match  all test rows of the classes it trains on
-aligned      of class c  floor(T n_kc / n_k)  rows of its t_c test rows, without replacement; clients overlap. T: 1000
-             (FedSOL 2024), or as many as all its classes have rows for, min_c floor(t_c n_k / n_kc): FedSOL's own
-             min(t_c, .) would leave a small test part's classes alike that the client has in unlike numbers. Classes
-             without a test row do not count. Where that is 0 for all classes of a client, one row each of those of
-             them, at most 1000, that it has most of
+shards       the test part is cut into shards and dealt like the training part, by the same label matrix (FedRep 2021)
+class_match  all test rows of the classes that the client trains on
+aligned      of class c  floor(T n_kc / n_k)  of its t_c test rows, without replacement; the rows of clients overlap.
+             T is 1000 (FedSOL 2024), or the largest number for which no class has too few rows, if that is less:
+             min_c floor(t_c n_k / n_kc). FedSOL's own rule, min(t_c, .), would draw equal numbers of rows of classes
+             that a client has in unequal numbers, if the test part is small. Classes without a test row do not count.
+             If the formula gives 0 for all classes of a client, it gets one row of each of its classes, or of the 1000
+             most frequent ones
 global       the whole test part
 site         the test rows of its site
-auto         site if clients are sites and the data set knows the sites of the test rows; else aligned, or global where
-             targets are no class numbers
+auto         site if clients are sites and the test rows have sites; otherwise aligned, or global if targets are not
+             class numbers
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import deal
 
 ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global"]
-Tests = tuple[np.ndarray, PerClient[Any]]  # (N,) number of test rows by client; the rows, computed on first access
-ALIGNED_SIZE = 1000  # FedSOL's choice; a class of share n_kc / n_k gets that share of it
-BLOCK = 1 << 16  # clients whose quotas are computed at once, so that they take little memory
+Tests = tuple[np.ndarray, PerClient[Any]]  # (N,) number of test rows of each client; the rows, computed on access
+ALIGNED_SIZE = 1000  # T of FedSOL, of which class c gets the share n_kc / n_k
+BLOCK = 1 << 16  # clients whose quotas are computed at once, to limit memory
 
 
 def client_tests(
@@ -43,10 +44,15 @@ def client_tests(
     seed: int,
     names: np.ndarray | None = None,
 ) -> Tests:
-    """Choose the test rows of each client.
+    """Return the number of test rows of each client, and the rows themselves.
 
-    counts: (N, classes) training labels; at: (N,) its site, if it has one; names: (N, s) the class of each training
-    shard, where clients hold shards. Raises UserError if the data do not allow `client_test`.
+    Args:
+        counts: training samples by client and class, (N, classes).
+        at: the site of each client, (N,), if clients are sites.
+        names: the class of each training shard, (N, s), if clients have shards.
+
+    Raises:
+        UserError: the data do not allow `client_test`.
     """
     if client_test not in get_args(ClientTest):
         raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
@@ -86,7 +92,7 @@ def client_tests(
 
 
 def _parts_of(parts: Partition, at: np.ndarray) -> Tests:
-    """Client k has part at[k]."""
+    """Return the number and the rows of each client's test samples: client k gets part at[k]."""
     return parts.sizes[at], PerClient(len(at), lambda k: torch.from_numpy(parts[at[k]]))
 
 
@@ -102,17 +108,17 @@ def _shards(test_y: np.ndarray, names: np.ndarray | None, seed: int) -> Tests:
 
 
 def _quotas(counts: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """How many test rows of each class `aligned` gives to clients: (N, classes).
+    """Return how many test rows of each class `aligned` gives to each client, (N, classes).
 
     Args:
-        counts: (N, classes) training samples.
-        there: (classes,) test rows.
+        counts: training samples by client and class, (N, classes).
+        there: test rows by class, (classes,).
     """
     total = counts.sum(1, keepdims=True)
     both = (counts > 0) & (there > 0)
     most = np.where(both, there * total // np.maximum(counts, 1), ALIGNED_SIZE).min(1, initial=ALIGNED_SIZE)
     quotas = np.where(both, most[:, None] * counts // total, 0)
-    few = np.flatnonzero(~quotas.any(1))  # clients for which there are too few rows to be shared out
+    few = np.flatnonzero(~quotas.any(1))  # clients for which the formula gives no row
     if len(few):
         place = np.argsort(np.argsort(-np.where(both[few], counts[few], 0), axis=1, kind="stable"), axis=1)
         quotas[few] = place < np.minimum(both[few].sum(1, keepdims=True), ALIGNED_SIZE)

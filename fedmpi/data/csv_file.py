@@ -1,4 +1,4 @@
-"""Read CSV files, for all sources: rows with their line numbers, or columns that take little memory."""
+"""Functions that read CSV files for all sources: as rows with line numbers, or as columns that take little memory."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import shorten
 
-BLOCK = 200_000  # cells that are held as Python's strings at a time
-SHORT = 24  # characters of cells that are held as bytes, all of a column in the width of its longest
+BLOCK = 200_000  # cells that are in memory as Python strings at the same time
+SHORT = 24  # characters: columns of ASCII cells up to this length are stored as bytes of equal width
 OTHER_FORMATS = {".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers", ".json", ".jsonl", ".ndjson"}
 
 
 def check_is_csv(path: Path) -> None:
-    """Raise UserError for a file whose name says that it is of another format."""
+    """Raise UserError if the file name has the suffix of another format."""
     if path.suffix.lower() in OTHER_FORMATS:
         raise UserError(f"{path} is no CSV file; save it as CSV in UTF-8 from its program, or with pandas.to_csv")
 
 
 def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as that") -> Iterator[tuple[int, list[str]]]:
-    """Yield each row of a CSV file with the number of its last line. Cells may be of any length.
+    """Yield (number of its last line, cells) for each row of a CSV file. Cells may be of any length.
 
-    The byte-order mark and the line `sep=` that Excel writes are left out, and so are rows of blank cells.
+    The byte-order mark, the line `sep=` that Excel writes, and rows of blank cells are left out.
 
     Raises:
         UserError: the file cannot be read as CSV in UTF-8.
     """
     check_is_csv(path)
-    csv.field_size_limit(sys.maxsize)  # Python's own limit is 131,072 characters a cell
+    csv.field_size_limit(sys.maxsize)  # Python's default limit is 131,072 characters per cell
     line = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -54,7 +54,9 @@ def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as th
 def csv_table(
     path: Path, delimiter: str, check_header: Callable[[Sequence[str]], None], remedy: str = "save it anew as that"
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the names of the columns in the first row, and an iterator over the other rows, which are all as long.
+    """Return the column names in the first row, and an iterator over the other rows.
+
+    A row with another number of cells than the first raises UserError.
 
     Args:
         check_header: called with the names before any other row is read; it may raise UserError.
@@ -82,8 +84,8 @@ def csv_columns(
     """Read a CSV file by columns.
 
     Returns:
-        The columns by name, each (n,) of bytes where its cells are short and in ASCII, else of objects (str); and (n,)
-        the line of each row. A string of Python takes 50 bytes more than its characters.
+        The columns by name, and the line of each row (n,). A column (n,) holds bytes if its cells are short and in
+        ASCII, otherwise objects (str), because a Python string takes 50 bytes more than its characters.
     """
     header, rows = csv_table(path, delimiter, check_header)
     parts: list[list[np.ndarray]] = [[] for _ in header]
@@ -95,19 +97,19 @@ def csv_columns(
             part.append(np.array(cells, dtype="S") if is_short else objects(cells))
     columns = {}
     for name in header:
-        own = parts.pop(0)  # no longer in memory twice
+        own = parts.pop(0)  # frees the parts of a column once they are joined
         is_bytes = bool(own) and all(part.dtype != object for part in own)
         columns[name] = np.concatenate(own) if is_bytes else objects([cell for part in own for cell in text_of(part)])
     return columns, np.array(lines, dtype=np.int64)
 
 
 def text_of(cells: np.ndarray) -> np.ndarray:
-    """Return a column of bytes as (n,) objects (str); other columns as they are."""
+    """Return a column of bytes as objects (str), (n,); return other columns unchanged."""
     return objects([cell.decode("ascii") for cell in cells.tolist()]) if cells.dtype.kind == "S" else cells
 
 
 def objects(cells: Sequence[str]) -> np.ndarray:
-    """Return (n,) objects, in which equal cells are one string."""
+    """Return cells as an array of objects, (n,), in which equal cells share one string."""
     strings: dict[str, str] = {}
     out = np.empty(len(cells), dtype=object)
     out[:] = [strings.setdefault(cell, cell) for cell in cells]

@@ -1,4 +1,4 @@
-"""Dataset: the tensors of one data set, training and test part, one row per sample."""
+"""Dataset: the tensors of a data set, with a training and a test part and one row per sample."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from fedmpi.data.preparation import Preparation
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """n training and t test samples. Images (n, C, H, W), already normalised, or Pictures; tables (n, f); symbols
-    (n, L) int64.
+    """A data set of n training and t test samples.
 
-    A sample may be several tensors: then train_x and test_x are dictionaries, name -> (n, ...), of which the model's
-    `forward` gets each under its name, or all of them as one dictionary (fedmpi/common/inputs.py).
-    Targets (n, ...) may have any shape; the task says what it needs, and whether they may be NaN. Class numbers are
-    int64 in 0..classes-1; for real targets classes is the number of outputs, 1 mostly. Raises UserError if the parts do
-    not fit together, so that the author of a source learns at once what is wrong.
+    Samples are images (n, C, H, W), already normalised, or Pictures; tables (n, f); or symbols (n, L) int64. A sample
+    may also be several tensors: train_x and test_x are then dictionaries name -> (n, ...), and the model's `forward`
+    gets each tensor under its name, or all of them as one dictionary (fedmpi/common/inputs.py).
+
+    Targets (n, ...) may have any shape that the task accepts; the task also decides whether they may be NaN. Class
+    numbers are int64 in 0..classes-1. For real-valued targets `classes` is the number of outputs, usually 1. Raises
+    UserError if the parts do not fit together, so that the author of a source learns at once what is wrong.
 
     >>> Dataset(torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(1, 3), torch.tensor([1]), classes=2).input_shape
     (3,)
     """
 
-    train_x: Any  # (n, ...) float32; int64 for symbols (text); bool too, where there are several
+    train_x: Any  # (n, ...) float32; int64 for symbols (text); in a dictionary also bool
     train_y: Tensor  # (n, ...) int64, float32 or bool
     test_x: Any  # (t, ...); t may be 0
     test_y: Tensor  # (t, ...)
     classes: int
     site: Tensor | None = None  # (n,) int64, natural owner of each training row
-    test_site: Tensor | None = None  # (t,) int64; -1: of no site, so that the row is in the global test set alone
+    test_site: Tensor | None = None  # (t,) int64; -1: of no site, so that the row is only in the global test set
     site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
-    global_x: Tensor | None = None  # (t, ...) the rows of test_x as the global test set has them, if otherwise
-    meaning: tuple[str, ...] = ()  # what inputs and classes stand for, in order: silos must agree in it
-    group: Tensor | None = None  # (n,) int64: training rows with one number, such as a patient's, stay together
-    preparation: Preparation | None = None  # by which the rows were prepared, and new ones will be
+    global_x: Tensor | None = None  # (t, ...) rows of the global test set, if they differ from test_x
+    meaning: tuple[str, ...] = ()  # names of inputs and classes, in order, which must be equal at all silos
+    group: Tensor | None = None  # (n,) int64: training rows of one group, such as a patient, stay together
+    preparation: Preparation | None = None  # prepares new rows as these rows were prepared
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, np.integer):
@@ -78,17 +79,17 @@ class Dataset:
 
     @property
     def input_shape(self) -> Shape:
-        """Shape of one sample: (C, H, W) or (f,); by name where it is several tensors."""
+        """The shape of one sample: (C, H, W) or (f,); shapes by name if a sample is several tensors."""
         return sample_shape(self.train_x)
 
 
 def is_labels(y: Tensor, classes: int) -> bool:
-    """Whether a sample's target is the number of its class."""
+    """Return whether each target is a class number."""
     return classes > 1 and y.dtype == torch.int64 and y.ndim == 1
 
 
 def _describe(x: Samples) -> str:
-    """Shape and type of a row."""
+    """Return the shape and type of a row as text."""
     return "; ".join(
         f"{name} {tuple(part.shape[1:])} {str(part.dtype).removeprefix('torch.')}".strip()
         for name, part in named_tensors(x, "")
@@ -96,7 +97,7 @@ def _describe(x: Samples) -> str:
 
 
 def _check_tensor(name: str, x: Any) -> None:
-    """Raise UserError unless x is a dense tensor of rows on the CPU without a graph."""
+    """Raise UserError unless x is a dense tensor of real numbers on the CPU, with rows and without a graph."""
     if not isinstance(x, Tensor):
         advice = ": torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
         raise UserError(f"data set: {name} is {type(x).__name__}; a torch.Tensor is needed{advice}")
@@ -106,12 +107,12 @@ def _check_tensor(name: str, x: Any) -> None:
 
 
 def _check_samples(name: str, x: Any, targets: int, single: bool) -> None:
-    if not isinstance(x, Pictures):  # those are of bytes, all of which are numbers
+    if not isinstance(x, Pictures):  # Pictures are made of bytes, which are always finite
         _check_tensor(name, x)
         if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
             how = f"{name}.long() for symbols, {name}.float() for numbers"
             raise UserError(f"data set: {name} is {x.dtype}; float32 (or int64 for symbols) is needed: {how}")
-        # By blocks of rows: what isfinite makes on its way takes as much memory as they do.
+        # In blocks of rows, because the temporary tensors of isfinite take as much memory as the rows.
         if x.is_floating_point() and not all(bool(torch.isfinite(some).all()) for some in x.split(1 << 14)):
             row = int((~torch.isfinite(x)).nonzero()[0, 0])
             raise UserError(f"data set: {name} holds a value that is not finite, first in row {row}; fill or drop it")
@@ -123,7 +124,7 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
     if y.dtype not in (torch.int64, torch.float32, torch.bool):
         how = f"{name}.long() or {name}.float()"
         raise UserError(f"data set: {name} is {y.dtype}; int64 class numbers or float32 targets are needed: {how}")
-    if y.is_floating_point() and bool(y.isinf().any()):  # NaN may be a target to ignore, which the task knows
+    if y.is_floating_point() and bool(y.isinf().any()):  # the task decides whether NaN is an ignored target
         row = int(y.isinf().nonzero()[0, 0])
         raise UserError(f"data set: {name} holds a target that is infinite, first in row {row}; correct or drop it")
     if is_labels(y, classes) and bool((odd := (y < 0) | (y >= classes)).any()):

@@ -1,7 +1,7 @@
-"""What a rank sees of the federation's data: training and test rows by client, sizes and label counts of all clients.
+"""The data of all clients as one rank sees them: rows by client, and the sizes and label counts of all clients.
 
-Without silos every rank holds the whole data set once; clients are index arrays into it (`split`). With silos a rank
-opens only the sites of its own clients (data/silos.py).
+Without silos every rank holds the whole data set once, and clients are index arrays into it (`split`). With silos a
+rank opens only the sites of its own clients (data/silos.py).
 """
 
 from __future__ import annotations
@@ -40,37 +40,40 @@ class Federated:
 
     classes: int
     input_shape: Shape
-    x_dtype: Type  # of the samples
-    target_shape: tuple[int, ...]  # of one sample
+    x_dtype: Type  # type of the samples
+    target_shape: tuple[int, ...]  # shape of the target of one sample
     target_dtype: torch.dtype
     clients: int
     train_sizes: np.ndarray  # (N,) int64
     test_sizes: np.ndarray  # (N,) int64
-    label_counts: np.ndarray  # (N, classes) int64, training part; zeros where targets are no class numbers
-    train: Mapping[int, Shard]  # of the clients this rank can train
-    test: Mapping[int, Shard]  # their own test splits; one may be empty
-    global_test: Shard | None  # None in silo mode: no rank sees it
+    label_counts: np.ndarray  # (N, classes) int64, training part; zeros if targets are not class numbers
+    train: Mapping[int, Shard]  # training rows of the clients that this rank can train
+    test: Mapping[int, Shard]  # test rows of these clients; may be empty
+    global_test: Shard | None  # None in silo mode, where no rank has all test rows
     parts: Partition | None  # training indices by client; None in silo mode
     site_names: tuple[str, ...] = ()
-    test_by_site: Mapping[str, Shard] = field(default_factory=dict)  # of each site of the data set, a client or not
-    counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
+    test_by_site: Mapping[str, Shard] = field(default_factory=dict)  # test rows of every site, client or not
+    counts_shared: bool = True  # False: label_counts is zero for clients of other ranks
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
-    validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if so
-    group: Mapping[int, Tensor] = field(default_factory=dict)  # (n_k,) of each row of train, if the data have some
-    preparation: Preparation | None = None  # of the data set that all ranks hold; None in silo mode
-    target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, "" for all, if standardised
-    own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # of the silos that this rank opens
+    validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if any
+    group: Mapping[int, Tensor] = field(default_factory=dict)  # (n_k,) group of each training row, if any
+    preparation: Preparation | None = None  # preparation of the data set that all ranks hold; None in silo mode
+    target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, or "" for all sites
+    own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # preparations of the silos of this rank
 
     def two_targets(self) -> Tensor:
-        """(2, ...) targets as the data have them: zeros; the first two classes."""
+        """Return two targets of the shape and type of the data, (2, ...): classes 0 and 1, or zeros."""
         y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
         return torch.arange(2) if is_labels(y, self.classes) else y
 
     def to(self, device: torch.device | str, channels_last: bool = False) -> Federated:
-        """The same federation with x and y on `device`, each tensor moved once however many shards share it.
+        """Return the same federation with samples and targets on `device`; tensors shared by shards are moved once.
 
-        channels_last: images are stored as (n, H, W, C) blocks and shown as (n, C, H, W) views. Test pictures become
-        floats, unless they are many: they are looked at often, and always in the same way.
+        Test pictures become floats, unless they take much memory, because they are read often and always in the same
+        way.
+
+        Args:
+            channels_last: store images as (n, H, W, C) blocks, with (n, C, H, W) views.
         """
         trained = {id(x) for _, x, _ in samples_of(self.train)}
 
@@ -84,7 +87,7 @@ class Federated:
         return self.with_samples(move, lambda y: y.to(device))
 
     def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> Federated:
-        """Return a copy in which all samples are replaced by x(samples), and all targets by y(targets); each once."""
+        """Return a copy with all samples replaced by x(samples) and all targets by y(targets), each tensor once."""
         x, y = _once(x), _once(y)
         test = {"": self.global_test} if self.global_test else {}
         return replace(
@@ -98,7 +101,7 @@ class Federated:
 
 
 def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls `change` once for each object."""
+    """Return a function that calls `change` only once for each object, and then returns the same result."""
     changed: dict[int, Any] = {}
 
     def call(value: Any) -> Any:
@@ -114,14 +117,18 @@ def split(
 ) -> Federated:
     """Divide a data set among clients.
 
-    scheme: a name in data/partitions, path/to/file.py:function or package.module:function; options: of the scheme.
-    clients None: as many as there are sites (scheme site only).
-    client_test: how a client's own test rows are chosen, see client_test.py.
-    Raises UserError if the data do not allow this division.
+    Args:
+        scheme: a name in data/partitions, path/to/file.py:function or package.module:function.
+        clients: number of clients; None: one for each site (scheme site), or as many as the file has (scheme file).
+        client_test: how the test rows of each client are chosen, see client_test.py.
+        options: options of the scheme.
+
+    Raises:
+        UserError: the data do not allow this division.
     """
     with_options = registry.make(KIND, registry.Selection(scheme, options))
     cut, options = with_options.func, with_options.keywords
-    keys = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
+    keys = dataset.train_y.numpy().copy()  # a copy, since a user's own scheme might write to it
     keys.flags.writeable = False
     if cut is site:
         if dataset.site is None:
@@ -167,7 +174,7 @@ def split(
 
 
 def _numbers_of(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of the sites that data.partition.only names, ascending; a name may be a number."""
+    """Return the numbers of the sites in data.partition.only, ascending; a site may be given by name or number."""
     for place, name in enumerate(only):
         if str(name) not in names:
             raise UserError(f"data.partition.only: the data set has no site {name!r}; {nearest(str(name), names)}")
@@ -177,7 +184,7 @@ def _numbers_of(only: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
-    """The test rows of each site that has some, by its name or number."""
+    """Return the test rows of each site that has any, by the name or number of the site."""
     present = torch.unique(test_site[test_site >= 0]).tolist()
     rows = {k: torch.nonzero(test_site == k).flatten() for k in present}
     names = dataset.site_names or {k: str(k) for k in present}
@@ -185,7 +192,7 @@ def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
 
 
 def _checked(given: Any, samples: int, clients: int | None, where: str, cut: Any) -> Partition:
-    """What a scheme, which may be the user's own, returns, as a partition; it may leave samples out."""
+    """Return the result of a scheme, which may be a user's own, as a checked partition; it may leave samples out."""
     if not isinstance(given, Partition):
         if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
             kind = type(given).__name__
@@ -206,14 +213,14 @@ def _checked(given: Any, samples: int, clients: int | None, where: str, cut: Any
     times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
         raise located_error(f"{where} handed out sample {(times > 1).argmax()} more than once", cut)
-    if len(parts.order) < samples and cut is not site:  # there it was asked for
+    if len(parts.order) < samples and cut is not site:  # with scheme site the user has left sites out
         missing = f"{samples - len(parts.order)} of {samples} training samples"
         warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
     return parts
 
 
 def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
-    """(N, classes) int64: how often each class occurs at each client; zeros where targets are no class numbers."""
+    """Return how often each class occurs at each client, (N, classes) int64; zeros if targets are not class numbers."""
     if not is_labels(y, classes):
         return np.zeros((len(parts), classes), dtype=np.int64)
     cells = parts.owner * classes + y.numpy()[parts.order]
@@ -221,17 +228,22 @@ def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
 
 
 def count_labels(y: Tensor, classes: int) -> np.ndarray:
-    """(classes,) int64: how often each class occurs; zeros where targets are no class numbers."""
+    """Return how often each class occurs, (classes,) int64; zeros if targets are not class numbers."""
     return label_counts(y, classes, Partition.from_owners(np.zeros(len(y), dtype=np.int64), 1))[0]
 
 
 def hold_out(data: Federated, share: float, seed: int) -> Federated:
-    """The federation with a part of every client's training samples put aside for validation, drawn by client.
+    """Return the federation with validation rows held out of each client's training samples, drawn for each client.
 
-    share: of a client's training samples, 0 <= share < 1; 0 leaves the data as they are. Where rows belong to groups
-    (`Dataset.group`) whole groups are put aside, in the order of a draw each that brings their samples nearer to that
-    number; the smallest where none does; of a client with one group none, which is warned of. Of clients whose rows
-    this rank does not see (silos) label counts and validation_sizes are zero, and train_sizes as they were.
+    If rows belong to groups (`Dataset.group`), whole groups are held out: groups are drawn one after the other, and one
+    is taken if it brings the number of samples nearer to the share. If none does, the smallest group is taken. Nothing
+    is held out of a client with a single group, with a warning.
+
+    With silos the label counts and validation_sizes of clients on other ranks are zero, and their train_sizes
+    unchanged.
+
+    Args:
+        share: share of a client's training samples, 0 <= share < 1; 0 returns the data unchanged.
     """
     if not share:
         return data
@@ -258,8 +270,13 @@ def hold_out(data: Federated, share: float, seed: int) -> Federated:
 
 
 def _validation_rows(group: Tensor | None, n: int, share: float, generator: torch.Generator) -> Tensor:
-    """(n,) bool: which of a client's samples are put aside: floor(share n), at least one where there are two, never the
-    last one. group: (n,) of each sample; of several groups one is always left to train on."""
+    """Return which of a client's n samples are held out for validation, (n,) bool.
+
+    These are floor(share n) samples, at least one if the client has two, and never all.
+
+    Args:
+        group: the group of each sample, (n,). At least one group remains for training.
+    """
     wanted, out = min(max(int(share * n + 1e-9), 1), n - 1), torch.zeros(n, dtype=torch.bool)
     if group is None:
         out[torch.randperm(n, generator=generator)[:wanted]] = True
@@ -272,15 +289,17 @@ def _validation_rows(group: Tensor | None, n: int, share: float, generator: torc
         if abs(total + size[g] - wanted) < abs(total - wanted) and len(chosen) < len(order) - 1:
             chosen.append(g)
             total += size[g]
-    if not chosen and len(order) > 1:  # all are large
+    if not chosen and len(order) > 1:  # all groups are large
         chosen = [min(order, key=size.__getitem__)]
     return torch.isin(number, torch.tensor(chosen, dtype=torch.int64))
 
 
 def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
-    """The federation whose clients train on augmented pictures; tests go through what draws nothing.
+    """Return the federation whose clients train on augmented pictures; at tests no random operation is applied.
 
-    Raises UserError if the operations do not fit the pictures or their targets, or leave them in two sizes.
+    Raises:
+        UserError: the operations do not suit the pictures or their targets, or yield two sizes in training and at
+            tests.
     """
     if not operations:
         return data
@@ -301,7 +320,7 @@ def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
 
 def _with_operations(x: Tensor | Pictures, operations: Sequence[Operation]) -> Pictures:
     pipeline = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=tuple(operations))
-    pipeline.steps  # noqa: B018  whether they stand in an order that makes sense
+    pipeline.steps  # noqa: B018  raises UserError for an order that makes no sense
     stored = x.stored if isinstance(x, Pictures) else x
     trained, tested = (pipeline.out(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
     if trained != tested:

@@ -1,4 +1,4 @@
-"""A warning of features from which a model learns what it must not: the target itself."""
+"""A warning about features from which a model would learn the target itself."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from torch import Tensor
 from fedmpi.common.text import enumerated
 from fedmpi.data.dataset import Dataset, is_labels
 
-CHANCE = 1e-3  # of a warning for features that are drawn at random
+CHANCE = 1e-3  # probability of a warning for random features
 
 
 def warn_of_leaks(data: Dataset, whose: str = "") -> None:
-    """Warn once of features (columns of train_x) each of which alone gives the class of all training rows.
+    """Warn once about features (columns of train_x) each of which alone separates the classes of all training rows.
 
-    A feature does if the classes lie in intervals of its values that do not overlap. whose: the silo, for the message.
+    A feature does so if the classes are in intervals of its values that do not overlap.
+
+    Args:
+        whose: the silo, for the message.
     """
     x = data.train_x
     if not (isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point() and is_labels(data.train_y, data.classes)):
         return
     classes, member, counts = data.train_y.unique(return_inverse=True, return_counts=True)
-    # Of features at random a share of prod_c m_c! c! / n! separates the classes.
+    # A random feature separates C classes of m_c rows, n in all, with probability C! prod_c m_c! / n!.
     log_chance = math.log(x.shape[1]) + sum(math.lgamma(m + 1) for m in (*counts.tolist(), len(counts)))
     if len(classes) < 2 or log_chance - math.lgamma(len(x) + 1) > math.log(CHANCE):
         return

@@ -15,17 +15,20 @@ from fedmpi.data.augment.operation import stored_channels_last, to_memory_format
 from fedmpi.data.augment.pipeline import ImagePipeline
 from fedmpi.data.streaming import Stream, concatenate_streams
 
-FLOATS = 1 << 28  # bytes: test pictures that take no more as floats are kept as such
-CHUNK = 1024  # pictures
+FLOATS = 1 << 28  # bytes: test pictures that take at most this much as floats are kept as floats
+CHUNK = 1024  # pictures that are converted at once
 
 
 @final
 class Pictures:
-    """n samples that stand for a float32 tensor (n, C, H, W), in a quarter of its size; `read` gives rows of it.
+    """n images that act as a float32 tensor (n, C, H, W) but take a quarter of its memory; `read` returns rows of it.
 
-    stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: how they become
-    inputs. Any other attribute or function of torch works on the whole float tensor, computed for that
-    purpose, so that code that changes a source's data need not know how they are stored.
+    Any other attribute or torch function is applied to the whole float tensor, which is computed for that purpose. Code
+    that changes the data of a source need therefore not know how images are stored.
+
+    Args:
+        stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W).
+        look: the pipeline that turns stored images into inputs.
     """
 
     dtype = torch.float32
@@ -37,7 +40,12 @@ class Pictures:
         device: torch.device | None = None,
         blocks: bool | None = None,
     ) -> None:
-        """device, blocks: where rows that are read lie, and whether as (n, H, W, C); None: as what is stored."""
+        """Store images and how their rows are read.
+
+        Args:
+            device: device of the rows that are read; None: that of the stored tensor.
+            blocks: whether rows that are read are stored as (n, H, W, C); None: as the stored tensor is.
+        """
         self.stored, self.look = stored, look
         self.device = device or (stored.device if isinstance(stored, Tensor) else torch.device("cpu"))
         self.blocks = blocks if blocks is not None else isinstance(stored, Tensor) and stored_channels_last(stored)
@@ -46,7 +54,7 @@ class Pictures:
         return len(self.stored)
 
     def __getitem__(self, rows: Any) -> Any:
-        """Pictures, of rows; of anything else the numbers."""
+        """Return Pictures for a slice or a vector of rows, and floats for any other index."""
         some = isinstance(rows, slice) or (isinstance(rows, Tensor) and rows.ndim == 1)
         return self.like(self.stored[rows]) if some else self.floats()[rows]
 
@@ -66,7 +74,7 @@ class Pictures:
 
     @cached_property
     def shape(self) -> torch.Size:
-        """Of all samples as a model sees them at tests."""
+        """The shape of all samples as the model gets them at tests."""
         return torch.Size([len(self), *self.look.out(tuple(self.stored.shape[1:]))])
 
     @property
@@ -78,11 +86,18 @@ class Pictures:
         return self.stored._version if isinstance(self.stored, Tensor) else 0
 
     def read(self, rows: Tensor, u: Tensor | None = None) -> Tensor:
-        """(B, C, H, W) float32. u: (B, look.columns) uniform numbers; None: as at tests."""
+        """Return inputs of the model, (B, C, H, W) float32.
+
+        Args:
+            u: random numbers in [0, 1) for the augmentation, (B, look.columns); None: no augmentation, as at tests.
+        """
         return self.shown(self.raw(rows), u)
 
     def raw(self, rows: Tensor) -> Tensor:
-        """Copies of stored rows; of those on disk in pinned memory, from which a GPU copies while the host goes on."""
+        """Return copies of stored rows.
+
+        Rows from disk are in pinned memory if the device is a GPU, so that the copy to the GPU is asynchronous.
+        """
         if isinstance(self.stored, Stream):
             read = self.stored.read(rows)
             return read.pin_memory() if self.device.type == "cuda" else read
@@ -91,12 +106,12 @@ class Pictures:
         return self.stored.index_select(0, rows)
 
     def shown(self, raw: Tensor, u: Tensor | None) -> Tensor:
-        """Inputs of the model for stored rows, as `raw` returns them. u: as of `read`."""
+        """Return inputs of the model for stored rows from `raw`. u: as for `read`."""
         stored = to_memory_format(raw.to(self.device, non_blocking=True), self.blocks)
         return to_memory_format(self.look(stored, u), self.blocks)
 
     def floats(self) -> Tensor:
-        """All samples."""
+        """Return all samples as floats, without augmentation."""
         out = to_memory_format(torch.empty(self.shape, device=self.device), self.blocks)
         for start in range(0, len(self), CHUNK):
             rows = torch.arange(start, min(start + CHUNK, len(self)), device=self.device)
@@ -119,12 +134,12 @@ def of_bytes(
     std: Sequence[float] | None,
     channels: int | None = None,
 ) -> Pictures:
-    """Pictures that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std of floats.
+    """Return pictures that are normalised when they are read: (v / 255 - mean) / std, or (v - mean) / std for floats.
 
     Args:
         images: (n, c, H, W) uint8, or float32 in 0..1.
-        mean, std: of pixels in 0..1, one number or one a channel; None: 0 and 1.
-        channels: to which c = 1 is repeated; None: as many as there are.
+        mean, std: of pixels in 0..1, one number or one per channel; None: 0 and 1.
+        channels: number of channels to which c = 1 is repeated; None: c.
     """
     stored = torch.from_numpy(np.ascontiguousarray(images)) if isinstance(images, np.ndarray) else images
     given = mean is not None or std is not None
@@ -134,7 +149,7 @@ def of_bytes(
 
 
 def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:
-    """Samples one part after the other; parts on disk stay there if all of them are."""
+    """Concatenate samples; the result stays on disk if all parts are on disk."""
     first = parts[0]
     if isinstance(first, Pictures):
         stored = [part.stored for part in parts if isinstance(part, Pictures)]

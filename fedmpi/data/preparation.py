@@ -1,7 +1,7 @@
-"""Preparations: what a data source has fitted to training rows, to turn new files into a model's inputs.
+"""Preparations: the statistics that a data source fits to training rows, to turn new files into inputs of a model.
 
 A source attaches a `Preparation` to its `Dataset` and prepares its own rows with it, so that training and prediction
-share one code path. A run writes it beside its model (runtime/record/data_files.py).
+share one code path. A run saves it with its model (runtime/record/data_files.py).
 """
 
 from __future__ import annotations
@@ -30,30 +30,35 @@ KINDS = {
     "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
     "texts": "fedmpi.data.sources.text:TextPreparation",
 }
-# Options of data sources by which a file is read, which may differ between a new file and the training's.
+# Options of data sources that say how a file is read; they may differ between training files and new files.
 READING_OPTIONS = (
     *("delimiter", "decimal", "folder", "picture_column", "label_column", "author_column", "text_column"),
     "image_pattern",
 )
-TRAINING_ONLY = ("root", "download")  # they concern the training's files alone
+TRAINING_ONLY = ("root", "download")  # options that concern the training files only
 
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
-    """Rows to predict, prepared as the rows of the training were."""
+    """Rows to predict, prepared like the training rows."""
 
-    ids: Mapping[str, Any]  # columns, (n,) each, that say which row a prediction is of, such as its line in a file
+    ids: Mapping[str, Any]  # columns (n,) that identify the rows, such as the line in a file
     x: Any  # samples (n, ...)
-    y: Tensor | None = None  # targets (n, ...) where the file has them
-    no_targets: str = ""  # why it has none, or some rows have none, for messages
-    sites: Sequence[str] = ()  # (n,) the site of each row, () where that is not known
-    known: Tensor | None = None  # (n,) bool, the rows whose targets count, None for all
-    where: Callable[[int], str] | None = None  # how a message calls row k, such as by file and line
+    y: Tensor | None = None  # targets (n, ...) if the file has them
+    no_targets: str = ""  # why all or some rows have no targets, for messages
+    sites: Sequence[str] = ()  # (n,) the site of each row; () if it is not known
+    known: Tensor | None = None  # (n,) bool: rows whose targets count; None: all rows
+    where: Callable[[int], str] | None = None  # name of row k in messages, such as file and line
 
 
 @dataclass(frozen=True)
 class Request:
-    """Rows to predict. site: whose rows they are, where that is given; ids: columns of the file to copy."""
+    """The rows that a user wants predictions for.
+
+    Args:
+        site: the site of the rows, if the user names one.
+        ids: columns of the file to copy to the predictions.
+    """
 
     rows: Any  # a file, or rows in memory
     site: str | None = None
@@ -61,37 +66,37 @@ class Request:
 
 
 class Preparation(ABC):
-    """Turns new rows into inputs of a model. Subclasses are frozen dataclasses of values that JSON can hold."""
+    """The rules that turn new rows into inputs of a model. Subclasses are frozen dataclasses of JSON values."""
 
     kind: ClassVar[str]
-    class_names: tuple[str, ...] = ()  # in the order of the classes' numbers; () where they have no names
+    class_names: tuple[str, ...] = ()  # in the order of the class numbers; () if classes have no names
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of the model's outputs; () where they are not known."""
+        """The names of the model's outputs; () if they are not known."""
         return self.class_names
 
     @property
     def site_names(self) -> tuple[str, ...]:
-        """The sites by whose training rows new rows can be prepared; () where all rows are prepared alike."""
+        """The sites by whose training rows new rows can be prepared; () if all rows are prepared alike."""
         return ()
 
     @abstractmethod
     def read(self, request: Request) -> NewRows:
-        """Return the prepared rows of a file. Raises UserError where it does not fit the training's."""
+        """Return the prepared rows of a request. Raises UserError if they do not fit the training rows."""
 
     def facts(self) -> dict[str, Any]:
-        """Return kind and fields, as JSON can hold them; `from_facts` is the inverse."""
+        """Return kind and fields as JSON values; `from_facts` is the inverse."""
         fields: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
         return {"kind": self.kind, **fields}
 
     def same(self, other: Preparation | None) -> bool:
-        """Return whether the other one prepares rows alike."""
+        """Return whether the other preparation prepares rows in the same way."""
         return other is not None and self.facts() == other.facts()
 
 
 def from_facts(facts: Any) -> Preparation:
-    """Make the preparation that `Preparation.facts` described. Raises ValueError for anything else."""
+    """Return the preparation with the facts of `Preparation.facts`. Raises ValueError for other values."""
     kind = facts.get("kind") if isinstance(facts, dict) else None
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; known: {', '.join(KINDS)}")
@@ -106,14 +111,14 @@ def from_facts(facts: Any) -> Preparation:
 
 
 def with_options(preparation: Preparation, given: Mapping[str, Any], others: bool = False) -> Preparation:
-    """Return the preparation with these options of the data source for new files.
+    """Return the preparation with options of the data source that apply to new files.
 
     Args:
-        given: options as a config has them, without `data.`.
-        others: whether options that do not concern the new file are meant for something else, and ignored.
+        given: options as in a config, without `data.`.
+        others: ignore options that do not concern the new file.
 
     Raises:
-        UserError: an option by which no new file of this run is read, or a value that it cannot have.
+        UserError: an option that new files of this run do not have, or a value that is not allowed.
     """
     facts = preparation.facts()
     known = [key for key in READING_OPTIONS if key in facts]
@@ -131,16 +136,16 @@ def with_options(preparation: Preparation, given: Mapping[str, Any], others: boo
 
 
 def shared(parts: Sequence[Preparation | None]) -> Preparation | None:
-    """Return the preparation that all parts of a data set have in common; None where there is none."""
+    """Return the preparation that all parts of a data set have in common, or None if there is none."""
     first = parts[0]
     return first if first is not None and all(first.same(each) for each in parts[1:]) else None
 
 
 @dataclass(frozen=True)
 class ReadyInputs(Preparation):
-    """The preparation of a source that has none, such as a user's own: new rows are ready inputs, as arrays.
+    """The preparation of a source without one, such as a user's own: new rows are inputs of the model, as arrays.
 
-    sample: the shape and type of a sample, as common/inputs.py writes them.
+    sample: the shape and type of a sample as text (common/inputs.py).
     """
 
     sample: str
@@ -171,18 +176,22 @@ class ReadyInputs(Preparation):
 
 
 def check_sample(x: Any, shape: Shape, where: str) -> None:
-    """Raise UserError for rows of another shape than those of the training."""
+    """Raise UserError if rows do not have the shape of the training samples."""
     if not len(x) or sample_shape(x) != shape:
         raise UserError(f"{where} holds rows of {describe(x[:1])}; a sample of the training has the shape {shape}")
 
 
 def ready(shape: Shape, dtype: Type) -> ReadyInputs:
-    """Make the preparation of ready inputs for samples of that shape and type."""
+    """Return the preparation of ready inputs for samples of this shape and type."""
     return ReadyInputs(to_text(shape, dtype))
 
 
 def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]:
-    """Return the arrays by name of an .npz file or in memory, and where they come from. what: what is needed there."""
+    """Return the arrays of an .npz file or in memory by name, and their origin for error messages.
+
+    Args:
+        what: a description of the arrays that are needed, for error messages.
+    """
     rows = request.rows
     if isinstance(rows, (np.ndarray, Tensor)):
         rows = {"x": rows}
@@ -202,7 +211,11 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
 
 
 def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
-    """Return the files of a list. takes: what may be given, for messages. Raises UserError for other lists."""
+    """Return a list of files as paths. Raises UserError for other lists.
+
+    Args:
+        takes: what may be given, for error messages.
+    """
     if not rows or not all(isinstance(row, (str, Path)) for row in rows):
         types = ", ".join({type(row).__name__ for row in rows}) or "nothing"
         raise UserError(f"rows: a list of {types} is not understood by this run; give {takes}")
@@ -210,10 +223,13 @@ def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
 
 
 def file_of(request: Request, folder: bool = False, takes: str = "a file") -> Path:
-    """Return the file, or where allowed the folder, to read. takes: what may be given, for messages.
+    """Return the path of the file to read, or of the folder if that is allowed.
+
+    Args:
+        takes: what may be given, for error messages.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such file.
     """
     if not isinstance(request.rows, (str, Path)):
         raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give {takes}")

@@ -1,7 +1,7 @@
-"""Silo mode: client k is site k of a list, and a rank opens the files of its own clients only.
+"""Silo mode: client k is site k of a list, and each rank opens only the files of its own clients.
 
-The ranks share what all must know about all clients in two integer tables: sizes and shapes (`describe`), then, once
-those agree, label counts (`label_table`). `silo_federation` makes the Federated from both.
+Ranks exchange what all must know about all clients in two integer tables: sizes and shapes (`describe`) and, if these
+agree, label counts (`label_table`). `silo_federation` makes the Federated from both.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fedmpi.data.federated import Federated, Shard, count_labels
 from fedmpi.data.preparation import ready
 
 COLUMNS = ("client", "n_train", "n_test", "form of samples, digest of names")
-TEXT = 512  # bytes of the last column, 8 in each of its numbers
+TEXT = 512  # bytes of the last column, 8 in each int64
 WIDTH = 3 + TEXT // 8
 
 
 class Format(NamedTuple):
-    """What the rows of all sites must have in common."""
+    """The properties that the rows of all sites must have in common."""
 
     classes: int
-    sample: str  # shape and type, as common/inputs.py writes them
+    sample: str  # shape and type as text (common/inputs.py)
     target: str
-    names: str  # digest of `Dataset.meaning`, "" where the source does not tell it
+    names: str  # digest of `Dataset.meaning`, "" if the source does not set it
 
     def __str__(self) -> str:
         what = "a real-valued target" if self.classes == 1 else f"{self.classes} classes"
@@ -51,9 +51,13 @@ def open_silos(
     /,
     **options: Any,
 ) -> dict[int, Dataset]:
-    """client -> its data set, for the clients `mine`; nothing of the other silos is opened or looked for.
+    """Return the data set of each of the clients `mine`; no file of another silo is opened or looked for.
 
-    seed: of what a source draws from global generators, for each site anew.
+    Args:
+        silos: the names of all sites; client k is site k.
+        mine: the clients of this rank.
+        seed: seeds the global random generators, which a source may use, for each site anew.
+        options: options of the source.
     """
     if len(set(silos)) < len(silos):
         raise UserError(f"data.silos names a site twice: {list(silos)}; one site is one client")
@@ -68,8 +72,10 @@ def open_silos(
 
 
 def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
-    """(clients of this rank, WIDTH) int64: columns COLUMNS, the last of which is a Format as JSON, padded with
-    blanks."""
+    """Return a row for each client of this rank, (clients, WIDTH) int64 with the columns COLUMNS.
+
+    The last column is a Format as JSON, padded with blanks to TEXT bytes.
+    """
     rows = []
     for k, data in sorted(datasets.items()):
         sample = to_text(data.input_shape, data.train_x.dtype)
@@ -85,10 +91,15 @@ def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
 
 
 def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
-    """(N, classes) int64 with the rows of this rank's clients, zeros elsewhere: the sum over ranks is the whole table.
+    """Return the label counts of this rank's clients, (N, classes) int64, with zeros in all other rows.
 
-    table: all ranks' `describe` rows, in any order. Raises UserError, on every rank alike, if the sites do not fit
-    together.
+    The sum over ranks is the table of all clients.
+
+    Args:
+        table: the `describe` rows of all ranks, in any order.
+
+    Raises:
+        UserError: the sites do not fit together. It is raised on every rank.
     """
     _, common = _agreed(table, silos)
     counts = np.zeros((len(silos), common.classes), dtype=np.int64)
@@ -100,7 +111,12 @@ def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Seque
 def silo_federation(
     datasets: Mapping[int, Dataset], table: np.ndarray, label_counts: np.ndarray, silos: Sequence[str]
 ) -> Federated:
-    """This rank's view. table: all `describe` rows; label_counts: the sum of all `label_table`s."""
+    """Return the federation as this rank sees it.
+
+    Args:
+        table: the `describe` rows of all ranks.
+        label_counts: the sum of the `label_table`s of all ranks.
+    """
     table, common = _agreed(table, silos)
     (shape, dtype), (target_shape, target_dtype) = from_text(common.sample), from_text(common.target)
     assert isinstance(target_shape, tuple)
@@ -126,8 +142,10 @@ def silo_federation(
 
 
 def _agreed(table: np.ndarray, silos: Sequence[str]) -> tuple[np.ndarray, Format]:
-    """The rows by client, and what all have in common. Raises UserError unless each client is there once and all
-    agree."""
+    """Return the table sorted by client, and the common Format.
+
+    Raises UserError unless each client is opened exactly once and all sites have the same Format.
+    """
     table = table[np.argsort(table[:, 0], kind="stable")]
     opened = table[:, 0].tolist()
     if opened != list(range(len(silos))):

@@ -1,7 +1,7 @@
-"""Pictures that stay on disk: rows are read when a batch asks for them, those of the next ones by a thread meanwhile.
+"""Pictures that stay on disk: rows are read when a batch needs them, and by a thread for the next batches.
 
-data.stream says which sets do: `auto` those of more than LIMIT bytes, `true` all, `false` none. A data source asks
-`wanted`, and where it is true gives a Stream in place of an array.
+data.stream decides which sets stay on disk: `auto` (sets of more than LIMIT bytes), `true` (all) or `false` (none). A
+data source calls `wanted` and, if it returns true, puts a Stream in place of an array.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 LIMIT = 1 << 31  # bytes of pictures, of training and test part together, that a rank keeps in memory
-AHEAD = 2  # batches that are read while one is trained on
-SEEN = 256  # rows that ranks compare
+AHEAD = 2  # batches that are read in advance during training
+SEEN = 256  # number of rows that ranks compare
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ _limit = ContextVar("limit", default=LIMIT)
 
 @contextmanager
 def choosing(stream: bool | str) -> Iterator[None]:
-    """Set which pictures stay on disk, as `data.stream` says, while sources are read."""
+    """Set which pictures stay on disk (data.stream) while data sources are read."""
     token = _limit.set(LIMIT if stream == "auto" else 0 if stream else 1 << 62)
     try:
         yield
@@ -39,27 +39,30 @@ def choosing(stream: bool | str) -> Iterator[None]:
 
 
 def wanted(size: int) -> bool:
-    """Whether pictures of so many bytes stay on disk."""
+    """Return whether pictures of `size` bytes stay on disk."""
     return size > _limit.get()
 
 
 class Source(ABC):
-    """n pictures (c, H, W), or volumes (c, D, H, W), that lie somewhere else than in memory."""
+    """n pictures (c, H, W), or volumes (c, D, H, W), that are not in memory."""
 
     shape: tuple[int, ...]  # (n, c, H, W)
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # or float32: pixels in 0..1
 
     @abstractmethod
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """(B, c, H, W) of `dtype`, a copy. Called by one thread after another. Raises UserError, with the file."""
+        """Return copies of rows, (B, c, H, W) of `dtype`. Raises UserError, which names the file.
+
+        Threads call it one after the other, never at the same time.
+        """
 
     @abstractmethod
     def look(self, rows: np.ndarray) -> Iterator[bytes]:
-        """What these rows are known by, read in seconds however many they are: ranks compare it."""
+        """Yield bytes that identify these rows, which ranks compare; it takes seconds for any number of rows."""
 
 
 def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Yield (part, its rows, their places in `rows`) of parts that lie one after the other."""
+    """Yield (part, its rows, their positions in `rows`) for the concatenation of several parts."""
     sizes = [part.shape[0] for part in parts]
     ends = np.cumsum(sizes)
     owner = np.searchsorted(ends, rows, side="right")
@@ -70,7 +73,7 @@ def _split_rows(parts: Sequence[Any], rows: np.ndarray) -> Iterator[tuple[Any, n
 
 @final
 class ConcatSource(Source):
-    """Concatenation of several sources."""
+    """The concatenation of several sources."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         self.parts, self.dtype = parts, parts[0].dtype
@@ -89,12 +92,12 @@ class ConcatSource(Source):
 
 @final
 class StoredArrays:
-    """Data sets of uint8 in HDF5 files, one after the other, in the place of an array: `stored[rows]` in any order."""
+    """The concatenation of uint8 data sets in HDF5 files, used like an array: `stored[rows]`, in any order."""
 
     dtype = np.dtype(np.uint8)
 
     def __init__(self, parts: Sequence[Any]) -> None:
-        """Join arrays on disk, `parts`, which are h5py.Dataset objects of open files with rows of the same shape."""
+        """Concatenate `parts`, which are h5py.Dataset objects of open files with rows of the same shape."""
         self.parts = parts
         self.shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
         self.ndim = len(self.shape)
@@ -113,9 +116,9 @@ class StoredArrays:
 
 @final
 class ArraySource(Source):
-    """Images or volumes in HDF5.
+    """Images or volumes in HDF5 files.
 
-    axes: N, the rows, then C, D, H and W in the order of the array; shown as (n, C, H, W), (n, C, D, H, W).
+    axes: the axes of the array in order: N (the rows), C, D, H and W. Rows are returned as (c, H, W) or (c, D, H, W).
     """
 
     def __init__(self, array: StoredArrays, axes: str) -> None:
@@ -133,7 +136,7 @@ class ArraySource(Source):
 
 @final
 class Stream:
-    """Rows of a source, in the place of a tensor (n, c, H, W)."""
+    """Rows of a source, used like a tensor (n, c, H, W)."""
 
     def __init__(self, source: Source, rows: np.ndarray | None = None) -> None:
         self.source = source
@@ -143,7 +146,7 @@ class Stream:
         return len(self.rows)
 
     def __getitem__(self, rows: Any) -> Stream:
-        """rows: a slice, numbers or a mask."""
+        """Return the stream of some rows, given as a slice, row numbers or a mask."""
         return Stream(self.source, self.rows[rows.numpy() if isinstance(rows, Tensor) else rows])
 
     @property
@@ -155,15 +158,15 @@ class Stream:
         return torch.uint8 if self.source.dtype == np.uint8 else torch.float32
 
     def read(self, rows: Tensor) -> Tensor:
-        """(B, c, H, W)"""
+        """Return some rows in memory, (B, c, H, W)."""
         return torch.from_numpy(self.source.read(self.rows[rows.cpu().numpy()]))
 
     def all(self) -> Tensor:
-        """(n, c, H, W), in memory"""
+        """Return all rows in memory, (n, c, H, W)."""
         return self.read(torch.arange(len(self)))
 
     def look(self) -> Iterator[bytes]:
-        """What stands for all its numbers where ranks compare their data."""
+        """Yield bytes that identify the rows; ranks compare these instead of all numbers."""
         yield f"{tuple(self.shape)}".encode()
         yield from self.source.look(self.rows)
 
@@ -176,9 +179,9 @@ def concatenate_streams(streams: Sequence[Stream]) -> Stream:
 
 
 def prefetch(read: Callable[[Part], Result], parts: Iterable[Part]) -> Generator[Result, None, None]:
-    """Yield read(part) of each part in order; a thread reads AHEAD parts in advance.
+    """Yield read(part) for each part in order, while a thread reads AHEAD parts in advance.
 
-    An error is raised when its part is asked for. Closing the generator ends the thread.
+    An error is raised when its part is due. Closing the generator ends the thread.
     """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="reading ahead") as reader:

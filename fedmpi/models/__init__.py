@@ -1,4 +1,7 @@
-"""Architectures: functions `f(input_shape, classes, **options) -> nn.Module`; `net.Net` is how the engine sees one."""
+"""Model architectures: functions `f(input_shape, classes, **options) -> nn.Module`.
+
+The engine uses each model through `net.Net`.
+"""
 
 from fedmpi.common.registry import PluginKind
 

@@ -5,7 +5,7 @@ Learning with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652; the 
 Calderbank, Sapiro. ICML 2018. https://arxiv.org/abs/1802.04145
 
     W[o,i,u,v] = sum_a alpha[o,i,a] D[a,u,v]         coefficients alpha (o, i, m_a), atoms D (m_a, u, v)        (1)
-Each layer has its own atoms, which all its channels share. A layer builds W and convolves once.
+Each layer has its own atoms, which all its channels share. The forward pass computes W and convolves once.
 """
 
 import math
@@ -22,12 +22,12 @@ Init = Literal["he", "dcf", "from_conv"]
 
 
 class AtomConv2d(nn.Conv2d):
-    """A convolution with W of (1) in place of its weight; all else (stride, padding, groups, bias ...) as it was.
+    """A convolution whose weight is W of (1); it keeps the other settings of the convolution that it replaces.
 
-    init he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), what ReLU networks need; dcf:
-    D ~ N(0, 1), alpha ~ N(0, 1/(i m_a)), k^2/2 times that variance, for networks with batch normalisation; from_conv:
-    the m_a leading right singular vectors of the given kernels (o i, k^2) and the coefficients that go with them:
-    W itself where m_a >= k^2, otherwise the nearest W of rank m_a.
+    The initial values depend on `init`. he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), as
+    ReLU networks need it. dcf: D ~ N(0, 1), alpha ~ N(0, 1/(i m_a)), for networks with batch normalisation; Var W is
+    k^2/2 times as large. from_conv: the m_a leading right singular vectors of the given kernels (o i, k^2) and their
+    coefficients, so that W equals the given kernels if m_a >= k^2, and otherwise is the nearest W of rank m_a.
     """
 
     coef: nn.Parameter  # (o, i / groups, m_a)
@@ -45,7 +45,7 @@ class AtomConv2d(nn.Conv2d):
             nn.init.normal_(self.atoms, std=1 if init == "dcf" else math.sqrt(1 / area))
             if init == "from_conv":
                 u, s, v = torch.linalg.svd(dense.weight.reshape(out * into, area).double(), full_matrices=False)
-                rank = min(atoms, len(s))  # atoms beyond stay as drawn, with coefficients 0
+                rank = min(atoms, len(s))  # further atoms keep their random values, with coefficients 0
                 self.atoms[:rank] = v[:rank].view(rank, *kernel)
                 self.coef[..., :rank] = (u * s)[:, :rank].view(out, into, rank)
             else:
@@ -55,7 +55,7 @@ class AtomConv2d(nn.Conv2d):
 
     @property
     def kernels(self) -> Tensor:
-        """W of (1), (o, i / groups, u, v)."""
+        """The weight W of (1), (o, i / groups, u, v)."""
         return (self.coef @ self.atoms.flatten(1)).view(*self.coef.shape[:2], *self.atoms.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,14 +66,18 @@ class AtomConv2d(nn.Conv2d):
 
 
 def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module:
-    """`module`, changed in place: every Conv2d of more than one pixel becomes an AtomConv2d with m_a = `atoms`.
+    """Replace every Conv2d of `module` with kernels of more than one pixel by an AtomConv2d, in place, and return it.
 
-    Layout groups: atoms are in ATOM, coefficients and the convolutions' biases in COEF. COEF also has the convolutions
-    that stay as they are: 1x1, where there is nothing to decompose, frozen ones, and subclasses of Conv2d (a forward of
-    their own, weight norm). Linear layers (theta_h) keep their group.
+    Layout groups: atoms are in ATOM, coefficients and the biases of convolutions in COEF. COEF also has the
+    convolutions that are not replaced: 1x1 convolutions, frozen ones, and subclasses of Conv2d (which may have a
+    forward function or weights of their own). Linear layers (theta_h) keep their group.
+
+    Args:
+        atoms: number of atoms m_a of each layer.
+        init: initial values, see AtomConv2d.
     """
     groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
-    decomposed: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
+    decomposed: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places remains one layer
     for path, layer in list(module.named_modules(remove_duplicate=False)):
         if not path or not isinstance(layer, nn.Conv2d) or isinstance(layer, AtomConv2d):
             continue

@@ -1,22 +1,23 @@
-"""Plain convolutional networks, each of one federated paper.
+"""Plain convolutional networks, each from one paper on federated learning.
 
 mcmahan_cnn  McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
              Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629
 lenet5       Li, Diao, Chen, He: Federated Learning on Non-IID Data Silos, ICDE 2022, section V (NIID-Bench, and
-             Flower's baselines after it), https://arxiv.org/abs/2102.02079, after LeCun, Bottou, Bengio, Haffner:
+             later Flower's baselines), https://arxiv.org/abs/2102.02079; based on LeCun, Bottou, Bengio, Haffner:
              Gradient-Based Learning Applied to Document Recognition, 1998, with ReLU and max pools, and no padding
-alexnet_s    Chen, Qiu: Extra Clients at No Extra Cost, 2025, https://arxiv.org/abs/2503.08652, section 6.1, after
+alexnet_s    Chen, Qiu: Extra Clients at No Extra Cost, 2025, https://arxiv.org/abs/2503.08652, section 6.1; based on
              Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012.
-             The paper says three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and 128;
-             kernels and pooling are ours
+             The paper names three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and 128;
+             kernel sizes and pooling are our choice
 small_cnn    Son, Kim, Chung, Huang, Liu: FedUV, CVPR 2024, https://arxiv.org/abs/2402.18372, supplement, Table 1;
-             without biases and padding in its convolutions, and four times as wide as the base of 16, 32, 64 filters,
-             as in the authors' code
+             its convolutions have no biases and no padding, and four times the base of 16, 32, 64 filters, as in the
+             authors' code
 vgg11        Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR 2015,
              configuration A, https://arxiv.org/abs/1409.1556, with hidden layers of 512 and without dropout and batch
              normalisation, as FedSOL trains it
 
-A 2x2 max pool comes before its ReLU: the same to the bit, gradients included, over a quarter of the entries.
+A 2x2 max pool comes before its ReLU. Outputs and gradients are the same to the bit as in the other order, and the ReLU
+has a quarter of the entries.
 """
 
 import math
@@ -32,7 +33,7 @@ from fedmpi.models.parts import WIDTH, image, projection
 def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """CNN of the FedAvg paper (McMahan 2017): two 5x5 convolutions, one hidden layer of 512; images from 4 x 4 pixels.
 
-    1 x 28 x 28 images of 10 classes: 1,663,370 parameters.
+    For 1 x 28 x 28 images of 10 classes it has 1,663,370 parameters.
     """
     channels, height, width = image("mcmahan_cnn", input_shape, least=4)
     body = nn.Sequential(
@@ -52,7 +53,7 @@ def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def lenet5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-5 with ReLU and max pools, the `simple-cnn` of NIID-Bench (Li 2022); images from 16 x 16 pixels.
 
-    1 x 28 x 28 images of 10 classes: 44,426 parameters; 3 x 32 x 32: 62,006.
+    For 10 classes it has 44,426 parameters on 1 x 28 x 28 images, and 62,006 on 3 x 32 x 32 images.
     """
     channels, height, width = image("lenet5", input_shape, least=16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
@@ -75,7 +76,7 @@ def lenet5(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def alexnet_s(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Small AlexNet of the filter decomposition paper: three 3x3 convolutions, two hidden layers; images from 8 x 8.
 
-    3 x 32 x 32 images of 10 classes: 1,822,602 parameters.
+    For 3 x 32 x 32 images of 10 classes it has 1,822,602 parameters.
     """
     channels, height, width = image("alexnet_s", input_shape, least=8)
     layers: list[nn.Module] = []
@@ -87,18 +88,19 @@ def alexnet_s(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-# of each block: kernel, stride, multiple of the width
+# (kernel, stride, multiple of the width) of each block
 BLOCKS = ((3, 1, 1), (1, 1, 1), (3, 2, 2), (3, 1, 2), (1, 1, 2), (3, 2, 4), (3, 1, 4), (1, 1, 4))
-LEAST = 21  # pixels: less leaves nothing for the last 3x3
+LEAST = 21  # pixels: the maps of smaller images become smaller than the last 3x3 kernel
 Width = Annotated[int, Field(gt=0)]
 
 
 def small_cnn(input_shape: tuple[int, ...], classes: int, width: Width = 64) -> nn.Module:
     """CNN of FedUV (2024): eight convolutions with batch normalisation, two hidden layers of 256; from 21 x 21 pixels.
 
-    Each convolution is followed by batch normalisation and ReLU, then come the mean over the picture, and the
-    projection. width: filters of the first two blocks; the others have two and four times as many. 3 x 32 x 32 images
-    of 10 classes: 1,331,402 parameters.
+    Each convolution is followed by batch normalisation and ReLU, and all of them by the mean over the image and the
+    projection. For 3 x 32 x 32 images of 10 classes it has 1,331,402 parameters.
+
+    width: filters of the first two blocks; the others have two and four times as many.
     """
     channels, _, _ = image("small_cnn", input_shape, least=LEAST)
     layers: list[nn.Module] = []
@@ -111,13 +113,13 @@ def small_cnn(input_shape: tuple[int, ...], classes: int, width: Width = 64) -> 
 
 
 CONFIGURATION_A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # filters; 0: 2x2 max pool
-SIDE = 32  # pixels: the five pools leave one
+SIDE = 32  # pixels, which the five pools reduce to one
 
 
 def vgg11(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """VGG-11 with hidden layers of 512, no normalisation (FedSOL 2024); any picture is resized to 32 x 32.
+    """VGG-11 with hidden layers of 512 and no normalisation (FedSOL 2024); images are resized to 32 x 32.
 
-    3 x 32 x 32 images of 10 classes: 9,750,922 parameters.
+    For 3 x 32 x 32 images of 10 classes it has 9,750,922 parameters.
     """
     channels, *size = image("vgg11", input_shape)
     layers: list[nn.Module] = [] if size == [SIDE, SIDE] else [nn.Upsample((SIDE, SIDE), mode="bilinear")]

@@ -1,4 +1,4 @@
-"""Layers whose weight is the Hadamard product of two low-rank ones, and a network made of them.
+"""Layers whose weight is the Hadamard product of two low-rank weights, and a network made of them.
 
 FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
 https://arxiv.org/abs/2108.06098
@@ -6,7 +6,7 @@ https://arxiv.org/abs/2108.06098
     linear        W_s = X_s Y_s^T                                            X_s (m, r), Y_s (n, r)            (1)
     convolution   W_s[o,i,u,v] = sum_{x,y} T_s[x,y,u,v] O_s[x,o] I_s[y,i]    (r, r, k, k), (r, O), (r, I)      (2)
     W = W_1 . W_2,     or with a personal second factor     W = W_1 . (W_2 + 1)                                (3)
-W has rank up to r^2, where W_s alone has rank r. Biases stay dense.
+W has rank up to r^2, whereas W_s has rank r. Biases remain dense.
 """
 
 import math
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-OWN = "own"  # layout group of the factors behind a personal W_2
+OWN = "own"  # layout group of the factors of a personal W_2
 
 
 class Factors(nn.Module):
-    """W_s of a linear layer (1) or of a convolution (2).
+    """The low-rank weight W_s of a linear layer (1) or of a convolution (2).
 
-    variance: of the entries of W_s at the start. None: each factor is drawn from N(0, 2 / fan_in), with the fan_in of
-    the factor as it is stored, whatever variance W_s then has.
+    variance: initial variance of the entries of W_s. None: each factor is drawn from N(0, 2 / fan_in), with the fan_in
+    of the factor as it is stored, whatever the variance of W_s.
     """
 
     def __init__(self, shape: torch.Size, rank: int, variance: float | None) -> None:
@@ -38,7 +38,7 @@ class Factors(nn.Module):
             self.Y = nn.Parameter(torch.empty(into, rank))
         factors = list(self.parameters())
         each = [2 / factor[0].numel() for factor in factors]
-        given = rank ** (len(factors) - 1) * math.prod(each)  # a sum over one index in (1), over two in (2)
+        given = rank ** (len(factors) - 1) * math.prod(each)  # (1) is a sum over one index, (2) over two
         scale = 1.0 if variance is None else (variance / given) ** (1 / len(factors))
         for factor, own in zip(factors, each, strict=True):
             nn.init.normal_(factor, std=math.sqrt(own * scale))
@@ -50,11 +50,11 @@ class Factors(nn.Module):
 
 
 class Factorised(nn.Module):
-    """A linear layer or a convolution with W of (3) in place of its weight."""
+    """A linear layer or a convolution whose weight is W of (3)."""
 
     def __init__(self, dense: nn.Linear | nn.Conv2d, rank: int, personal: bool, init: str) -> None:
         super().__init__()
-        he = 2 / dense.weight[0].numel()  # variance wanted of W, which is v v, or v (v + 1)
+        he = 2 / dense.weight[0].numel()  # the variance of W, which is to equal v v, or v (v + 1)
         v = None if init == "factors" else (math.sqrt(1 + 4 * he) - 1) / 2 if personal else math.sqrt(he)
         self.one, self.two = (Factors(dense.weight.shape, rank, v) for _ in range(2))
         self.bias, self.personal = dense.bias, personal
@@ -69,10 +69,11 @@ class Factorised(nn.Module):
 
 
 def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
-    """r at which the two factors have `ratio` of the dense weight's entries, at least ceil(sqrt(least)).
+    """Return the rank r at which the two factors have `ratio` of the dense weight's entries, but at least a minimum.
 
-    At r^2 < min(m, n) a matrix W could not have full rank (the paper's Corollary 1): that is least, and max(O, I) of a
-    convolution, as in the authors' code. A convolution's r solves 2 r (O + I + r k^2) = ratio O I k^2.
+    The minimum is ceil(sqrt(n_min)). For a linear layer n_min = min(m, n), since for smaller r a matrix W could not
+    have full rank (the paper's Corollary 1). For a convolution n_min = max(O, I), as in the authors' code, and r solves
+    2 r (O + I + r k^2) = ratio O I k^2.
 
     >>> [rank_for((256, 256, 3, 3), ratio) for ratio in (0.1, 0.3, 0.5)], rank_for((200, 100), 0.5)
     ([36, 75, 103], 17)
@@ -89,12 +90,15 @@ def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
 
 
 def factorise(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:
-    """`module` with every convolution and linear layer factorised that becomes smaller by it; the head stays dense, and
-    so do layers that are frozen.
+    """Replace, in place, each convolution and linear layer by a Factorised layer if that makes it smaller.
 
-    The head is the last linear layer. Convolutions with groups or with a padding other than zeros stay dense too.
-    personal: (3) with W_2's factors in the layout group OWN.
-    init: variance 2 / fan_in of each factor as it is stored (factors), or of W as of a dense weight (product).
+    The head, which is the last linear layer, remains dense, and so do frozen layers and convolutions with groups or
+    with a padding other than zeros. The changed module is returned.
+
+    Args:
+        ratio: share of a dense weight's entries that its factors have (see rank_for).
+        personal: use the second form of (3), and put the factors of W_2 into the layout group OWN.
+        init: variance 2 / fan_in of each factor as it is stored (factors), or of W, as for a dense weight (product).
     """
     layers = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
     head = [layer for _, layer in layers if isinstance(layer, nn.Linear)][-1:]

@@ -1,4 +1,4 @@
-"""Any network with a last linear layer, with its features made Gaussian so that FedSR can regularise them.
+"""A network whose features are Gaussian, so that FedSR can regularise them. It needs a last linear layer.
 
 FedSR. Nguyen, Torr, Lim. A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
 https://openreview.net/forum?id=mrt90D00aQX
@@ -6,8 +6,8 @@ https://openreview.net/forum?id=mrt90D00aQX
     (mu, s) = A h(x) + a,   sigma = softplus(s),   z ~ N(mu, sigma^2)         h: input of the last layer             (1)
     r(z|c) = N(r_mu[c], softplus(r_sigma[c])^2)                                                                      (2)
     KL_c   = sum over dims of KL( N(C mu, (C sigma)^2) || r(.|c) )                                                   (3)
-A is a layer of its own, without an activation, before the last one. r_mu, r_sigma and the number C are learned. In
-evaluation mode z = mu.
+A is an additional linear layer, without an activation, before the last one. r_mu, r_sigma and the number C are
+learned. In evaluation mode z = mu.
 """
 
 import torch
@@ -20,7 +20,7 @@ REFERENCE = "reference"  # layout group of r_mu, r_sigma, C
 
 
 class First(nn.Module):
-    """A linear layer on the first columns of its input."""
+    """A linear layer applied to the first columns of its input, here the features z without the divergences."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class First(nn.Module):
 class Gaussian(nn.Module):
     """`module` with Gaussian features.   features(x) = [z | KL_1 ... KL_c]  (B, z + c),   forward(x) = head(z)  (B, c)
 
-    The divergences are returned with the features, so that one pass gives a loss all it needs; not in evaluation mode.
+    In training mode the divergences KL_c are returned with the features, so that a loss needs only one forward pass.
     """
 
     def __init__(self, module: nn.Module, classes: int) -> None:
@@ -67,12 +67,12 @@ class Gaussian(nn.Module):
         return torch.cat([z, self.divergences(self.C * mu, (self.C * sigma).abs())], 1)
 
     def divergences(self, mu: Tensor, sigma: Tensor) -> Tensor:
-        """KL of N(mu, sigma^2) from each reference (3).   (B, z), (B, z) -> (B, c)"""
-        with torch.autocast(mu.device.type, enabled=False):  # of sums that cancel bf16 would leave the rounding
+        """Return the KL divergence of N(mu, sigma^2) from each class reference (3).   (B, z), (B, z) -> (B, c)"""
+        with torch.autocast(mu.device.type, enabled=False):  # bf16 is too inexact for sums that cancel
             mu, sigma = mu.to(self.r_mu.dtype), sigma.to(self.r_mu.dtype)
             r = softplus(self.r_sigma)  # (c, z)  (2)
             narrow = r.square().reciprocal() / 2
-            # sum over dims of (sigma^2 + (mu - r_mu)^2) / 2 r^2 as matrix products: nothing of size B c z
+            # sum over dims of (sigma^2 + (mu - r_mu)^2) / 2 r^2 as matrix products, without a tensor of size B c z
             spread = (sigma.square() + mu.square()) @ narrow.T
             distance = spread - 2 * mu @ (self.r_mu * narrow).T + (self.r_mu.square() * narrow).sum(1)
             return r.log().sum(1) - sigma.log().sum(1, keepdim=True) + distance - mu.shape[1] / 2

@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 
 
 class MLP(nn.Module):
-    """flatten; (linear, ReLU) for each width in `hidden`; linear `classes`."""
+    """A multilayer perceptron: flatten; linear and ReLU for each width in `hidden`; a linear layer to the logits."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], classes: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MLP(nn.Module):
         self.head: nn.Module = nn.Linear(widths[-1], classes)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.body(x)  # (B, hidden[-1]), or the flat sample without a hidden layer
+        return self.body(x)  # (B, hidden[-1]); the flat sample if there is no hidden layer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))  # (B, C)
@@ -34,15 +34,17 @@ def mlp(
     classes: int,
     hidden: Annotated[Sequence[Annotated[int, Field(gt=0)]], Field(min_length=1)] = (200, 200),
 ) -> MLP:
-    """Multilayer perceptron with ReLU; the default widths are the 2NN of the FedAvg paper (McMahan 2017).
+    """Multilayer perceptron with ReLU; by default the 2NN of the FedAvg paper (McMahan 2017).
 
-    hidden: width of each hidden layer, units, at least one layer. 1 x 28 x 28 images of 10 classes: 199,210 parameters.
+    hidden: units of each hidden layer, at least one layer.
+
+    For 1 x 28 x 28 images of 10 classes it has 199,210 parameters.
     """
     return MLP(math.prod(input_shape), hidden, classes)
 
 
 class Reference(nn.Module):
-    """Logits of classes - 1 classes from one linear layer; that of class 0 is always 0."""
+    """A linear layer that computes logits of classes 1, 2, ...; the logit of class 0 is always 0."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
@@ -53,12 +55,13 @@ class Reference(nn.Module):
 
 
 def logistic(input_shape: tuple[int, ...], classes: int, reference: bool = False) -> MLP:
-    """Softmax regression (one linear layer on the flat sample); with the regression task, linear regression.
+    """Softmax regression (one linear layer on the flat sample); with the task regression, linear regression.
 
-    reference: class 0 has no weights, its logit is 0. For two classes that is logistic regression as textbooks have it,
-    Linear(f, 1), sigmoid and binary cross-entropy, whose steps are half as long as those of the form with weights for
-    both classes. Its features are the flat sample itself, so the whole model is its head. 1 x 28 x 28 images of 10
-    classes: 7,850 parameters.
+    reference: class 0 has no weights, and its logit is 0. For two classes this is textbook logistic regression, that is
+    Linear(f, 1), sigmoid and binary cross-entropy, whose steps are half as long as with weights for both classes. Its
+    features are the flat sample, so that the whole model is its head.
+
+    For 1 x 28 x 28 images of 10 classes it has 7,850 parameters without `reference`.
     """
     inputs = math.prod(input_shape)
     model = MLP(inputs, (), classes)
@@ -73,10 +76,10 @@ POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReL
 
 
 def layers_of(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of a chain in their order; None where the module is not known to be one."""
+    """Return the layers of a chain of known layers in order, or None if the module is not such a chain."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return None
-    if type(module) in (MLP, nn.Sequential):  # children() leaves out what stands there a second time
+    if type(module) in (MLP, nn.Sequential):  # children() leaves out repetitions of a layer
         found = [layers_of(part) for part in module._modules.values() if part is not None]
         return None if None in found else [layer for each in found if each for layer in each]
     flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
@@ -84,7 +87,7 @@ def layers_of(module: nn.Module) -> list[nn.Module] | None:
 
 
 def straight(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return a function that equals module(x) but calls no hooks of its layers; None where it is no known chain."""
+    """Return a function that equals module(x) but calls no hooks; None if it is not a chain of known layers."""
     layers = layers_of(module)
     if not layers or any(part._compiled_call_impl is not None for part in module.modules()):
         return None

@@ -1,4 +1,4 @@
-"""One view of every architecture: features z, head, logits, whatever the module calls them."""
+"""A uniform view of a model: its features z, its head and its logits, whatever their names in the module."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +12,18 @@ from fedmpi.common.user_code_errors import in_user_code, located_error, source_l
 
 
 class Net:
-    """A module and the cut between its features and its head: logits = head(z), z (B, `feature_dim`).
+    """A module divided into features and head: logits = head(z), with features z (B, `feature_dim`).
 
-    The head is the part whose output the module returns: `module.head` where there is one, else an `nn.Linear`; z is
-    the input of that part. Where no part is the last one (a softmax behind it, say), `head` is None; there, and where
-    features or logits of a sample are more than one row (text, a map), `feature_dim` is None, and `forward` gives
-    (None, logits). The logits are the module's own output in any case.
+    The head is the part whose output the module returns: `module.head` if it exists, otherwise an `nn.Linear`; z is the
+    input of the head. `head` is None if the output of no such part is returned, as with a softmax after it.
+    `feature_dim` is None, and `forward` returns (None, logits), if there is no head, or if the features or logits of a
+    sample are not one vector (text, segmentation). The logits are always the module's own output.
 
-    The head is looked for in one dry run, in evaluation mode on two samples of zeros of shape `input_shape` and type
-    `dtype` (default: that of the parameters). `output_shape` is that of a sample's outputs, `outputs` the first of its
-    sizes: the number of logits of a sample.
+    The head is found by one forward pass in evaluation mode on two samples of zeros of shape `input_shape` and type
+    `dtype` (default: that of the parameters). `output_shape` is the shape of the outputs of a sample, and `outputs` its
+    first size: the number of logits of a sample.
 
-    Raises UserError for a module that fails on such samples, or does not return outputs (B, ...) of each.
+    Raises UserError if the module fails on such samples, or does not return one tensor of outputs (B, ...).
 
     >>> net = Net(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))
     >>> z, logits = net.forward(torch.zeros(5, 4))
@@ -42,7 +42,7 @@ class Net:
         self.feature_dim: int | None = z.shape[1] if z is not None and z.ndim == logits.ndim == 2 else None
 
     def activation_bytes(self) -> int:
-        """Count the bytes that a forward pass in training keeps of one sample for the backward pass."""
+        """Return how many bytes per sample a forward pass in training keeps for the backward pass."""
         kept, weights = dict[int, int](), {p.untyped_storage().data_ptr() for p in self.module.parameters()}
 
         def keep(x: Tensor) -> Tensor:
@@ -53,14 +53,14 @@ class Net:
         with _undisturbed(self.module), torch.enable_grad(), hooks:
             self.module.train()
             logits = call(self.module, self._samples)
-        del logits  # until here it holds the tensors, so that no two have one address
+        del logits  # keeps the tensors alive until here, so that no two have the same address
         return sum(size for at, size in kept.items() if at not in weights) // len(self._samples)
 
     def forward(self, x: Samples) -> tuple[Tensor | None, Tensor]:
-        """(z, logits) in one pass; z is None where `feature_dim` is None."""
+        """Return features and logits (z, logits) of one forward pass; z is None if `feature_dim` is None."""
         if self.head is None or self.feature_dim is None:
             return None, call(self.module, x)
-        # The hook (5 us) lives for this call only: one that stayed would keep z, and the graph behind it, alive.
+        # The hook (5 us) is removed after this call: a permanent one would keep z, and its autograd graph, in memory.
         seen: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -71,14 +71,14 @@ class Net:
         return seen[-1], logits
 
     def head_names(self) -> set[str]:
-        """Names, as in `module.named_parameters()`, of the parameters that belong to the head."""
+        """Return the names, as in `module.named_parameters()`, of the parameters of the head."""
         own = {id(parameter) for parameter in self.head.parameters()} if self.head else set()
         return {name for name, parameter in self.module.named_parameters() if id(parameter) in own}
 
 
 def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None, Tensor | None]:
-    """(logits, the head, its input) of one pass of `module` over x; (logits, None, None) without a head."""
-    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # of parts that may be the head: part, its input, its output
+    """Return (logits, head, input of the head) of one forward pass over x; (logits, None, None) without a head."""
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # (part, its input, its output), of parts that may be the head
 
     def note(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if inputs:
@@ -87,7 +87,7 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
     candidates: list[nn.Module] = [part for part in module.modules() if isinstance(part, nn.Linear)]
     named = getattr(module, "head", None)
     if isinstance(named, nn.Module) and not isinstance(named, nn.Linear):
-        candidates.append(named)  # it may itself end in a linear layer; of the two it finishes last and is the head
+        candidates.append(named)  # if it ends in a linear layer, its hook is the last and replaces the layer's
     hooks = [part.register_forward_hook(note) for part in candidates]
     name, before = f"model {type(module).__name__}", x._version
     try:
@@ -117,7 +117,7 @@ def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None,
 
 @contextmanager
 def _undisturbed(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every submodule's mode and every buffer is what it was."""
+    """Use evaluation mode without gradients; afterwards restore the mode of every submodule and every buffer."""
     modes = [(part, part.training) for part in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     module.eval()

@@ -1,4 +1,4 @@
-"""What several architectures need: checks of the shape of a sample, and the projection of FedUV.
+"""Parts of several architectures: a check of the shape of a sample, and the projection of FedUV.
 
 Son, Kim, Chung, Huang, Liu: FedUV, CVPR 2024, https://arxiv.org/abs/2402.18372, supplement, Table 1.
 """
@@ -12,9 +12,9 @@ from fedmpi.common.errors import UserError
 
 
 def image(model: str, input_shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """`input_shape` as (channels, height, width), height and width at least `least` pixels.
+    """Return `input_shape` as (channels, height, width), after checking that it is that of a large enough image.
 
-    Raises UserError, naming `model`, if the sample is not an image or is too small.
+    Raises UserError, which names `model`, if a sample is not an image or a side has less than `least` pixels.
 
     >>> image("mcmahan_cnn", (1, 8, 8), least=4)
     (1, 8, 8)
@@ -33,8 +33,8 @@ def image(model: str, input_shape: tuple[int, ...], least: int = 1) -> tuple[int
     return channels, height, width
 
 
-WIDTH = 256  # units
-NORMS: dict[str, Callable[[int], nn.Module]] = {  # of vectors, by the names of those of maps
+WIDTH = 256  # units of each layer of the projection
+NORMS: dict[str, Callable[[int], nn.Module]] = {  # layers that normalise vectors, by the values of the option norm
     "bn": nn.BatchNorm1d,
     "bn_nostats": partial(nn.BatchNorm1d, track_running_stats=False),
     "gn": partial(nn.GroupNorm, 32),
@@ -42,7 +42,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {  # of vectors, by the names of 
 
 
 def projection(inputs: int, norm: str = "bn") -> nn.Sequential:
-    """(linear 256, normalisation, ReLU) twice: (B, inputs) -> (B, 256). The paper's normalisation is bn."""
+    """Return a projection (B, inputs) -> (B, 256): twice (linear, normalisation, ReLU). The paper uses norm bn."""
     layers: list[nn.Module] = []
     for width in (inputs, WIDTH):
         layers += [nn.Linear(width, WIDTH), NORMS[norm](WIDTH), nn.ReLU()]

@@ -1,7 +1,7 @@
-"""A character LSTM, and the switch to torch's own recurrent kernels.
+"""A character LSTM, and a switch to torch's own recurrent kernels.
 
-cuDNN's recurrent layers, which torch uses on a GPU, have no backward pass in evaluation mode and none of second
-order.
+On a GPU torch uses the recurrent layers of cuDNN, which have no backward pass in evaluation mode and no second
+derivatives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Width = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class CharLSTM(nn.Module):
-    """Embedding, LSTM layers, one linear layer at each place: x (B, L) int64 -> (B, L, V)."""
+    """An embedding, LSTM layers, and one linear layer applied at each position: x (B, L) int64 -> (B, L, V)."""
 
     def __init__(self, symbols: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -35,10 +35,13 @@ class CharLSTM(nn.Module):
 def char_lstm(
     input_shape: tuple[int, ...], classes: int, embedding: Width = 8, hidden: Width = 256, layers: Width = 2
 ) -> CharLSTM:
-    """Characters to the next ones (McMahan 2017, LEAF): embedding of 8, two LSTM layers of 256, one linear layer.
+    """LSTM that predicts the next character (McMahan 2017, LEAF): embedding of 8, two LSTM layers of 256, linear layer.
 
-    Samples are texts of symbols 0..classes-1, (L,) int64. embedding, hidden: units; layers: of the LSTM. 65 symbols:
-    815,945 parameters.
+    Samples are texts of symbols 0..classes-1, (L,) int64. With 65 symbols it has 815,945 parameters.
+
+    embedding: units of the embedding of a symbol.
+    hidden: units of each LSTM layer.
+    layers: number of LSTM layers.
     """
     if len(input_shape) != 1:
         raise UserError(f"model char_lstm: a sample has shape {input_shape}, but it needs texts: (L,) symbols, int64")
@@ -47,9 +50,10 @@ def char_lstm(
 
 @contextmanager
 def differentiable(module: nn.Module) -> Iterator[None]:
-    """Use torch's own, slower kernels around a forward pass that is differentiated in one of these two ways.
+    """Use torch's own, slower recurrent kernels within this context.
 
-    Nothing changes for a module without recurrent layers.
+    It is needed around a forward pass in evaluation mode that has a backward pass, and around a forward pass that is
+    differentiated twice. It has no effect for a module without recurrent layers.
     """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = before and not any(isinstance(part, nn.RNNBase) for part in module.modules())

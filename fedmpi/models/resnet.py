@@ -1,17 +1,17 @@
-"""Residual networks of torchvision, with the changes that federated papers make to them.
+"""Residual networks of torchvision, with the changes that papers on federated learning make to them.
 
 He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, https://arxiv.org/abs/1512.03385
 
-`stem: small` puts one 3x3 stride 1 convolution in the place of the 7x7 stride 2 convolution and the max pool, which are
-made for 224 pixels; `no_pool` leaves out the max pool alone. `norm: bn_nostats` normalises by the batch in evaluation
-too and keeps no running statistics, so nothing but parameters travels; `gn` is group normalisation with 32 groups,
-which does not look at the batch, as in Wu and He, ECCV 2018, https://arxiv.org/abs/1803.08494.
+`stem: small` replaces the 7x7 convolution with stride 2 and the max pool, which are made for 224 pixels, by one 3x3
+convolution with stride 1; `no_pool` only leaves out the max pool. `norm: bn_nostats` normalises by the batch in
+evaluations too and keeps no running statistics, so that only parameters are sent; `gn` is group normalisation with 32
+groups, which does not depend on the batch, as in Wu and He, ECCV 2018, https://arxiv.org/abs/1803.08494.
 
-What FedUV's authors (CVPR 2024) train is `stem: small, stride: 2, projection: true` for ResNet-18 and `stem: no_pool,
-projection: true` for ResNet-50.
+FedUV's authors (CVPR 2024) train ResNet-18 with `stem: small, stride: 2, projection: true` and ResNet-50 with
+`stem: no_pool, projection: true`.
 
-All parameters but those of a projection bear torchvision's names, so weights can be exchanged with its models. Weights
-are fresh; trained ones, torchvision's own among them, come in by `init.from`.
+All parameters outside a projection have torchvision's names, so that weights can be exchanged with its models. Initial
+weights are random; `init.from` loads trained weights, for example from torchvision.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Stride = Literal[1, 2]
 _NORMS: dict[str, Callable[[int], nn.Module]] = {
     "bn": nn.BatchNorm2d,
     "bn_nostats": partial(nn.BatchNorm2d, track_running_stats=False),
-    "gn": partial(nn.GroupNorm, 32),  # divides every width of these networks: 64, 128, ... 2048
+    "gn": partial(nn.GroupNorm, 32),  # 32 divides every width of these networks: 64, 128, ... 2048
 }
 
 
@@ -43,11 +43,16 @@ def resnet18(
     stride: Stride = 1,
     projection: bool = False,
 ) -> nn.Module:
-    """ResNet-18 of torchvision, untrained; stem: small is for 32 pixels.
+    """ResNet-18 of torchvision, with random initial weights; for images of 32 pixels use stem: small.
 
-    norm: bn, bn_nostats (no running statistics: in evaluation those of each batch), gn (groups);
-    stride: of the first stage; projection: two linear layers of 256, each normalised by `norm`, before the last one.
-    11,689,512 parameters (ImageNet); 11,173,962 with the small stem and 10 classes.
+    stem: imagenet (7x7 convolution with stride 2, max pool), no_pool (without the max pool) or small (3x3 convolution
+    with stride 1, no max pool; for images of 32 pixels).
+    norm: bn, bn_nostats (no running statistics: evaluations use the statistics of each batch) or gn (group
+    normalisation).
+    stride: stride of the first stage.
+    projection: true puts two linear layers of 256, each with normalisation `norm`, before the last layer.
+
+    It has 11,689,512 parameters for ImageNet, and 11,173,962 with the small stem and 10 classes.
     """
     return _resnet("resnet18", input_shape, classes, stem, norm, stride, projection)
 
@@ -60,11 +65,16 @@ def resnet50(
     stride: Stride = 1,
     projection: bool = False,
 ) -> nn.Module:
-    """ResNet-50 of torchvision, untrained; stem: small is for 32 pixels.
+    """ResNet-50 of torchvision, with random initial weights; for images of 32 pixels use stem: small.
 
-    norm: bn, bn_nostats (no running statistics: in evaluation those of each batch), gn (groups);
-    stride: of the first stage; projection: two linear layers of 256, each normalised by `norm`, before the last one.
-    25,557,032 parameters (ImageNet).
+    stem: imagenet (7x7 convolution with stride 2, max pool), no_pool (without the max pool) or small (3x3 convolution
+    with stride 1, no max pool; for images of 32 pixels).
+    norm: bn, bn_nostats (no running statistics: evaluations use the statistics of each batch) or gn (group
+    normalisation).
+    stride: stride of the first stage.
+    projection: true puts two linear layers of 256, each with normalisation `norm`, before the last layer.
+
+    It has 25,557,032 parameters for ImageNet.
     """
     return _resnet("resnet50", input_shape, classes, stem, norm, stride, projection)
 
@@ -80,7 +90,7 @@ def _resnet(
         model.conv1 = _convolution(channels, 64, 7, stride=2, padding=3)
     if stem != "imagenet":
         model.maxpool = nn.Identity()
-    if stride == 2:  # torchvision has it in the other stages
+    if stride == 2:  # in torchvision the other stages have stride 2
         first = model.layer1[0]
         (first.conv1 if name == "resnet18" else first.conv2).stride = (2, 2)  # the 3x3 convolution
         if first.downsample is None:
@@ -93,7 +103,7 @@ def _resnet(
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
-    """A convolution with weights as torchvision draws those of its own."""
+    """Return a convolution whose weights are initialised as in torchvision's ResNet."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer

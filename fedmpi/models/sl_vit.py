@@ -1,4 +1,4 @@
-"""The vision transformer for small data sets that FedSOL trains.
+"""The vision transformer for small data sets that the FedSOL paper uses.
 
 Lee, Lee, Song: Vision Transformer for Small-Size Datasets, 2021, https://arxiv.org/abs/2112.13492 (shifted patches,
 locality self-attention), with the sizes of FedSOL's authors (Lee et al., CVPR 2024, supplement).
@@ -21,7 +21,10 @@ DIAGONALS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def shifted(x: Tensor, steps: tuple[tuple[int, int], ...], pixels: int) -> Tensor:
-    """(B, C, H, W) -> (B, 5 C, H, W): the picture and four copies moved by `pixels`, zeros where they leave it."""
+    """Return the image and four copies shifted by `pixels`, with zeros at the border: (B, C, H, W) -> (B, 5 C, H, W).
+
+    steps: direction of each copy, as (down, right).
+    """
     height, width = x.shape[-2:]
     around = pad(x, (pixels,) * 4)
     moved = [
@@ -31,8 +34,10 @@ def shifted(x: Tensor, steps: tuple[tuple[int, int], ...], pixels: int) -> Tenso
 
 
 class Attention(nn.Module):
-    """Locality self-attention: softmax(e^tau q k' with -max on the diagonal) v; tau, one number, begins at
-    log(head^-1/2)."""
+    """Locality self-attention: softmax(e^tau q k' with -max on the diagonal) v.
+
+    tau is one learned number, initially log(head^-1/2).
+    """
 
     def __init__(self, width: int, heads: int, head: int) -> None:
         super().__init__()
@@ -52,7 +57,10 @@ class Attention(nn.Module):
 
 
 class SLViT(nn.Module):
-    """Shifted patches, class token, positions; `depth` times attention and two linear layers; LayerNorm; head."""
+    """A vision transformer on shifted patches with a class token and learned positions.
+
+    It has `depth` layers, each of attention and two linear layers, then LayerNorm and the head.
+    """
 
     def __init__(
         self, channels: int, side: int, resize: bool, classes: int, sizes: tuple[int, int, int, int, int], shift: Shift
@@ -82,7 +90,7 @@ class SLViT(nn.Module):
         for attention, forward in zip(self.attention, self.forward_part, strict=True):
             x = x + attention(x)
             x = x + forward(x)
-        return self.norm(x[:, 0])  # (B, width), of the class token
+        return self.norm(x[:, 0])  # (B, width), the output of the class token
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))  # (B, C)
@@ -100,10 +108,16 @@ def sl_vit(
 ) -> SLViT:
     """Vision transformer for small sets, with the sizes of FedSOL (2024); patches of a quarter of the side, at most 16.
 
-    dim: width of a token; depth: layers; heads: of each, dim_head wide; mlp: hidden units; shift: of the four copies:
-    by one pixel along the axes, as FedSOL's authors, or by half a patch along the diagonals, as the original. Pictures
-    are resized to a square of 32 or 64 pixels, or of the next multiple of 16 beyond (28 x 28 to 32 x 32). 3 x 32 x 32
-    images of 10 classes: 6,176,275 parameters.
+    Images are resized to a square of 32 or 64 pixels, or above that of the next multiple of 16 (28 x 28 becomes 32 x
+    32). For 3 x 32 x 32 images of 10 classes it has 6,176,275 parameters.
+
+    dim: width of a token.
+    depth: number of layers.
+    heads: attention heads of each layer.
+    dim_head: width of each head.
+    mlp: hidden units of each layer.
+    shift: how the four copies are shifted: pixel, by one pixel along the axes, as in the code of FedSOL's authors, or
+    original, by half a patch along the diagonals, as in the original paper.
     """
     channels, height, width = image("sl_vit", input_shape, least=8)
     step = 32 if max(height, width) <= 64 else 16

@@ -1,9 +1,9 @@
-"""A small U-Net for segmentation, of pictures and of volumes.
+"""A small U-Net for segmentation of images and volumes.
 
-Ronneberger, Fischer, Brox: U-Net, MICCAI 2015, https://arxiv.org/abs/1505.04597; of volumes: Çiçek,
-Abdulkadir, Lienkamp, Brox, Ronneberger: 3D U-Net, MICCAI 2016, https://arxiv.org/abs/1606.06650. Convolutions are
-padded, so that the output has the size of the input, and strided ones take the place of max pools, whose 3-D gradient
-has no deterministic CUDA kernel.
+Ronneberger, Fischer, Brox: U-Net, MICCAI 2015, https://arxiv.org/abs/1505.04597; for volumes: Çiçek, Abdulkadir,
+Lienkamp, Brox, Ronneberger: 3D U-Net, MICCAI 2016, https://arxiv.org/abs/1606.06650. Convolutions are padded, so that
+the output has the size of the input, and strided convolutions replace max pools, whose 3-D gradient has no
+deterministic CUDA kernel.
 """
 
 from itertools import pairwise
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 
-GROUPS = 8  # of channels that group normalisation normalises together
+GROUPS = 8  # number of groups of channels in group normalisation
 Width = Annotated[int, Field(ge=GROUPS, multiple_of=GROUPS, le=1024)]
 
 
 class UNet(nn.Module):
-    """Two convolutions on each level, on the way down and up; a convolution of one pixel to the classes.
+    """A U-Net with two convolutions on each level, downwards and upwards, and a 1x1 convolution to the classes.
 
-    dims: 2 for pictures (B, C, H, W) -> (B, classes, H, W), 3 for volumes (B, C, D, H, W) -> (B, classes, D, H, W).
+    dims: 2 for images (B, C, H, W) -> (B, classes, H, W), 3 for volumes (B, C, D, H, W) -> (B, classes, D, H, W).
     """
 
     def __init__(self, dims: int, channels: int, classes: int, width: int, levels: int, norm: str) -> None:
@@ -39,7 +39,7 @@ class UNet(nn.Module):
             return nn.Sequential(*layers)
 
         widths = [width << level for level in range(levels + 1)]
-        pairs = list(pairwise(widths))  # of a level and the one below
+        pairs = list(pairwise(widths))  # (width of a level, width of the next level)
         self.first = block(channels, width)
         self.down = nn.ModuleList(block(upper, lower, stride=2) for upper, lower in pairs)
         self.up = nn.ModuleList(transposed(lower, upper, 2, stride=2) for upper, lower in reversed(pairs))
@@ -55,7 +55,7 @@ class UNet(nn.Module):
         for up, merge in zip(self.up, self.merge, strict=True):
             beside = skipped.pop()
             x = up(x)
-            for axis in range(2, x.ndim):  # an odd size was rounded up on the way down
+            for axis in range(2, x.ndim):  # odd sizes were rounded up when they were halved
                 x = x.narrow(axis, 0, beside.shape[axis])
             x = merge(torch.cat([beside, x], 1))
         return x
@@ -71,10 +71,13 @@ def unet(
     levels: Annotated[int, Field(ge=1, le=6)] = 2,
     norm: Literal["gn", "bn"] = "gn",
 ) -> UNet:
-    """U-Net for the task segmentation, of pictures (C, H, W) or, by 3-D convolutions, of volumes (C, D, H, W).
+    """U-Net for the task segmentation, of images (C, H, W) or, with 3-D convolutions, of volumes (C, D, H, W).
 
-    width: filters of the first level, twice as many on each below; levels: how often the size is halved, of any size;
-    norm: gn (8 groups) or bn. Volumes of one channel and 2 classes: 339,586 parameters.
+    width: filters of the first level; each further level has twice as many.
+    levels: how often the size is halved; sizes need not be even.
+    norm: gn (group normalisation, 8 groups) or bn.
+
+    For volumes of one channel and 2 classes it has 339,586 parameters.
     """
     if len(input_shape) not in (3, 4):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What is learned: the loss that clients descend and the figures by which a model is judged."""
+"""Tasks: the loss that clients minimise, and the metrics by which a model is evaluated."""
 
 from fedmpi.common.registry import PluginKind
 

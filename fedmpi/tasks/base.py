@@ -1,6 +1,7 @@
-"""What a task is.
+"""The base class of tasks, and helpers that several tasks share.
 
-A user's task derives from `Task`, or has a `loss` and `metrics` like it; everything else may be left out.
+A user's task derives from `Task`, or is a class with the functions `loss` and `metrics`; all other members have
+defaults.
 """
 
 from __future__ import annotations
@@ -20,72 +21,108 @@ Ignored = float | Literal["nan"]  # the option `ignore` of tasks with real-value
 
 
 class Task(ABC):
-    """A loss and its metrics, for a data set of `classes` classes (1 for a real-valued target).
+    """The loss that clients minimise and the metrics of a model, for a data set of `classes` classes.
 
-    Outputs (B, ...) and targets y (B, ...) are of any shape, targets of any type. What more a task may say has a
-    default: nothing of it is asked of a user's own.
+    `classes` is 1 for a real-valued target. Outputs (B, ...) and targets y (B, ...) have any shape, and targets any
+    type. Only `loss` and `metrics` are required; all other members have defaults.
     """
 
-    names: tuple[str, ...]  # keys of `metrics`, the headline first; where there are none, those of two samples of zeros
+    names: tuple[str, ...]  # keys of `metrics`, the headline first; default: the keys for two samples of zeros
     classification = False
-    """Whether outputs (B, c) are logits over classes and targets (B,) class numbers. All methods take such a task;
-    those with `needs = {CLASSES}` take no other. A class at each place (text, segmentation) is none in this sense."""
-    falling: tuple[str, ...] = ()  # metrics of which less is better
-    capturable = True  # as a CUDA graph: the loss launches the same kernels whatever the values are
-    ignore: float | None = None  # the value of targets that are left out of loss and metrics; math.nan for NaN
+    """True if outputs (B, c) are logits over classes and targets (B,) are class numbers. All methods accept such a
+    task; methods with `needs = {CLASSES}` accept no other. A task with one class per position is not one of them."""
+    falling: tuple[str, ...] = ()  # metrics for which smaller values are better
+    capturable = True  # the loss launches the same kernels for all values, so that it can be captured as a CUDA graph
+    ignore: float | None = None  # targets of this value are left out of loss and metrics; math.nan for NaN
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
 
     @abstractmethod
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Mean loss of a batch, (). Calls `model(x)` exactly once: evaluation passes outputs made before as `model`."""
+        """Return the mean loss of a batch, ().
+
+        Must call `model(x)` exactly once: evaluations pass a function that returns outputs computed before.
+        """
 
     def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """The loss that evaluations report, where that is not what clients descend."""
+        """Return the loss that evaluations report, (). It may differ from the loss that clients minimise."""
         return self.loss(model, x, y)
 
     def weigh(self, counts: Tensor) -> None:
-        """Told the training samples (classes,) of each class before any client trains: of all clients, or where sites
-        do not share their label counts, of the client at hand, before it trains."""
+        """Receive the number of training samples of each class, (classes,), before any client trains.
+
+        The counts include all clients. If sites do not share their label counts, this is called before each client
+        trains, with the counts of that client.
+        """
         return None
 
     @abstractmethod
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """The figures in `names`, and no others, of a split's outputs as `hold` gave them, (n, ...), and targets,
-        (n, ...); nan where undefined."""
+        """Return the metrics of a whole split by name: exactly the names in `names`, NaN if undefined.
+
+        Args:
+            outputs: what `hold` returned for the batches of the split, (n, ...).
+            y: the targets of the split, (n, ...).
+        """
 
     def hold(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """What of a batch's outputs is kept until `metrics`, (B, ...): all, where the outputs of a split fit memory."""
+        """Return what is kept of the outputs of a batch until `metrics` is called, (B, ...).
+
+        The default keeps all outputs. Override it if the outputs of a whole split do not fit into memory.
+        """
         return outputs
 
     def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor | None:
-        """Loss of a whole split, () of what was held, where it is not the mean over samples of `loss`; None: it is."""
+        """Return the loss of a whole split, (), or None if it is the mean over samples of `loss`.
+
+        Args:
+            outputs: what `hold` returned for the batches of the split, (n, ...).
+            y: the targets of the split, (n, ...).
+        """
         return None
 
     def batch_weight(self, y: Tensor) -> int | Tensor:
-        """The weight of a batch with targets y (B, ...) in a mean over batches or clients: B, and with `ignore` B times
-        the share of targets that count, () float64. The device is not asked for it."""
+        """Return the weight of a batch in a mean over batches or clients: its number of samples B.
+
+        With `ignore` it is B times the share of targets y (B, ...) that count, as a () float64 tensor on the device of
+        y, so that the CPU need not wait for the device.
+        """
         if self.ignore is None:
             return len(y)
         return is_counted(y, self.ignore).sum(dtype=torch.float64) / y.shape[1:].numel()
 
     def split_weight(self, y: Tensor) -> int | Tensor:
-        """The weight of a client's split with targets y (n, ...) in a mean over clients: 0 where it has no loss."""
+        """Return the weight of a client's split in a mean over clients: 0 if the split has no loss.
+
+        Args:
+            y: the targets of the split, (n, ...).
+        """
         return self.batch_weight(y)
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Columns, (n,) or (n, ...), of what outputs (n, ...) predict. names: what the outputs stand for, such as the
-        classes in order; () where that is not known. Default: the outputs themselves."""
+        """Return the columns that `fedmpi predict` writes, by name, each (n,) or (n, ...).
+
+        The default is the outputs themselves.
+
+        Args:
+            outputs: the outputs of the model, (n, ...).
+            names: the names of the classes or labels in the order of the outputs; () if they are not known.
+        """
         return plain_predictions(outputs, names)
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
-        """What is wrong with targets y (n, ...) for outputs (B, *outputs), and the remedy; "": nothing."""
+        """Return what is wrong with the targets of the data, and the remedy; "" if nothing is wrong.
+
+        Args:
+            y: targets, (n, ...).
+            outputs: the shape of the model's outputs for one sample.
+        """
         return ""
 
 
 def plain_predictions(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """The outputs (n, ...) as they are: a column for each where a row has one row of numbers."""
+    """Return the outputs (n, ...) unchanged: one column per output if each sample has a vector of outputs."""
     if outputs[:1].numel() <= 1:
         return {"output": outputs.flatten()}
     if outputs.ndim > 2:
@@ -94,13 +131,17 @@ def plain_predictions(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
 
 
 def all_names(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
-    """A name for each of the outputs (n, c, ...): those that are given, else their numbers."""
+    """Return a name for each of the c outputs in (n, c, ...): the given names, or numbers if there are not c names."""
     many = outputs.shape[1]
     return names if len(names) == many else [str(number) for number in range(many)]
 
 
 def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that task.metrics asks for, else the usual ones. Raises UserError for one that is none of `known`."""
+    """Return the metrics given in task.metrics, or the usual ones if none are given.
+
+    Raises:
+        UserError: a given metric is not in `known`.
+    """
     for name in given or ():
         if name not in known:
             raise UserError(f"task.metrics: task {task} has no metric {name!r}; {nearest(name, known)}")
@@ -108,7 +149,7 @@ def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: 
 
 
 def is_counted(y: Tensor, ignore: float | str | None) -> Tensor:
-    """Which targets y (B, ...) count: a mask of bool of the same shape, False where a target is `ignore`."""
+    """Return a mask of the shape of the targets y (B, ...), False if a target equals `ignore`."""
     if ignore is None:
         return torch.ones_like(y, dtype=torch.bool)
     value = float(ignore)
@@ -116,17 +157,20 @@ def is_counted(y: Tensor, ignore: float | str | None) -> Tensor:
 
 
 def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
-    """The mean () of the losses that count, 0 without one. The others, which may be NaN, have a gradient of 0."""
+    """Return the mean of the losses that count, (); 0 if none does.
+
+    The losses that do not count may be NaN; their gradient is 0.
+    """
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
 def allowed(values: str, ignore: float | None) -> str:
-    """`0 and 1 are allowed`, for messages, with what task.ignore adds."""
+    """Return the end of an error message about targets, such as `0 and 1 are allowed`, with a note on task.ignore."""
     more = "; task.ignore names a number that does not count"
     return f"{values} are allowed{more if ignore is None else f' (and {ignore:g}, which does not count)'}"
 
 
 def look(y: Tensor) -> str:
-    """`int64 (n, 3)`, for messages."""
+    """Return the type and shape of targets for error messages, such as `int64 (n, 3)`."""
     sizes = "".join(f", {size}" for size in y.shape[1:])
     return f"{str(y.dtype).removeprefix('torch.')} (n{sizes or ','})"

@@ -1,4 +1,4 @@
-"""One class a sample, or several labels, each there or not."""
+"""The tasks `classification` (one class per sample) and `multi_label` (several labels per sample, each 0 or 1)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ TOP = re.compile(r"top([1-9]\d{0,3})")
 
 
 def balanced(counts: Tensor) -> Tensor:
-    """Return the weights (C,) float64 for training samples (C,) by class:  w_c = n / (C n_c),  1 where n_c = 0."""
+    """Return class weights (C,) float64 from training samples by class (C,):  w_c = n / (C n_c),  1 if n_c = 0."""
     n = counts.double()
     return torch.where(n > 0, n.sum() / (len(n) * n.clamp(min=1)), 1.0)
 
 
 class Classification(Task):
-    """Cross-entropy; accuracy in percent, and for two classes the area under the ROC curve, 0 to 1.
+    """Classification with cross-entropy; reports accuracy in percent, and for two classes the AUROC (0 to 1).
 
-    metrics: others in place of these: accuracy, balanced_accuracy (mean recall), topK (top5, say) in percent; auroc
-    (above two classes one against the rest, mean), f1 (mean over classes), ece (calibration error, 15 bins), 0 to 1.
-    weights: of the classes in the loss that clients descend, one a class; balanced: n / (C n_c), by the training
-    samples of all clients, or where sites do not share their label counts, by the client's own.
-    label_smoothing: share of a target that is spread over all classes. Evaluations report the loss without either.
+    The loss is that of torch.nn.CrossEntropyLoss:
         L = sum_i [ (1 - e) w_{y_i} l_{i y_i} + e/C sum_c w_c l_ic ] / sum_i w_{y_i}       l_ic = -log softmax(f_i)_c
-    as torch.nn.CrossEntropyLoss has it.
+    Evaluations report it without weights and label smoothing.
+
+    metrics: metrics that replace the default ones: accuracy, balanced_accuracy (mean recall) and topK (such as top5) in
+    percent; auroc (above two classes the mean of one against the rest), f1 (mean over classes) and ece (expected
+    calibration error, 15 bins) between 0 and 1.
+    weights: class weights w of the loss that clients minimise, one per class, or balanced, which is n / (C n_c)
+    computed from the training samples of all clients, or of the client alone if sites do not share their label counts.
+    label_smoothing: share e of each target that is spread evenly over all classes.
     """
 
     classification = True
@@ -64,7 +67,7 @@ class Classification(Task):
         self._balances, self._smoothing = weights == "balanced", label_smoothing
         given = (1.0,) * classes if weights == "balanced" else weights  # until `weigh` is called
         self._weights = None if given is None else torch.tensor(given, dtype=torch.float64)  # (C,)
-        self.plain = given is None and not label_smoothing  # whether its loss is the mean cross-entropy
+        self.plain = given is None and not label_smoothing  # True if the loss is the mean cross-entropy
 
     def weigh(self, counts: Tensor) -> None:
         if self._balances:
@@ -73,16 +76,16 @@ class Classification(Task):
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)
         if self._weights is not None and (self._weights.dtype, self._weights.device) != (f.dtype, f.device):
-            self._weights = self._weights.to(f)  # once, not once a batch
+            self._weights = self._weights.to(f)  # in the first batch only
         return functional.cross_entropy(f, y, self._weights, label_smoothing=self._smoothing)
 
     def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        if type(self).loss is not Classification.loss:  # of a user's own
+        if type(self).loss is not Classification.loss:  # a subclass that is a user's own task
             return self.loss(model, x, y)
         return functional.cross_entropy(model(x), y)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        guess = outputs.argmax(1)  # of equal logits the lowest class
+        guess = outputs.argmax(1)  # the lowest class if logits are equal
         known: dict[str, Callable[[], float]] = {
             "accuracy": lambda: measures.percent(guess == y),
             "balanced_accuracy": lambda: measures.balanced_accuracy(guess, y, self.classes),
@@ -100,19 +103,22 @@ class Classification(Task):
         return f"its targets are {look(y)}; class numbers, int64 (n,), are needed; other tasks: {others}"
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """`prediction`, the class, and the `probability` of each class."""
+        """Return `prediction`, the class of each sample, and `probability_NAME` for each class."""
         names, shares = all_names(names, outputs), outputs.softmax(1)
         columns = {"prediction": [names[k] for k in outputs.argmax(1).tolist()]}
         return columns | {f"probability_{name}": p for name, p in zip(names, shares.unbind(1), strict=True)}
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy, mean over labels; accuracy in percent, and mean F1. Targets (n, classes), 0 or 1.
+    """Multi-label classification with binary cross-entropy, mean over labels; reports accuracy and mean F1.
 
-    metrics: accuracy (share of right labels) and exact (of samples with all labels right), in percent; f1 (a label with
-    logit > 0 is given; over labels that are given or there) and auroc, means over labels, 0 to 1.
-    ignore: a target that is left out of loss and metrics, such as -1, or nan: a label that nobody has looked for; then
-    `exact` asks for those labels of a sample that count.
+    Targets are (n, classes), 0 or 1. A label is predicted if its logit is above 0.
+
+    metrics: metrics that replace the default ones: accuracy (share of labels that are right) and exact (share of
+    samples whose labels are all right) in percent; f1 (mean over labels that occur or are predicted) and auroc (mean
+    over labels) between 0 and 1.
+    ignore: a target that is left out of loss and metrics, such as -1 or nan for an unknown label; `exact` then uses the
+    other labels of a sample.
     """
 
     def __init__(self, classes: int, metrics: tuple[str, ...] | None = None, ignore: Ignored | None = None) -> None:
@@ -135,7 +141,7 @@ class MultiLabel(Task):
         known: dict[str, Callable[[], float]] = {
             "accuracy": lambda: measures.percent((y == predicted)[counted]),
             "exact": lambda: measures.percent((y == predicted).all(1)[counted.any(1)]),
-            "f1": lambda: measures.mean(2 * right / occurrences),  # 0 / 0: nobody has or is given it
+            "f1": lambda: measures.mean(2 * right / occurrences),  # nan: neither occurs nor is predicted
             "auroc": lambda: measures.label_auroc(outputs, y, counted),
         }
         return {name: known[name]() for name in self.names}
@@ -151,7 +157,7 @@ class MultiLabel(Task):
         return ""
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """`prediction` 0 or 1 of each label, and its `probability`."""
+        """Return `prediction_NAME`, 0 or 1, and `probability_NAME` for each label."""
         names = all_names(names, outputs)
         given = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
         return given | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}

@@ -1,4 +1,4 @@
-"""Checks of a task, which may be the user's own: what it has, its targets, and what its functions return."""
+"""Checks of a task, which may be a user's own: its members, its targets, and what its functions return."""
 
 import inspect
 import math
@@ -17,8 +17,10 @@ from fedmpi.tasks.base import Task
 
 
 def check_task(task: Any) -> None:
-    """Check that a user's task, which need not derive from `Task`, has a loss and metrics, and give it the defaults of
-    `Task` for all else that it lacks."""
+    """Check that a task has the functions `loss` and `metrics`, and add the defaults of `Task` for all missing members.
+
+    A user's task need not derive from `Task`.
+    """
     for needed in ("loss", "metrics"):
         if not callable(getattr(task, needed, None)):
             have = f"task.name stands for {type(task).__name__}, which has no function {needed}"
@@ -29,7 +31,7 @@ def check_task(task: Any) -> None:
 
 
 def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], part: str) -> None:
-    """Raise UserError if the targets of a part of the data, (n, ...), are not what the task is for."""
+    """Raise UserError if the targets (n, ...) of a part of the data (training, test) do not suit the task."""
     nan = y.isnan().flatten(1).any(1) if y.ndim > 1 else y.isnan()
     ignores_nan = isinstance(task.ignore, float) and math.isnan(task.ignore)
     if not ignores_nan and bool(nan.any()):
@@ -41,14 +43,20 @@ def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], par
 
 
 def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
-    """`task.names`; if a user's task has none, the keys of its metrics for two samples with targets y, (2, ...), and
-    zero outputs, (2, *outputs)."""
+    """Return the names of the task's metrics, the headline first.
+
+    If a user's task does not declare `names`, they are the keys of its metrics for two samples with zero outputs.
+
+    Args:
+        outputs: the shape of the model's outputs for one sample.
+        y: targets of two samples, (2, ...).
+    """
     names: Any = getattr(task, "names", ())
     if not names:
         with attribute_errors(f"task {type(task).__name__}, which has no names = ('accuracy',), asked for two samples"):
             names = figures(task, hold(task, torch.zeros(2, *outputs), y), y)
     names = (names,) if isinstance(names, str) else tuple(names)
-    taken = RESERVED | {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # made by the engine
+    taken = RESERVED | {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # columns of the engine
     wrong = [name for name in names if not isinstance(name, str) or name in taken or names.count(name) > 1]
     if wrong or not names:
         problem = f"a metric is called {wrong[0]!r}" if wrong else "metrics gives no figure"
@@ -58,7 +66,7 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
 
 
 def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
-    """What of a batch's outputs is kept until `figures`."""
+    """Return the part of a batch's outputs that the task keeps for its metrics, after checking its shape."""
     summary = task.hold(outputs, y)
     if not isinstance(summary, Tensor) or summary.shape[:1] != y.shape[:1]:
         raise _return_error(task, "hold", summary, f"a tensor ({len(y)}, ...)")
@@ -66,18 +74,18 @@ def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def mean_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
-    """The loss () that evaluations report, of outputs f that there are already."""
+    """Return the loss that evaluations report, (), for outputs f that were computed before."""
     return _scalar(task, "loss", task.judged(lambda _: f, x, y))
 
 
 def whole_loss(task: Any, outputs: Tensor, y: Tensor) -> Tensor | None:
-    """The loss () of a split, of what was held of it; None: the mean over its samples."""
+    """Return the loss of a split, (), from the kept outputs; None if it is the mean over samples."""
     loss = task.whole_loss(outputs, y)
     return None if loss is None else _scalar(task, "whole_loss", loss)
 
 
 def figures(task: Any, outputs: Tensor, y: Tensor) -> dict[str, float]:
-    """The task's metrics, checked: numbers under the names that it declares."""
+    """Return the metrics of a split, after checking that they are numbers under the names that the task declares."""
     values = task.metrics(outputs, y)
     names = tuple(getattr(task, "names", ()) or (values if isinstance(values, Mapping) else ()))
     if isinstance(values, Mapping) and {*values} == {*names}:

@@ -1,4 +1,4 @@
-"""A class at each place of a sample: the next symbol in a text, or what a pixel or voxel shows."""
+"""Tasks with one class per position of a sample: `next_symbol` in texts, `segmentation` of images and volumes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from torch.nn import functional
 from fedmpi.tasks import measures
 from fedmpi.tasks.base import Task, allowed, is_counted, look, mean_counted
 
-SKIP = -100  # torch's
+SKIP = -100  # torch's default of ignore_index
 
 
 def cross_entropy(f: Tensor, y: Tensor, skip: int = SKIP, row_by_row: bool = False) -> Tensor:
-    """(B, ...) losses of logits (B, c, ...) and targets (B, ...); 0 where a target is `skip`.
+    """Return the cross-entropy at each position, (B, ...); 0 if the target is `skip`.
 
-    row_by_row: of logits in rows, (P, c), which is slower on a CPU, and on a GPU the only form with one order of sums.
+    Args:
+        f: logits, (B, c, ...).
+        y: targets, (B, ...).
+        row_by_row: compute it on logits as rows (P, c). This is slower on a CPU; on a GPU it is always done, because
+            other forms have no fixed order of sums.
     """
     if row_by_row or f.is_cuda:
         rows = f.movedim(1, -1).flatten(0, -2)
@@ -27,7 +31,7 @@ def cross_entropy(f: Tensor, y: Tensor, skip: int = SKIP, row_by_row: bool = Fal
 
 
 def outside(y: Tensor, classes: int, ignore: int | None) -> str:
-    """The first class number beyond 0..classes-1, for messages; "" where there is none."""
+    """Return an error message about the first class number outside 0..classes-1; "" if there is none."""
     odd = ((y < 0) | (y >= classes)) & is_counted(y, ignore)
     if not bool(odd.any()):
         return ""
@@ -36,9 +40,11 @@ def outside(y: Tensor, classes: int, ignore: int | None) -> str:
 
 
 class NextSymbol(Task):
-    """Cross-entropy, mean over a batch's symbols; accuracy in percent and perplexity, over all symbols of a split.
+    """Prediction of the next symbol with cross-entropy, mean over symbols; reports accuracy (percent) and perplexity.
 
-    Logits (B, L, V) or (B, V, L), where L = V the former; targets (B, L) int64 in 0..V-1, V = classes.
+    Logits are (B, L, V) or (B, V, L), the former if L = V; targets are (B, L) int64 in 0..V-1, with V = classes.
+    Metrics are computed over all symbols of a split.
+
     ignore: a target that is left out of loss and metrics, such as padding.
     """
 
@@ -55,16 +61,19 @@ class NextSymbol(Task):
         return losses.sum() / (y != self.ignore).sum().clamp(min=1)
 
     def _by_symbol(self, f: Tensor, y: Tensor) -> Tensor:
-        """(B, V, L)"""
+        """Return logits f as (B, V, L)."""
         return f.mT if tuple(f.shape[1:]) == (y.shape[1], self.classes) else f
 
     def hold(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """(B, L, 2): its loss, and whether it is the most probable; a split's logits may be more than fits memory."""
+        """Return for each symbol its loss and whether its prediction is right, (B, L, 2).
+
+        The logits of a whole split might not fit into memory.
+        """
         f = self._by_symbol(outputs, y)
         return torch.stack([cross_entropy(f, y, self.ignore), (f.argmax(1) == y).to(f.dtype)], 2)
 
     def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Batches with more padding count less."""
+        """Return the mean loss over the symbols of a split, so that batches with more padding count less."""
         return outputs[..., 0][y != self.ignore].double().mean()
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
@@ -83,7 +92,10 @@ class NextSymbol(Task):
         return outside(y, symbols, self.ignore)
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """`next`, the symbol that follows a row, and `symbols`, those predicted behind each of its places."""
+        """Return the predicted symbols of texts.
+
+        `next` is the symbol predicted after each row, and `symbols` has the predictions after each of its symbols.
+        """
         f = outputs if outputs.shape[-1] == self.classes else outputs.mT  # (n, L, V), as in `_by_symbol`
         names = names if len(names) == self.classes else [str(k) for k in range(self.classes)]
         rows = [[names[k] for k in row] for row in f.argmax(2).tolist()]
@@ -92,12 +104,13 @@ class NextSymbol(Task):
 
 
 class Segmentation(Task):
-    """Cross-entropy, mean over pixels or voxels; Dice and IoU, 0 to 1.
+    """Segmentation with cross-entropy, mean over pixels or voxels; reports Dice and IoU (0 to 1).
 
-    Logits (B, c, H, W) and targets (B, H, W) in 0..c-1; of volumes (B, c, D, H, W) and (B, D, H, W). Dice and IoU count
-    the pixels of a whole split, and are means over the classes from 1 on that are there or are given: class 0 is the
-    background.
-    ignore: a target that is left out of loss and metrics, such as 255 on borders that nobody has drawn.
+    Logits are (B, c, H, W) and targets (B, H, W) int64 in 0..c-1; for volumes (B, c, D, H, W) and (B, D, H, W). Dice
+    and IoU count the pixels of a whole split. They are means over the classes from 1 on that occur or are predicted,
+    since class 0 is the background.
+
+    ignore: a target that is left out of loss and metrics, such as 255 on the borders of masks.
     """
 
     names = ("dice", "iou")
@@ -131,5 +144,5 @@ class Segmentation(Task):
         return outside(y, self.classes, self.ignore)
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """`mask`, (n, H, W) or (n, D, H, W): the class of each pixel."""
+        """Return `mask`, the class of each pixel, (n, H, W), or of each voxel, (n, D, H, W)."""
         return {"mask": outputs.argmax(1)}

@@ -1,4 +1,4 @@
-"""Real numbers a sample."""
+"""The task `regression`: one or more real-valued targets per sample."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ KNOWN = ("mse", "rmse", "mae", "r2")
 
 
 class Regression(Task):
-    """Mean squared error of real targets, (n,) or (n, ...); mse, and r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2.
+    """Regression with mean squared error; reports mse and r2.
 
-    metrics: mse, rmse, mae (mean absolute error) over all targets, r2 as a mean over those of a sample.
+    Targets are (n,) or (n, ...) float32, and r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2.
+
+    metrics: metrics that replace the default ones: mse, rmse and mae (mean absolute error) over all targets, and r2,
+    the mean over the targets of a sample.
     ignore: a target that is left out of loss and metrics: nan, or a number such as -999.
     """
 
@@ -30,7 +33,7 @@ class Regression(Task):
         self.names = choose("regression", KNOWN, metrics, ("mse", "r2"))
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        f = model(x).view_as(y)  # (B, 1) as (B,): else the difference would be (B, B)
+        f = model(x).view_as(y)  # (B, 1) becomes (B,), since the difference would otherwise be (B, B)
         if self.ignore is None:
             return functional.mse_loss(f, y)
         counted = is_counted(y, self.ignore)
@@ -47,7 +50,7 @@ class Regression(Task):
         if "r2" in self.names:
             mean = y.mean(0) if self.ignore is None else y.sum(0) / counted.sum(0)
             total = (y - mean).masked_fill(~counted, 0).square().sum(0)
-            # a constant target has nothing to explain
+            # r2 is undefined for a constant target
             r2 = torch.where(total > 0, 1 - squares.sum(0) / total, torch.nan)
             values["r2"] = measures.mean(r2)
         return {name: values[name] for name in self.names}
@@ -63,7 +66,7 @@ class Regression(Task):
         return ""
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """`prediction`, the number; of several `prediction_NAME` each."""
+        """Return `prediction`, or `prediction_NAME` for each of several targets."""
         columns = plain_predictions(outputs, names)
         return {name.replace("output", "prediction", 1): values for name, values in columns.items()}
 
@@ -71,8 +74,8 @@ class Regression(Task):
 class StandardisedRegression(Regression):
     """Regression on standardised targets, with metrics in the unit of the targets (data.standardise_target).
 
-    Targets y (n, 3, ...) are a target, and the mean and the deviation by which it is standardised
-    (`TargetScale.beside`): sites may have their own. The model's outputs are standardised targets.
+    Targets y (n, 3, ...) are the target, and the mean and the deviation by which it is standardised
+    (`TargetScale.beside`); these may differ between sites. The outputs of the model are standardised targets.
     """
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:

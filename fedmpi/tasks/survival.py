@@ -1,4 +1,4 @@
-"""When something happens, where some samples are seen for a while only."""
+"""The task `survival`: times until an event, some of them censored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from fedmpi.tasks.base import Task, look
 
 
 class Survival(Task):
-    """Cox's partial likelihood; the C-index, 0 to 1. Targets (n, 2): event (1: seen, 0: censored), time; one output.
+    """Survival analysis with Cox's partial likelihood; reports the C-index (0 to 1).
 
-    A batch's loss is  - 1/B sum_{i: event} [ f_i - log sum_{j: t_j >= t_i} exp f_j ]   (Breslow where times are equal);
-    that of a split takes all of it as one batch. f is the log of the hazard: who has more of it is expected earlier.
+    Targets are (n, 2): the event (1: seen, 0: censored) and the time. The model has one output f, the log hazard: a
+    sample with a higher f is expected to have its event earlier. The loss of a batch is
+        - 1/B sum_{i: event} [ f_i - log sum_{j: t_j >= t_i} exp f_j ]        (Breslow's method for equal times)
+    and the loss of a split is computed as if the split were one batch.
     """
 
     names = ("c_index",)
-    capturable = False  # how many times differ within a batch decides what is computed
+    capturable = False  # the operations depend on the number of distinct times in a batch
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)
@@ -30,14 +32,14 @@ class Survival(Task):
         return {"c_index": measures.concordance(outputs.view(len(y)), y[:, 0], y[:, 1])}
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """`risk`, the log of the hazard: of whom it is higher, the event is expected earlier."""
+        """Return `risk`, the log hazard of each sample: the event is expected earlier if it is higher."""
         return {"risk": outputs.flatten()}
 
     def whole_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return negative_log_likelihood(outputs.view(len(y)), y)
 
     def split_weight(self, y: Tensor) -> int | Tensor:
-        """Without an event 0: a loss of 0 there does not say that the model is right."""
+        """Return the number of samples, or 0 if none has an event, since such a split has no meaningful loss."""
         return len(y) if bool((y[:, 0] == 1).any()) else 0
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
@@ -60,14 +62,14 @@ class Survival(Task):
 
 
 def negative_log_likelihood(f: Tensor, y: Tensor) -> Tensor:
-    """The loss of f (B,) log hazards and y (B, 2) -> (), float64; without an event 0.
+    """Return the loss of log hazards f (B,) and targets y (B, 2), () float64; 0 without an event.
 
-    In float64: a patient whom nobody outlives has a gradient of 0, and what rounding leaves of it in float32, 1e-6, is
-    a step like any other to Adam.
+    It is computed in float64: a sample that no other sample outlives has a gradient of 0, but in float32 a rounding
+    error of 1e-6 remains, which Adam would scale to a full step.
     """
     f = f.double()
     time, order = y[:, 1].sort(descending=True, stable=True)
     at_risk = f[order].logcumsumexp(0)
     _, times = time.unique_consecutive(return_counts=True)
-    last = times.cumsum(0).repeat_interleave(times) - 1  # of those with the same time
+    last = times.cumsum(0).repeat_interleave(times) - 1  # index of the last sample with the same time
     return (y[order, 0] * (at_risk[last] - f[order])).sum() / len(y)

@@ -1,7 +1,7 @@
-"""Who owns which training sample: (labels, clients, rng, options) -> one index array per client.
+"""Partitions: who owns which training sample. (labels, clients, rng, options) -> one index array per client.
 
-Every scheme hands out disjoint indices and draws from `rng` alone. `site` is shown the site of each sample
-in place of its label.
+Every scheme returns disjoint indices and draws random numbers only from `rng`. `site` gets the site of each sample in
+place of its label.
 """
 
 from fedmpi.common.registry import PluginKind

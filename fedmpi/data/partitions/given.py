@@ -14,11 +14,11 @@ from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, index_array
 
 
 def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()) -> Partition:
-    """One client per natural site; `labels` holds the site 0..N-1 of each sample.
+    """One client for each natural site; `labels` has the site 0..N-1 of each sample.
 
-    only: the sites that are clients, by name, or by number where they have none; nobody trains on the others, but they
-    stay in the global test set and in evaluate.protocol's `sites`: what one site has alone, or what a site gets from a
-    model made without it.
+    only: the sites that are clients, by name, or by number if they have no names. No client trains on the other sites,
+    but their rows remain in the global test set and in evaluate.protocol's `sites`. Use it to measure how well one
+    site does alone, or how well a model does at a site that it was not trained on.
     """
     present, chosen = np.unique(labels), np.array(only or range(clients), dtype=np.int64)
     if clients != len(chosen):
@@ -34,9 +34,12 @@ def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple
 
 
 def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> Partition:
-    """Given as a file: .csv, a column `client` with a line for each training sample (-1: nobody's), or .npz.
+    """A partition read from a file: .csv with a client for each training sample, or .npz of an earlier run.
 
-    .npz is the partition.npz of a run directory. path: the file, relative to the working directory.
+    A .csv file has a column `client` and one line for each training sample, with -1 for samples that no client gets.
+    The .npz file is the partition.npz of a run directory.
+
+    path: the file, relative to the working directory.
     """
     path = path.expanduser()
     readers = {".csv": _read_csv, ".npz": _read_npz}
@@ -70,7 +73,10 @@ def _read_csv(path: Path, samples: int) -> Partition:
 
 
 def _read_npz(path: Path, samples: int) -> Partition:
-    """`indices`, client after client, and `offsets` (N + 1,); what a run has held out for validation belongs to it."""
+    """Read `indices`, client after client, and `offsets` (N + 1,), of the training rows.
+
+    Rows that the run held out for validation are added to the rows of their client.
+    """
     pieces = []
     with np.load(path, allow_pickle=False) as arrays:
         for kind in [kind for kind in ("", "validation_") if f"{kind}offsets" in arrays]:

@@ -1,4 +1,4 @@
-"""Partition: which rows each client holds, as two arrays; and what several schemes ask of the samples."""
+"""Partition: the rows of each client, stored as two arrays; and checks that several schemes share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LEAVE_OUT = "leave `clients` out (data.partition.clients=null, where a base sets
 
 @final
 class Partition:
-    """The rows of N clients. What a client holds is a view, so that a million clients take no more than their rows.
+    """The rows of N clients, as two arrays; the rows of a client are a view, to save memory with a million clients.
 
     Args:
-        order: (n,) int64, the rows of client 0, then those of client 1, and so on.
-        offsets: (N + 1,) int64, from 0 to n: client k holds `order[offsets[k] : offsets[k + 1]]`.
+        order: (n,) int64, the rows of client 0, then of client 1, and so on.
+        offsets: (N + 1,) int64, from 0 to n: client k has `order[offsets[k] : offsets[k + 1]]`.
 
     >>> parts = Partition.from_owners(np.array([1, 0, -1, 1]), clients=2)
     >>> [part.tolist() for part in parts], parts.sizes.tolist()
@@ -27,7 +27,7 @@ class Partition:
 
     def __init__(self, order: np.ndarray, offsets: np.ndarray) -> None:
         self.order, self.offsets = order, offsets
-        self.label_matrix: np.ndarray | None = None  # (N, s) the class of each shard that a client has, by `shards`
+        self.label_matrix: np.ndarray | None = None  # (N, s) class of each shard of a client, set by `shards`
 
     @classmethod
     def from_sizes(cls, order: np.ndarray, sizes: np.ndarray) -> Partition:
@@ -36,30 +36,34 @@ class Partition:
 
     @classmethod
     def from_parts(cls, parts: Iterable[np.ndarray]) -> Partition:
-        """Join one array of rows per client."""
+        """Return the partition with one array of rows per client."""
         parts = list(parts)
         order = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
         return cls.from_sizes(order, np.array([len(part) for part in parts], dtype=np.int64))
 
     @classmethod
     def from_owners(cls, owner: np.ndarray, clients: int) -> Partition:
-        """Give each row to its owner; owner: (rows,) a client, or -1 for nobody. Each part is in ascending order."""
+        """Return the partition in which each row belongs to its owner, with the rows of each client ascending.
+
+        Args:
+            owner: the client of each row, (rows,), or -1 for rows without a client.
+        """
         rows = np.flatnonzero(owner >= 0)
         sizes = np.bincount(owner[rows], minlength=clients)
         return cls.from_sizes(_sorted_by_owner(owner[rows].astype(np.int64), rows), sizes)
 
     @property
     def sizes(self) -> np.ndarray:
-        """(N,) int64: how many rows each client holds."""
+        """The number of rows of each client, (N,) int64."""
         return np.diff(self.offsets)
 
     @property
     def owner(self) -> np.ndarray:
-        """(n,) int64: the client of each entry of `order`."""
+        """The client of each entry of `order`, (n,) int64."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def ascending(self) -> Partition:
-        """The same partition with each part in ascending order."""
+        """Return the same partition with the rows of each client in ascending order."""
         return Partition(_sorted_by_owner(self.owner, self.order), self.offsets)
 
     def __len__(self) -> int:
@@ -73,7 +77,7 @@ class Partition:
 
 
 def index_array(part: Any, samples: int) -> np.ndarray:
-    """One client's rows, (n,) int64, ascending. Raises ValueError for anything but whole numbers 0..samples - 1."""
+    """Return a client's rows, (n,) int64, ascending. Raises ValueError unless they are integers 0..samples - 1."""
     indices = np.asarray(part)
     usual = indices.ndim == 1 and (indices.dtype.kind in "iu" or not len(indices))
     if not usual or indices.min(initial=0) < 0 or indices.max(initial=0) >= samples:
@@ -83,14 +87,16 @@ def index_array(part: Any, samples: int) -> np.ndarray:
 
 
 def _sorted_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The rows by owner, and those of one owner ascending: one sort of whole numbers, several times as fast as an
-    argsort."""
+    """Return the rows sorted by owner, and ascending for each owner.
+
+    One sort of integers is several times as fast as an argsort.
+    """
     span = int(rows.max(initial=0)) + 1
     return np.sort(owner * span + rows) % span
 
 
 def equal_sizes(rows: int, parts: int) -> np.ndarray:
-    """(parts,) sizes of equal parts; the first ones have one row more where `parts` does not divide `rows`.
+    """Return the sizes of equal parts, (parts,); the first have one row more if `parts` does not divide `rows`.
 
     >>> equal_sizes(7, 3).tolist()
     [3, 2, 2]
@@ -99,7 +105,7 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
 
 
 def check_enough(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
-    """Raise UserError where there are too few samples for parts of `min_size`. unit: what the parts are."""
+    """Raise UserError if there are too few samples for parts of `min_size`. unit: the parts, for the message."""
     if samples < parts:
         what = unit or f"clients={parts} parts"
         raise UserError(f"data.partition: {scheme} cannot cut {samples} samples into {what}; lower `clients`")

@@ -1,5 +1,4 @@
-"""Samples at random: in equal parts (iid), or in shares drawn from a Dirichlet distribution, of each class in the three
-conventions that papers use, or of all samples (quantity)."""
+"""Random partitions: equal parts (iid), or shares drawn from a Dirichlet distribution (dirichlet, quantity)."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.data.partitions.parts import Partition, check_classes, check_enough, equal_sizes
 
-# Shares drawn before giving up: 100,000 draws for 100 clients and 10 classes, of which FedSOL's alpha .05 took 2,000 to
-# 90,000; some five seconds.
+# The largest number of shares that are drawn, which takes about five seconds: 100,000 draws for 100 clients and 10
+# classes, for which FedSOL's alpha of .05 takes 2,000 to 90,000.
 MAX_SHARES = 100_000_000
-BLOCK = 100_000  # shares judged at once
-SLOW = 50  # draws made one by one before it is asked how many of all they are
-SLOW_COST = 20  # draws judged at once that one made alone takes as long as
-TINY = np.finfo(np.float64).tiny  # the quotient q / sum(q) is inaccurate for smaller sums, which alpha < .01 yields
+BLOCK = 100_000  # shares that are drawn and checked at once
+SLOW = 50  # draws made one by one before their share of all draws is considered
+SLOW_COST = 20  # draws in a block that take as long as one draw made alone
+TINY = np.finfo(np.float64).tiny  # q / sum(q) is inaccurate for smaller sums, which occur for alpha < .01
 
 Alpha = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1)]
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
-    """Uniform at random, in equal parts; the first n mod N clients hold one sample more."""
+    """Uniformly random samples, in equal parts; the first n mod N clients have one sample more."""
     check_enough(len(labels), clients, "iid")
     sizes = equal_sizes(len(labels), clients)
     return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
@@ -39,15 +38,17 @@ def dirichlet(
     convention: Literal["class", "class_plain", "client"] = "class",
     min_size: Size = 10,
 ) -> Partition:
-    """Label skew drawn from a Dirichlet distribution; smaller alpha, stronger skew (1e6, the most, is even).
+    """Label skew drawn from a Dirichlet distribution; a smaller alpha gives a stronger skew.
 
-    convention: who draws the shares, by the papers that do so.
-    class:        for each class q ~ Dir(alpha 1_N), q_k = 0 for clients that hold n/N samples already; the shuffled
-                  class is cut at floor(cumsum(q) n_c).  Redrawn until every client holds min_size samples (Yurochkin
-                  2019; NIID-Bench).
+    alpha: concentration of the Dirichlet distribution; the largest, 1e6, gives even shares.
+    min_size: the least number of samples of a client.
+    convention: how shares are drawn, following different papers.
+    class:        for each class q ~ Dir(alpha 1_N), with q_k = 0 for clients that already have n/N samples;
+                  the shuffled class is cut at floor(cumsum(q) n_c).  Redrawn until every client has min_size
+                  samples (Yurochkin 2019; NIID-Bench).
     class_plain:  the same without setting q_k to 0.
-    client:       q_k ~ Dir(alpha 1_C) for each client, equal sizes; client after client draws its samples' classes
-                  from q_k, an exhausted class is dropped and q_k renormalised (Hsu 2019).
+    client:       q_k ~ Dir(alpha 1_C) for each client, and equal sizes; one client after the other draws the
+                  classes of its samples from q_k; an exhausted class is dropped and q_k renormalised (Hsu 2019).
     """
     check_classes(labels, "dirichlet")
     check_enough(len(labels), clients, "dirichlet", min_size)
@@ -59,9 +60,9 @@ def dirichlet(
 def quantity(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: Alpha = 0.5, min_size: Size = 10
 ) -> Partition:
-    """Quantity skew: samples at random, in parts of sizes q n; smaller alpha, stronger skew (NIID-Bench, Li 2022).
+    """Quantity skew: random samples in parts of sizes q n; a smaller alpha gives a stronger skew (NIID-Bench, Li 2022).
 
-    q ~ Dir(alpha 1_N), drawn until every client has min_size samples; the permuted samples are cut at
+    q ~ Dir(alpha 1_N) is drawn until every client has min_size samples; the permuted samples are cut at
     floor(cumsum(q) n).
     """
     check_enough(len(labels), clients, "quantity", min_size)
@@ -83,7 +84,7 @@ def _by_shares(
     totals = np.array([len(rows) for rows in stock])  # (C,)
     counts = _accepted(totals, clients, rng, alpha, min_size, scheme, balance)
     owner = np.empty(len(labels), dtype=np.int64)
-    for rows, sizes in zip(stock, counts, strict=True):  # samples are drawn for the accepted sizes only
+    for rows, sizes in zip(stock, counts, strict=True):  # samples are drawn only for the accepted sizes
         owner[rng.permutation(rows)] = np.repeat(np.arange(clients), sizes)
     return Partition.from_owners(owner, clients)
 
@@ -97,23 +98,23 @@ def _accepted(
     scheme: str,
     balance: bool,
 ) -> np.ndarray:
-    """(C, N) how many samples of class c client k gets, of the first draw that gives everybody min_size samples.
+    """Return how many samples of class c client k gets, (C, N), in the first draw that gives all clients min_size.
 
-    A draw is one Dir(alpha 1_N) a class. Many draws are judged at once, the generator then set back to behind the
-    accepted one: the same as one after another, fifteen times as fast.
+    A draw is one Dir(alpha 1_N) for each class. Many draws are made at once, and the generator is then reset to its
+    state after the accepted draw. The result is that of one draw after the other, fifteen times as fast.
     """
     concentration, smallest, tried, slow, many = np.full(clients, alpha), 0, 0, 0, 1
     most = max(MAX_SHARES // (len(totals) * clients), 1)
     while tried + SLOW_COST * slow < most:
         stop = 0
-        if slow < SLOW or slow < tried / 8:  # else hardly any draw can be judged together with others
+        if slow < SLOW or slow < tried / 8:  # otherwise hardly any draw can be checked in a block
             many = min(many, most - tried, max(BLOCK // (len(totals) * clients), 1))
             before = rng.bit_generator.state
             q = rng.dirichlet(concentration, size=(many, len(totals)))  # (many, C, N)
             counts, empty = _counts(q, totals, balance)
             least = counts.sum(1).min(1)  # (many,)
             good = np.flatnonzero((least >= min_size) & ~empty)
-            stop = int(empty.argmax()) if empty.any() else many  # the first draw whose mass fell on full clients
+            stop = int(empty.argmax()) if empty.any() else many  # the first draw that cannot be used
             if len(good) and good[0] < stop:
                 rng.bit_generator.state = before
                 rng.dirichlet(concentration, size=(int(good[0]) + 1, len(totals)))
@@ -139,7 +140,7 @@ def _accepted(
 
 
 def _counts(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Draws q (D, C, N) -> counts (D, C, N); and (D,) where all mass of a class fell on full clients."""
+    """Return the counts (D, C, N) of draws q (D, C, N), and (D,) whether all mass of a class is on full clients."""
     draws, _, clients = q.shape
     sizes, counts = np.zeros((draws, clients), dtype=np.int64), np.empty(q.shape, dtype=np.int64)
     empty = np.zeros(draws, dtype=bool)
@@ -154,17 +155,19 @@ def _counts(q: np.ndarray, totals: np.ndarray, balance: bool) -> tuple[np.ndarra
 
 
 def _cut(share: np.ndarray, free: np.ndarray, total: int) -> np.ndarray:
-    """Shares (D, N) of `total` samples as whole numbers, cut at the rounded-down cumulative shares."""
+    """Return shares (D, N) of `total` samples as whole numbers, cut at the rounded-down cumulative shares."""
     ends = np.floor(np.cumsum(share, axis=1) * total).astype(np.int64)
-    # The rounded sum may be slightly below 1; the samples left over go to the last free client, not to a full one.
+    # The rounded sum may be slightly below 1; the remaining samples go to the last client that is not full.
     last = free.shape[1] - 1 - free[:, ::-1].argmax(1)
     ends[np.arange(free.shape[1]) >= last[:, None]] = total
     return np.diff(ends, axis=1, prepend=0)
 
 
 def _one_by_one(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One draw, balanced, in which a class whose mass fell on full clients is drawn among the free ones alone:
-    Dir(alpha 1_N) restricted to some clients is Dir on them."""
+    """Return one balanced draw, in which a class whose mass is all on full clients is redrawn among the others.
+
+    Dir(alpha 1_N) restricted to some clients is the Dirichlet distribution on them.
+    """
     clients, full = len(concentration), totals.sum() / len(concentration)
     sizes, free = np.zeros(clients, dtype=np.int64), np.ones(clients, dtype=bool)
     ends = np.zeros((len(totals), clients + 1), dtype=np.int64)
@@ -184,8 +187,11 @@ def _one_by_one(totals: np.ndarray, concentration: np.ndarray, rng: np.random.Ge
 
 
 def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
-    """Convention client. Drawing several samples at once and rejecting those of exhausted classes has exactly the
-    distribution of drawing sample by sample."""
+    """Return the partition of the convention client.
+
+    Several samples are drawn at once, and samples of exhausted classes are rejected. This has exactly the distribution
+    of drawing one sample after the other.
+    """
     stock = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     left = np.array([len(rows) for rows in stock])  # (C,)
     parts = []
@@ -194,7 +200,7 @@ def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha
         q = rng.dirichlet(np.full(len(stock), alpha))
         while (need := len(piece) - int(taken.sum())) > 0:
             q = np.where(taken < left, q, 0.0)
-            if q.sum() < TINY:  # no mass on the classes left; Dir restricted to some classes is Dir on them, so draw it
+            if q.sum() < TINY:  # no mass on the remaining classes; Dir restricted to these is Dir on them
                 q[taken < left] = rng.dirichlet(np.full(int((taken < left).sum()), alpha))
             q = q / q.sum()
             taken = np.minimum(taken + rng.multinomial(need, q), left)

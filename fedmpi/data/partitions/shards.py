@@ -1,4 +1,4 @@
-"""Pathological label skew: every client has samples of a few classes only, by shards or by a number of classes."""
+"""Pathological label skew: every client has samples of a few classes, by shards or by a number of classes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def shards(
 ) -> Partition:
     """Every client gets s shards of one class each, so at most s classes (McMahan 2017; FedRep, Collins 2021).
 
-    r = floor(s N / C); each of the C classes is cut into r equal shards (where r does not divide the class, the first
-    ones get one sample more). The list of labels, each r times, is shuffled and reshaped (N, s): client k takes, for
-    each of its s labels, a random unused shard of that label.
-    If C does not divide s N, the first s N - r C classes are cut into r + 1, with a warning.
-    distinct: exactly s classes a client, by random exchanges of labels between clients.
-    sorted: McMahan's own form: sort by label, cut s N equal shards (they may straddle two classes), deal s to each.
+    r = floor(s N / C); each of the C classes is cut into r equal shards (the first ones get one sample more if r does
+    not divide the class). The list of labels, each r times, is shuffled and reshaped to (N, s): client k takes, for
+    each of its s labels, a random unused shard of that label. If C does not divide s N, the first s N - r C classes are
+    cut into r + 1 shards, with a warning.
+    distinct: every client has exactly s classes, by random exchanges of labels between clients.
+    sorted: McMahan's original form: samples are sorted by label and cut into s N equal shards, which may contain two
+    classes, and each client gets s of them.
     """
     check_classes(labels, "shards")
     check_enough(len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} shards")
@@ -59,8 +60,11 @@ def shards(
 
 
 def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
-    """Cut each class into as many shards as it has entries in the label matrix `names` (N, s); deal them at random to
-    the clients of these entries."""
+    """Cut each class into shards, and deal them at random to clients.
+
+    Args:
+        names: label matrix (N, s): client k gets a shard of each of the classes names[k].
+    """
     clients, s = names.shape
     owner = np.full(len(labels), -1)
     for label, cuts in zip(*np.unique(names, return_counts=True), strict=True):
@@ -77,12 +81,12 @@ def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Par
 
 
 def _exchange(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
-    """Exchange labels in place until no client has one twice; False if stuck, which happens in tiny cases only.
+    """Exchange labels in place until no client has one twice; return False if stuck (in tiny cases only).
 
-    Client i holds a twice. It takes b, which it lacks, from a client j that lacks a, and gives a in return: i loses one
-    repetition and j gains none, so the number of repetitions falls with every exchange.
+    Client i has label a twice. It takes a label b, which it lacks, from a client j that lacks a, and gives a in return:
+    i loses one repetition and j gains none, so the number of repetitions falls with every exchange.
     """
-    has = np.zeros((len(names), classes), dtype=np.int64)  # how often client k holds class c
+    has = np.zeros((len(names), classes), dtype=np.int64)  # how often client k has class c
     np.add.at(has, (np.arange(len(names))[:, None], names), 1)
     while (has > 1).any():
         i, a = rng.choice(np.argwhere(has > 1))
@@ -100,10 +104,10 @@ def _exchange(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool
 def classes(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, k: Annotated[int, Field(ge=1)] = 2
 ) -> Partition:
-    """Every client holds exactly k classes; a class is divided evenly among those who hold it (NIID-Bench, Li 2022).
+    """Every client has exactly k classes; each class is divided evenly among its clients (NIID-Bench, Li 2022).
 
-    Client i holds class i mod C and k - 1 others, uniform without replacement. The shuffled samples of a class go in
-    equal parts to its clients; those of a class that nobody drew, which only N < C allows, to nobody.
+    Client i has class i mod C and k - 1 others, uniform without replacement. The shuffled samples of a class are
+    divided into equal parts for its clients. A class that no client has, which is possible only for N < C, is left out.
     """
     check_classes(labels, "classes")
     check_enough(len(labels), clients, "classes")
