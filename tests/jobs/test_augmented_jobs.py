@@ -1,13 +1,14 @@
 """Augmented runs as commands: the same models alone, on three ranks and after an interruption."""
 
+import h5py
 import numpy as np
 from real_job import hashes, succeed
 
 RUN = """\
 rounds: 3
 data:
-  source: npz
-  path: a.npz
+  source: hdf5
+  path: a.h5
   mean: [0.5]
   std: [0.25]
   augment: [{crop: {padding: 2, mode: reflect}}, flip, {colour: {brightness: 0.3}}, {cutout: 4}]
@@ -21,7 +22,9 @@ evaluate: {protocol: [global, "ft(1)"]}
 def test_a_run_goes_on_and_ranks_agree(tmp_path):
     """As users start it: alone, on three ranks, and interrupted after a round: the same models."""
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "a.npz", x=rng.integers(0, 256, (80, 12, 12), dtype=np.uint8), y=np.arange(80) % 3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = rng.integers(0, 256, (80, 12, 12), dtype=np.uint8)
+        file["y"] = np.arange(80) % 3
     (tmp_path / "run.yaml").write_text(RUN)
 
     def models(name, *overrides, **start):

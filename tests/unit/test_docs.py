@@ -158,4 +158,4 @@ def test_every_picture_source_and_every_gap_is_on_the_data_page():
     assert [name for name in of_pictures if not re.search(rf"\bsource: {name}\b", DATA_PAGE)] == []
     row = re.search(r"^\| `missing` \|.*$", DATA_PAGE, re.MULTILINE)[0].casefold()
     assert [word for word in GAPS - {""} if f"`{word}`" not in row] == []
-    assert re.search(r"of `patients\.csv` this is an extract,\s+too short to be run", DATA_PAGE)
+    assert re.search(r"This is an extract of\s+`patients\.csv`; it is too short to be trained on", DATA_PAGE)

@@ -164,18 +164,19 @@ def test_an_error_or_a_defect_names_its_rank(monkeypatch, path, engine, capsys, 
 def test_show_explains_a_key(monkeypatch, capsys):
     assert main(monkeypatch, "show", "train.decay") == 0
     assert capsys.readouterr().out == (
-        "train.decay: factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1\n"
+        "train.decay: factor of lr: exponential in each round (null: 0.99), step at 1/2 and 3/4 of the rounds "
+        "(null: 0.1)\n"
         "  type     number > 0, <= 1; null\n  default  null\n"
     )
     assert main(monkeypatch, "show", "init") == 0
     assert capsys.readouterr().out == (
-        "init: given weights to start from\n"
-        "  init.strict  true, false (default false): whether all tensors of the file and of the model must match\n"
-        "  init.from    path; null (default null): a run directory, or a file of safetensors under state_dict names; "
-        "null: weights are drawn\n"
+        "init: initial weights from a file\n"
+        "  init.strict  true, false (default false): require that file and model have the same tensors\n"
+        "  init.from    path; null (default null): a run directory, or a safetensors file with state_dict names; "
+        "null: random initial weights\n"
     )
     assert main(monkeypatch, "show", "model") == 0
-    assert "required: `fedmpi list models`" in (out := capsys.readouterr().out)
+    assert "required: see `fedmpi list models`" in (out := capsys.readouterr().out)
     assert out.endswith("the options of what model names: `fedmpi list`, `fedmpi list NAME`\n")
 
 
@@ -183,7 +184,8 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
     assert main(monkeypatch, "list", "crop") == 0
     assert capsys.readouterr().out == (
         "augmentations: crop\n\n"
-        "A window anywhere in the picture with a border around it: RandomCrop(size, padding) of torchvision.\n\n"
+        "Cut a random window out of the image with a border around it, like RandomCrop(size, padding) of torchvision."
+        "\n\n"
         "options:\n"
         "  padding  whole number >= 0, <= 4,096 (default 4): pixels on each side\n"
         "  mode     zero, reflect (default zero): border of black, or of the picture mirrored\n"
