@@ -67,9 +67,9 @@ class PerClient(Mapping[int, T]):
 
 
 class Shards(PerClient[Shard]):
-    """The shards of clients that share x and y.
+    """The training or test data of all clients, each of which is a selection of rows of the same tensors x and y.
 
-    rows: the rows of each client, (n_k,) int64 arrays or tensors.
+    rows: the row numbers of each client, (n_k,) int64 arrays or tensors.
     """
 
     def __init__(self, x: Any, y: Tensor, rows: Sequence[Any] | Partition | PerClient[Any]) -> None:

@@ -113,7 +113,7 @@ class Selection:
         return torch.cat([flat[..., a:b] for a, b in self.ranges], -1) if self.ranges else flat[..., :0]
 
     def put(self, selected: Tensor, flat: Tensor) -> None:
-        """Write the selected entries (..., size) into `flat` (..., full size)."""
+        """Copy `selected` (..., size) into the entries of `flat` (..., full size) that this part selects."""
         _check(selected, self.size)
         at = 0
         for a, b in self.ranges:

@@ -163,7 +163,7 @@ class FlatModel:
 
     @contextmanager
     def only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
-        """Train only these layout groups within the context; yield their parameters."""
+        """Freeze all other layout groups within the context; yield the parameters that remain trainable."""
         rest = [p for s, p in self.members if p.requires_grad and s.group not in groups and EVERYTHING not in groups]
         try:
             for p in rest:

@@ -40,7 +40,7 @@ def places() -> list[Path]:
 
 
 def files() -> dict[str, Path]:
-    """Return {name: file} of the tables in the first folder that contains any; raise UserError if none does."""
+    """Return the config of each published table, {table name: path}; raise UserError if none is installed."""
     for place in places():
         tables = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
         if tables:

@@ -50,10 +50,10 @@ class Task(ABC):
         return self.loss(model, x, y)
 
     def weigh(self, counts: Tensor) -> None:
-        """Receive the number of training samples of each class, (classes,), before any client trains.
+        """Set the loss's class weights, if it has any, from the number of training samples by class, (classes,).
 
-        The counts include all clients. If sites do not share their label counts, this is called before each client
-        trains, with the counts of that client.
+        The engine calls this before training, with the counts of all clients. If sites do not share their label counts,
+        it is called before each client trains, with the counts of that client.
         """
         return None
 

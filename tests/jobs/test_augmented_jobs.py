@@ -1,8 +1,10 @@
 """Augmented runs as commands: the same models alone, on three ranks and after an interruption."""
 
-import h5py
 import numpy as np
+import pytest
 from real_job import hashes, succeed
+
+h5py = pytest.importorskip("h5py")
 
 RUN = """\
 rounds: 3

@@ -292,7 +292,7 @@ class ErrorReporter:
             self.process.say(cause.split(" ", 3)[3])
 
     def _wait_for_launcher(self) -> None:
-        """Give the launcher time to end this rank, after rank 0 has reported the cause."""
+        """Wait some seconds, in which the launcher normally ends this rank, as rank 0 has ended."""
         self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
     def _end(self, cause: str) -> NoReturn:

@@ -51,7 +51,7 @@ def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
 
 
 def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
-    """Connect to rank 0's store with mutual authentication, and return the socket.
+    """Return a socket connected to rank 0's store, after both sides have proved that they know the job's key.
 
     Args:
         address: host and port of the store.

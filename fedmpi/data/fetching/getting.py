@@ -170,7 +170,7 @@ def unpack(archive: Path, to: Path) -> None:
 
 
 def ready(name: str, root: Path, download: bool) -> str:
-    """Download missing files of a data set if `data.download` allows it; return the remedy for a missing file."""
+    """Download a data set's missing files if `download` is true; return advice for other missing files."""
     if download:
         fetch(name, root)
     if find(name).downloads:

@@ -60,7 +60,7 @@ def shards(
 
 
 def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
-    """Cut each class into shards, and deal them at random to clients.
+    """Divide each class into equal shards, and assign them at random to the clients that are to hold this class.
 
     Args:
         names: label matrix (N, s): client k gets a shard of each of the classes names[k].

@@ -235,7 +235,7 @@ class Naming:
         return samples
 
     def _pairs(self, folder: Path, part: str, site: str) -> list[Sample]:
-        """Return the pairs in a folder in natural order of their names; raise UserError for a file without partner."""
+        """Return the images of a folder with their masks, by name; raise UserError if an image or mask is missing."""
         masks = self._files(folder, self.mask)
         images = self._files(folder, self.image, but=masks.values())
         for name in natural_order({*images} ^ {*masks}):

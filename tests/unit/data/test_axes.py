@@ -1,6 +1,5 @@
 """Axes of arrays of images and volumes: what the shape says, what is guessed, and what `data.axes` says."""
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,6 +12,8 @@ from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.streaming import Stream
 from fedmpi.runtime.validate import validate_settings
+
+h5py = pytest.importorskip("h5py")
 
 N = 10
 RNG = np.random.default_rng(0)

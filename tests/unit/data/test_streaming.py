@@ -3,7 +3,6 @@
 import threading
 from contextlib import closing
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,8 @@ from fedmpi.data.sources.pictures.class_pictures import image_folder
 from fedmpi.data.sources.pictures.reading import DecodedFiles
 from fedmpi.data.streaming import AHEAD, Stream, prefetch
 from fedmpi.runtime import build_data, rank_agreement
+
+h5py = pytest.importorskip("h5py")
 
 N = 60
 RNG = np.random.default_rng(0)
