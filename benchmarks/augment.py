@@ -21,9 +21,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.data.augment.geometry import Crop, Cutout, Flip
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.pictures import of_bytes
+from fedmpi.data.lazy_images import of_bytes
+from fedmpi.data.transforms.geometric import Crop, Cutout, Flip
 from fedmpi.runtime.device import keep_freed_memory
 
 MEAN, STD, BATCH, SIZE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 50, 16

@@ -34,7 +34,7 @@ from fedmpi.comm import connect, detect
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.engine.timeline import WAITS
+from fedmpi.engine.tracing import WAITS
 from fedmpi.runtime import build
 from fedmpi.runtime.device import keep_freed_memory
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedmpi.data.sources.pictures.public_arrays import fashion_mnist
+from fedmpi.data.sources.images.public_arrays import fashion_mnist
 
 CLIENTS, ALPHA, SEED = 10, 0.5, 42
 

@@ -100,7 +100,7 @@ def inner(asked):
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
         if asked.inner != "hand":
-            import_module("fedmpi.runtime.run")  # imported before the measurement, since code does not count
+            import_module("fedmpi.runtime.execute")  # imported before the measurement, since code does not count
         torch.ones(1, requires_grad=True).sum().backward()  # start autograd's threads, whose memory does not count
         before = memory("VmRSS")
         forget_peak()

@@ -12,9 +12,9 @@ from torch import nn
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import after_run
-from fedmpi.runtime.finished.models import RunModel
-from fedmpi.runtime.finished.predict import Predictor
-from fedmpi.runtime.run import execute
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.finished_runs.models import RunModel
+from fedmpi.runtime.finished_runs.predict import Predictor
 
 __all__ = ["Summary", "load", "run"]
 

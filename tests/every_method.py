@@ -21,7 +21,7 @@ from fedmpi.comm.base import Solo
 from fedmpi.engine.scheduler import RankSpeeds
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.run import set_numerics
+from fedmpi.runtime.execute import set_numerics
 
 
 def wire(form):

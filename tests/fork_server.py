@@ -82,9 +82,9 @@ def _stand_in() -> None:
 def _serve(name: str) -> NoReturn:
     del sys.path[0]  # this folder is not in the module path of a real command
     import fedmpi.common.torchvision_compat
-    import fedmpi.data.sources.pictures.class_pictures
+    import fedmpi.data.sources.images.class_images
     import fedmpi.reports.report
-    import fedmpi.runtime.run  # noqa: F401
+    import fedmpi.runtime.execute  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(name)

@@ -15,9 +15,9 @@ import torch
 import torch._dynamo  # imported here, because torch.optim does so at its first step, which ccvr makes in the last round
 from helpers import small_settings
 
+from fedmpi.runtime.execute import execute
 from fedmpi.runtime.record.recorder import Recorder
 from fedmpi.runtime.record.run_dir import RunDirectory
-from fedmpi.runtime.run import execute
 
 EARLY, LATE = 20, 200
 

@@ -34,7 +34,7 @@ from fedmpi.methods._prototypes import class_means
 @final
 @dataclass(frozen=True)
 class AdaptiveServer(Method):
-    """Adam, Yogi and Adagrad as in aggregation/optimizers.py, with the variations of other programs.
+    """Adam, Yogi and Adagrad as in aggregation/server_optimizers.py, with the variations of other programs.
 
     scale: a factor of D; v: initial value of v; correct: multiply the step by sqrt(1 - beta2^n) / (1 - beta1^n) for
     n = round + correct, round from 0, or 0 for no correction; eps_too: multiply eps by that root, as torch.optim.Adam.

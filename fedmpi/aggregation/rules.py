@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmpi.aggregation import conflicts
+from fedmpi.aggregation import gradient_harmonization
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import PluginKind
 from fedmpi.method.context import Server, Uploads
@@ -66,7 +66,7 @@ def principal(
 
 def harmonize(updates: Uploads, server: Server) -> Tensor:
     """Weighted mean of the updates after the two updates of each conflicting pair were made orthogonal (FedGH)."""
-    return updates.combine(conflicts.pairwise(updates.gram("dw"), updates.p))
+    return updates.combine(gradient_harmonization.pairwise(updates.gram("dw"), updates.p))
 
 
 def median(updates: Uploads, server: Server) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.analysis import charts, report
+from fedmpi.analysis import charts, output
 from fedmpi.analysis.local_models import experiment
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
@@ -26,10 +26,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
 from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.finished.models import rebuild_model
+from fedmpi.runtime.finished_runs.models import rebuild_model
 from fedmpi.runtime.record.run_dir import MODEL
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
-from fedmpi.tasks import contract
+from fedmpi.tasks import validation
 
 TOLERANCE = 1e-3  # relative error of an eigenvalue
 MOST_RESTARTS = 20  # restarts of the Lanczos method (with 2 k + 1 vectors), at most
@@ -45,7 +45,7 @@ class CurvatureOptions:
 
 def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, say: Callable[[str], None]) -> None:
     """Measure the curvature of a run's final model, print and write the results (`fedmpi analyse curvature`)."""
-    to, module = report.folder(to), rebuild_model(run, settings)
+    to, module = output.folder(to), rebuild_model(run, settings)
     if notice := personal_notice(facts_of(run / MODEL)):
         say(notice)
     made = experiment(settings)
@@ -55,7 +55,7 @@ def analyse(run: Path, settings: Settings, options: CurvatureOptions, to: Path, 
     if facts["ratio"] is not None:
         say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
     charts.write(landscape(facts), to / "landscape.png", "loss around the model, above its least")
-    say(f"written: {report.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
+    say(f"written: {output.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
 
 
 def landscape(facts: dict[str, Any]) -> charts.Grid:
@@ -177,4 +177,4 @@ class Loss:
     def _part(self, x: Any, y: Tensor) -> Tensor:
         """Return the contribution of a batch to the mean loss."""
         f = call(self.made.model.module, x)
-        return contract.mean_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)
+        return validation.mean_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmpi.analysis import charts, report
+from fedmpi.analysis import charts, output
 from fedmpi.analysis.local_models import experiment, local_models, worker_with_seed
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
@@ -53,11 +53,11 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
-from fedmpi.models.atoms import AtomConv2d
+from fedmpi.models.filter_atoms import AtomConv2d
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.finished.models import rebuild_model
-from fedmpi.tasks.measures import Figures
+from fedmpi.runtime.finished_runs.models import rebuild_model
+from fedmpi.tasks.metrics import Figures
 
 Row = dict[str, Any]
 NAMES = {
@@ -123,7 +123,7 @@ def factors(made: Experiment, w: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
 # ---- variance ----
 def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callable[[str], None]) -> None:
     """Measure the variance of the two averages of kernels and write variance.json, .png (`fedmpi analyse variance`)."""
-    to, made = report.folder(to), experiment(settings)
+    to, made = output.folder(to), experiment(settings)
 
     def each(row: Row) -> None:
         if row["round"] == 0:
@@ -133,7 +133,7 @@ def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callabl
         say(f"round {row['round']}: {figures_of}{rests}")
 
     facts = measure_variance(made, replicates, each)
-    say(f"written: {report.write(to / 'variance.json', facts)}")
+    say(f"written: {output.write(to / 'variance.json', facts)}")
     t = [row["round"] for row in facts["rounds"]]
     lines = [charts.Series(NAMES[key], t, [row[key] for row in facts["rounds"]]) for key in NAMES if key != "ratio"]
     chart = charts.Lines(lines, "round", "variance (squared weights)", from_zero=True)
@@ -196,7 +196,7 @@ def one_round(made: Experiment, fed: Federation, t: int, replicates: int) -> Row
 # ---- virtual clients ----
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """Evaluate the virtual clients of a run, print a table and write virtual.json (`fedmpi analyse virtual`)."""
-    to, module = report.folder(to), rebuild_model(run, settings)
+    to, module = output.folder(to), rebuild_model(run, settings)
     options = f" {describe_value(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)
@@ -204,7 +204,7 @@ def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str]
     facts = measure_virtual(made, say)
     for line in virtual_lines(facts):
         say(line)
-    say(f"written: {report.write(to / 'virtual.json', {'run': str(run), **facts})}")
+    say(f"written: {output.write(to / 'virtual.json', {'run': str(run), **facts})}")
 
 
 def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:

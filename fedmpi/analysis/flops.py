@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from fedmpi.analysis import report
+from fedmpi.analysis import output
 from fedmpi.analysis.local_models import data_of, local_models
 from fedmpi.comm.base import Solo
 from fedmpi.common import formatting
@@ -31,7 +31,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import MethodSettings, Settings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.local.context import ClientContext, Watch
+from fedmpi.engine.local.client_context import ClientContext, Watch
 from fedmpi.runtime import build
 
 KINDS = ("forward", "backward", "frozen")
@@ -54,7 +54,7 @@ class Counter(TorchDispatchMode):
 
 def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """Print the operations of the config's method and of FedAvg, and write flops.json (`fedmpi analyse flops`)."""
-    to, (data, device) = report.folder(to), data_of(settings)
+    to, (data, device) = output.folder(to), data_of(settings)
     client = int(data.train_sizes.argmax())
     plain = settings.model_copy(update={"method": MethodSettings(name="fedavg")})
     measurements = [measure(each, data, device, client) for each in (plain, settings)]
@@ -69,7 +69,7 @@ def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
         say(line)
     facts = {"client": client, "samples": samples, "methods": measurements}
     config = redacted(settings.model_dump(mode="json"))
-    say(f"written: {report.write(to / 'flops.json', {**facts, 'config': config})}")
+    say(f"written: {output.write(to / 'flops.json', {**facts, 'config': config})}")
 
 
 def measure(settings: Settings, data: Federated, device: torch.device, client: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.local.context import ClientContext, Watch
+from fedmpi.engine.local.client_context import ClientContext, Watch
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics

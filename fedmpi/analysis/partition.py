@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.analysis import report
+from fedmpi.analysis import output
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
@@ -40,7 +40,7 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         if path is not None and path.suffix not in endings:
             raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
         if path is not None:
-            report.folder(path.parent, option)
+            output.folder(path.parent, option)
     data = build_data.partitioned(settings)
     for line in lines(data):
         say(line)

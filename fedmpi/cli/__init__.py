@@ -30,7 +30,7 @@ def main() -> NoReturn:
     if sys.argv[1:2] in (["run"], ["resume"]):
         gc.disable()  # imports take a tenth less time without it; enabled again before training
         process.stop.listen(signal.SIGINT)
-    from fedmpi.cli.shared import run_command
+    from fedmpi.cli.arguments import run_command
 
     run_command(lambda: invoke(sys.argv[1:], process), process)
 

@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import (
+from fedmpi.cli.arguments import (
     Config,
     Overrides,
     RunDir,
@@ -49,7 +49,7 @@ def virtual(run: RunDir, overrides: Overrides = None, to: To = Path("analysis"),
     coefficients with another client's atoms, for all pairs of clients."""
     settings = run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import filter_decomposition
-    from fedmpi.runtime.trust import guard
+    from fedmpi.runtime.code_trust import guard
 
     with guard(trust):
         filter_decomposition.analyse_virtual(run, settings, to, typer.echo)
@@ -110,7 +110,7 @@ def curvature(
     iteration on exact Hessian-vector products, and the loss along the first two eigenvectors."""
     settings = run_settings(run, trust, overrides, "analyse")
     from fedmpi.analysis import curvature
-    from fedmpi.runtime.trust import guard
+    from fedmpi.runtime.code_trust import guard
 
     with guard(trust):
         curvature.analyse(run, settings, curvature.CurvatureOptions(samples, top, grid, span), to, typer.echo)

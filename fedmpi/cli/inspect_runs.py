@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from fedmpi.cli.runs import app
-from fedmpi.cli.shared import (
+from fedmpi.cli.arguments import (
     AsJson,
     Best,
     Client,
@@ -22,9 +21,10 @@ from fedmpi.cli.shared import (
     run_settings,
     table,
 )
+from fedmpi.cli.runs import app
 from fedmpi.cli.sweeps import train_child
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.reading import compare as comparing
+from fedmpi.runtime.inspection import compare as comparing
 
 
 @app.command(short_help="Show how far a run or a sweep is.")
@@ -36,7 +36,7 @@ def status(
     For a sweep, show which runs are finished, and which have failed and why. The exit code is 0 if the run is running
     or finished; 75 if it was stopped or killed and can be resumed; 1 if it has failed or cannot be resumed. For a
     sweep it is the worst of the runs' exit codes."""
-    from fedmpi.sweeps.status import look
+    from fedmpi.sweeps.sweep_status import look
 
     facts, lines, code = look(where)
     typer.echo(json.dumps(facts, allow_nan=False, indent=2) if as_json else "\n".join(lines))
@@ -105,7 +105,7 @@ def verify(
     except UserError:  # reported with the other findings
         require_single_process("verify")
         fix_threads(1)
-    from fedmpi.runtime.finished import verify as checks
+    from fedmpi.runtime.finished_runs import verify as checks
 
     options = checks.Options(None if rounds == "all" else int(rounds), trust, overrides or (), tolerance, seal)
     raise typer.Exit(checks.verify_all(directory, typer.echo, options))
@@ -125,7 +125,7 @@ def export(
     outputs of an ONNX file are compared with those of the model on test samples; if they differ, the command ends with
     an error and writes no file."""
     run_settings(directory, trust, overrides, "export")
-    from fedmpi.runtime.finished import export, models
+    from fedmpi.runtime.finished_runs import export, models
 
     export.export(models.RunModel(directory, trust, overrides or (), best, client), to, typer.echo, out)
 
@@ -146,7 +146,7 @@ def predict(
     probabilities, number, risk, labels or next symbol; masks as .npz. FILE has the format that the run's data source
     reads: a table, a folder, an image file or a CSV of images, texts, or an .npz. The label column may be missing."""
     run_settings(directory, trust, overrides, "predict")
-    from fedmpi.runtime.finished import models, predict
+    from fedmpi.runtime.finished_runs import models, predict
 
     which = models.RunModel(directory, trust, overrides or (), best, client)
     predict.predict(which, file, typer.echo, out=to, site=site, ids=ids or ())
@@ -172,8 +172,8 @@ def reproduce(
     path = reproduce.find_table(name)
     asked = expand.load(path, overrides or ())
     apply_machine_settings(asked.settings(asked.first()[0]))
-    import fedmpi.runtime.run  # noqa: F401  imported here once, for all child processes
-    from fedmpi.sweeps import run as runs
+    import fedmpi.runtime.execute  # noqa: F401  imported here once, for all child processes
+    from fedmpi.sweeps import run_sweep as runs
 
     reproduce.fetch_data(asked, typer.echo)
     if code := runs.run(asked, jobs, train_child, typer.echo):

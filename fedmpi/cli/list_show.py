@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from fedmpi.cli.arguments import group, table
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import group, table
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.config.reference import Key, keys
@@ -78,7 +78,7 @@ Root = Annotated[Path | None, Option(metavar="DIR", help="Default: $FEDMPI_DATA,
 @data.command("list", short_help="Show the data sets.")
 def list_sets() -> None:
     """List the data sets that fedmpi knows, with their sizes and how to obtain them."""
-    from fedmpi.data.fetching.getting import SETS
+    from fedmpi.data.download.fetch import SETS
 
     shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
     table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])
@@ -88,10 +88,10 @@ def list_sets() -> None:
 @data.command(short_help="Show what is missing of a data set.")
 def check(name: Name, root: Root = None) -> None:
     """Show where the files of data set NAME belong, and which of them are missing. The exit code is 1 if any is."""
-    from fedmpi.data.fetching import getting
+    from fedmpi.data.download import fetch
 
-    listing, where = getting.find(name), _root(root)
-    files = getting.check(name, where)
+    listing, where = fetch.find(name), _root(root)
+    files = fetch.check(name, where)
     table([(place, wrong or "ok") for place, wrong in files])
     typer.echo(f"home: {listing.home}\nlicence: {listing.licence}")
     typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
@@ -103,12 +103,12 @@ def check(name: Name, root: Root = None) -> None:
 @data.command(short_help="Fetch a data set.")
 def fetch(name: Name, root: Root = None) -> None:
     """Download the missing files of data set NAME, and check their checksums."""
-    from fedmpi.data.fetching import getting
+    from fedmpi.data.download import fetch
 
     where = _root(root)
-    getting.find(name)
-    with getting.one_at_a_time(where):
-        new = getting.fetch(name, where)
+    fetch.find(name)
+    with fetch.one_at_a_time(where):
+        new = fetch.fetch(name, where)
     typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
 
 

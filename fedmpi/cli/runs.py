@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import AsJson, Config, MaybeConfig, Overrides, RunDir, Trust, apply_machine_settings, table
+from fedmpi.cli.arguments import AsJson, Config, MaybeConfig, Overrides, RunDir, Trust, apply_machine_settings, table
 from fedmpi.comm.failures.process_exit import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
@@ -44,7 +44,7 @@ def run(context: typer.Context, config: Config, overrides: Overrides = None) -> 
 
 def _train(settings: Settings, process: CommandProcess) -> NoReturn:
     apply_machine_settings(settings)
-    import fedmpi.runtime.run  # noqa: F401
+    import fedmpi.runtime.execute  # noqa: F401
 
     gc.freeze()  # imported objects are never collected; `main` has disabled the collector until here
     gc.enable()
@@ -52,8 +52,8 @@ def _train(settings: Settings, process: CommandProcess) -> NoReturn:
 
 
 def train(settings: Settings, process: CommandProcess) -> int:
-    """Train, write the report page of the run, and return the exit code (runtime/run.py)."""
-    from fedmpi.runtime.run import execute
+    """Train, write the report page of the run, and return the exit code (runtime/execute.py)."""
+    from fedmpi.runtime.execute import execute
 
     def after(settings: Settings, result: dict[str, Any]) -> None:
         written = after_run(settings, result)
@@ -67,8 +67,8 @@ def train(settings: Settings, process: CommandProcess) -> int:
 def resume(context: typer.Context, directory: RunDir, overrides: Overrides = None) -> None:
     """Resume the run in RUN_DIR from its last checkpoint, on any number of ranks. The override rounds=N extends the
     run. Code, data and settings must be the same as at the start of the run, unless checkpoint.changes=accept."""
-    from fedmpi.runtime.reading.files import no_run
-    from fedmpi.runtime.trust import resumed_settings
+    from fedmpi.runtime.code_trust import resumed_settings
+    from fedmpi.runtime.inspection.run_files import no_run
 
     here = directory.resolve()
     if not (here / "config.yaml").is_file():
@@ -93,12 +93,12 @@ def replay(context: typer.Context, directory: RunDir, overrides: Overrides = Non
     """Repeat the run in RUN_DIR on any number of ranks, and compare the model of every round with the original, bit by
     bit. No rank is made to fail; clients that were lost in a round are left out of that round again. The results are
     written to NAME-replay beside RUN_DIR."""
-    from fedmpi.runtime.trust import replay_settings
+    from fedmpi.runtime.code_trust import replay_settings
 
     _refuse_other_place(directory, overrides or ())
     settings = replay_settings(directory.resolve(), trust, overrides or ())
     apply_machine_settings(settings)
-    from fedmpi.runtime.finished.replay import replay as replay_run
+    from fedmpi.runtime.finished_runs.replay import replay as replay_run
 
     raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
 
@@ -112,7 +112,7 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     if expand.is_sweep(config):
         asked = expand.load(config, overrides or ())
         apply_machine_settings(asked.settings(asked.labels[0]))
-        from fedmpi.sweeps import run as runs
+        from fedmpi.sweeps import run_sweep as runs
 
         return runs.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
@@ -163,6 +163,6 @@ def partition(
 def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     """Show the software and hardware of this machine, the resources that CONFIG would use here, and any problems. The
     output can be copied into a bug report. The exit code is 1 if a problem keeps CONFIG from running."""
-    from fedmpi.doctor import report
+    from fedmpi.doctor import report_rows
 
-    leave(report.report(typer.echo, config, overrides or ()))
+    leave(report_rows.report(typer.echo, config, overrides or ()))

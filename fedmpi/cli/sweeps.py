@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer import Argument, Option
 
+from fedmpi.cli.arguments import Jobs, Overrides, apply_machine_settings, require_single_process, run_command
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Jobs, Overrides, apply_machine_settings, require_single_process, run_command
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
-from fedmpi.runtime.reading.files import is_run
+from fedmpi.runtime.inspection.run_files import is_run
 
 if TYPE_CHECKING:
     from fedmpi.sweeps.expand import Sweep
@@ -39,8 +39,7 @@ def sweep(
 ) -> None:
     """Train all runs of SWEEP that are not finished yet, in parallel on this machine or as a Slurm job array. Each run
     has the directory output/NAME/RUN, gives the same bits as `fedmpi run`, and resumes if it was stopped before."""
-    from fedmpi.sweeps import expand, slurm
-    from fedmpi.sweeps import status as sweep_status
+    from fedmpi.sweeps import expand, slurm, sweep_status
 
     asked = expand.load(file, overrides or ())
     place = asked.settings(asked.first()[0]).output
@@ -60,11 +59,11 @@ def sweep(
         sweep_status.show(asked, typer.echo)
         return
     apply_machine_settings(asked.settings(asked.first()[0]))
-    from fedmpi.sweeps import run as runs
+    from fedmpi.sweeps import run_sweep as runs
 
     if not check:
         import fedmpi.reports.report
-        import fedmpi.runtime.run  # noqa: F401
+        import fedmpi.runtime.execute  # noqa: F401
     if check:
         return runs.check(asked, typer.echo)
     require_single_process()
@@ -83,7 +82,7 @@ def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
     if progress.read_state(settings).what == progress.DONE:
         return 0
     apply_machine_settings(settings)
-    import fedmpi.runtime.run  # noqa: F401
+    import fedmpi.runtime.execute  # noqa: F401
 
     return train(settings, process)
 
@@ -101,11 +100,11 @@ def table(
 ) -> None:
     """Show the mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published
     results for comparison."""
-    from fedmpi.sweeps import expand, status, table_formats
+    from fedmpi.sweeps import expand, sweep_status, table_formats
 
     given = list(overrides or ())
     if file.is_dir():
-        file, before = status.read_sweep_list(file)
+        file, before = sweep_status.read_sweep_list(file)
         given = [*before, *given]
     asked = expand.load(file, given)
     table_formats.show(asked, metric, of, rows, to, typer.echo)

@@ -37,7 +37,7 @@ from fedmpi.config.sections import (
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
-Analysis = Literal[  # engine/probes
+Analysis = Literal[  # engine/diagnostics
     "losses", "drift", "knowledge", "contribution", "features", "orthogonality", "layers"
 ]
 

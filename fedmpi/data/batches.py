@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.inputs import Inputs, concatenate
-from fedmpi.data.augment.operation import stored_channels_last
-from fedmpi.data.partitions.parts import Partition
-from fedmpi.data.pictures import Pictures
+from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.partitions.base import Partition
 from fedmpi.data.streaming import Stream, prefetch
+from fedmpi.data.transforms.base import stored_channels_last
 
 # Bytes of samples that are read at once from memory. On a CPU they stay in its cache; on a GPU one kernel gathers all
 # batches of a piece.

@@ -27,7 +27,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import PerClient
 from fedmpi.data.dataset import Dataset, is_labels
-from fedmpi.data.partitions.parts import Partition
+from fedmpi.data.partitions.base import Partition
 from fedmpi.data.partitions.shards import deal
 
 ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global"]

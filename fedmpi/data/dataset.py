@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, Shape, named_tensors, sample_shape
-from fedmpi.data.pictures import Pictures
-from fedmpi.data.preparation import Preparation
+from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.preprocessing import Preparation
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,16 +22,16 @@ from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import nearest, shorten
 from fedmpi.common.user_code_errors import located_error
-from fedmpi.data.augment.operation import Operation, to_memory_format
-from fedmpi.data.augment.pipeline import ImagePipeline, named
 from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
+from fedmpi.data.lazy_images import FLOATS, Pictures
 from fedmpi.data.partitions import KIND
-from fedmpi.data.partitions.given import file, site
-from fedmpi.data.partitions.parts import Partition, index_array
-from fedmpi.data.pictures import FLOATS, Pictures
-from fedmpi.data.preparation import Preparation, ready
+from fedmpi.data.partitions.base import Partition, index_array
+from fedmpi.data.partitions.site_and_file import file, site
+from fedmpi.data.preprocessing import Preparation, ready
+from fedmpi.data.transforms.base import Operation, to_memory_format
+from fedmpi.data.transforms.pipeline import ImagePipeline, named
 
 
 @dataclass(frozen=True, eq=False)

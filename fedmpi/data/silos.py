@@ -21,7 +21,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import from_text, to_text
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, Shard, count_labels
-from fedmpi.data.preparation import ready
+from fedmpi.data.preprocessing import ready
 
 COLUMNS = ("client", "n_train", "n_test", "form of samples, digest of names")
 TEXT = 512  # bytes of the last column, 8 in each int64

@@ -16,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.faults.lost_ranks import START, LostRanks
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.client_context import ClientContext
 
 
 class StateStore(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
-from fedmpi.engine.checks import FrozenTensorGuard
+from fedmpi.engine.hook_checks import FrozenTensorGuard
 from fedmpi.engine.local.graphs import PassGraphs, consists_of_known_parts
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.local.mlp_backward import MLPBackward

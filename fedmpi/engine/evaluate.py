@@ -37,19 +37,19 @@ from fedmpi.common.inputs import call
 from fedmpi.common.text import lower_is_better
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.batches import Shard, batches, pooled_rows
-from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation_config import SERVERS, FederationConfig
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.hook_checks import not_passed, wrong
+from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.round_transport import RoundTransport
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
-from fedmpi.models.gaussian import REFERENCE
-from fedmpi.tasks import contract
-from fedmpi.tasks.measures import Figures, hits_by_class, pooled, spread
+from fedmpi.models.probabilistic_features import REFERENCE
+from fedmpi.tasks import validation
+from fedmpi.tasks.metrics import Figures, hits_by_class, pooled, spread
 
 MOST_CLASSES = 100  # largest number of classes for which accuracies by class are recorded
 OWN = ("weights", "buffers", "predict")  # hooks that give each client a model of its own
@@ -84,16 +84,16 @@ def evaluate(
         for x, y in batches(shard, batch_size, None):
             f = _outputs(trainer, module, x, predict)
             of_batch = task.batch_weight(y)
-            loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
-            outputs.append(contract.hold(task, f, y))
+            loss, weight = loss + validation.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
+            outputs.append(validation.hold(task, f, y))
             targets.append(y)
         trainer.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
-        whole = contract.whole_loss(task, f, y)
+        whole = validation.whole_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # argmax would return a class for nan
             figures = dict.fromkeys(task.names, nan)
         else:
-            figures = contract.figures(task, f, y)
+            figures = validation.figures(task, f, y)
         return Evaluation({"loss": (loss / weight if whole is None else whole).item(), **figures}, f, y)
 
 

@@ -24,23 +24,23 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmpi.aggregation.optimizers import ServerOptimizer
+from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.comm import Communicator, Lost
 from fedmpi.common import seeds
-from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.faults.policy import FailurePolicy
-from fedmpi.engine.faults.uploads import UpdateFilter
+from fedmpi.engine.diagnostics.probes import Probes
+from fedmpi.engine.faults.recovery import FailurePolicy
+from fedmpi.engine.faults.upload_filter import UpdateFilter
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
+from fedmpi.engine.hook_checks import check_figures
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import packed_rounds
-from fedmpi.engine.probes.probes import Probes
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer, Rule, ServerView
-from fedmpi.engine.timeline import Timeline
+from fedmpi.engine.tracing import Timeline
 from fedmpi.engine.transport.gather import GatheredUploads, UploadGather
 from fedmpi.engine.transport.round_transport import RoundTransport
 

@@ -31,7 +31,7 @@ class FederationConfig:
     evaluate_every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100
-    probes: Sequence[str] = ()  # analyses of evaluated rounds (engine/probes)
+    probes: Sequence[str] = ()  # analyses of evaluated rounds (engine/diagnostics)
     # largest permitted norm of an update; "auto": relative to the others; None: no bound
     max_norm: float | str | None = "auto"
     drops_bad_updates: bool = False  # leave bad uploads out of the round; otherwise they end the run

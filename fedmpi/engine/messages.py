@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
-from fedmpi.engine.checks import check_declarations, numbers
+from fedmpi.engine.hook_checks import check_declarations, numbers
 from fedmpi.flat import linear
 from fedmpi.flat.formats import Coding, Format
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
@@ -94,7 +94,7 @@ class Messages:
     ) -> None:
         """Args:
         wire: the format of the large slots of uploads; None: the model's own type.
-        optim: shapes of the optimiser state that each client keeps (engine/local/optimizers.py).
+        optim: shapes of the optimiser state that each client keeps (engine/local/client_optimizers.py).
         """
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         check_declarations(method)

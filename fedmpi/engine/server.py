@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.optimizers import ServerOptimizer
+from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
 from fedmpi.comm import Lost
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.data.federated import Federated
-from fedmpi.engine import checks
-from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
+from fedmpi.engine import hook_checks
+from fedmpi.engine.faults.upload_filter import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.model_selection import BestModel, SelectionCriterion
 from fedmpi.engine.transport.gather import GatheredUploads
@@ -104,8 +104,8 @@ class FederationServer:
         packing, where = self.messages.server_state, "at the start"
         with attribute_errors(where), seeds.seeded(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
-        checks.check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
-        checks.check_finite(self.method, hook, packing, given[name].flatten(), where)
+        hook_checks.check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
+        hook_checks.check_finite(self.method, hook, packing, given[name].flatten(), where)
         packing.write(self.state_row, given)
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -125,12 +125,12 @@ class FederationServer:
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """Return the result of the method's hook `download` for one client in round t, after checking it."""
         self.view.round, where = t, f"round {t}, client {client}"
-        inputs = checks.ReadOnlyCheck(self._inputs)
+        inputs = hook_checks.ReadOnlyCheck(self._inputs)
         with attribute_errors(where), seeds.seeded(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
         declared, packing = self.method.per_client_download, self.messages.per_client
-        checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
+        hook_checks.check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
 
     def step(
@@ -158,7 +158,7 @@ class FederationServer:
         direction, state = self._aggregate(f"round {t}", updates, upload, received)
         b = updates.mean("_b") if upload.b.size else None
         tensors = [x.to(self.w.dtype) for x in (direction, *state.values(), b) if isinstance(x, Tensor)]
-        if not (received.is_complete and all(checks.are_finite(tensors))):
+        if not (received.is_complete and all(hook_checks.are_finite(tensors))):
             bad = [str(k) for k, finite in zip(updates.clients, received.finite(), strict=True) if not finite]
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
             raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
@@ -187,21 +187,21 @@ class FederationServer:
         method, view, size = self.method, self.view, (upload.columns.size,)
         ruled: Any = None
         inputs = {"updates": received.heads, "updates.p": updates.p, "updates.n": updates.n}
-        read = checks.ReadOnlyCheck({**self._inputs, **inputs})
+        read = hook_checks.ReadOnlyCheck({**self._inputs, **inputs})
         own = self.rule is not None or overrides(method, "aggregate")  # code that may draw from the global generators
         chance = seeds.seeded(view.seed, "aggregate", view.round) if own else nullcontext()
         with attribute_errors(where, Lost), chance:  # Lost: the code may query other ranks
-            direction, state = checks.check_pair(method, "aggregate", method.aggregate(view, updates), where)
+            direction, state = hook_checks.check_pair(method, "aggregate", method.aggregate(view, updates), where)
             read.check_hooks(method, where, "aggregate")
             if self.rule is not None:
                 ruled = self.rule(updates, view)
                 read.check_hooks(method, where, by=self.rule)
-        checks.check_tensor(method, "aggregate", direction, size, where, self.w)
+        hook_checks.check_tensor(method, "aggregate", direction, size, where, self.w)
         declared, packing = method.server_state, self.messages.server_state
-        checks.check_slots(method, "aggregate", state, declared, packing, where, self.w)
+        hook_checks.check_slots(method, "aggregate", state, declared, packing, where, self.w)
         if self.rule is None:
             return direction, state
-        if text := checks.mismatch(ruled, size, (self.w.device.type,)):
+        if text := hook_checks.mismatch(ruled, size, (self.w.device.type,)):
             text = f"{where}: the server rule returned {text}; it must return a tensor {size} of floats"
             raise located_error(text, self.rule)
         return ruled, state

@@ -6,7 +6,7 @@ Loading a client's weights and sending an update are one operation each, and a s
 Convolution weights may be stored in the vector as O,H,W,I blocks, which channels-last kernels read in place; the
 state_dict keeps its names, order and row-major shapes.
 Frozen parameters (requires_grad is False in the given module) are not part of the vector, and keep the same values on
-every rank; the same holds for buffers that are not persistent (engine/checks.py checks this).
+every rank; the same holds for buffers that are not persistent (engine/hook_checks.py checks this).
 Float buffers (batch statistics) form a second vector `b`. Integer buffers (counters of batches) are not sent: each
 client starts every round with their initial values.
 """
@@ -73,7 +73,7 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
-        # Writes of the engine do not change the version counters of `w` and `b` (engine/checks.py).
+        # Writes of the engine do not change the version counters of `w` and `b` (engine/hook_checks.py).
         self.live, self.live_b = self.w.data, self.b.data
         states = module.state_dict()
         self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]

@@ -1,8 +1,8 @@
 """Filter decomposition. Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning
 with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652
 
-Convolution kernels are products W = alpha D of coefficients and atoms (models/atoms.py); theta_h denotes the linear
-layers. Clients train the factors and the server averages them separately. Client k:
+Convolution kernels are products W = alpha D of coefficients and atoms (models/filter_atoms.py); theta_h denotes the
+linear layers. Clients train the factors and the server averages them separately. Client k:
     (alpha, D, theta_h)_k <- SGD on F_k, jointly, by the steps of `client`                                      (1)
     alpha <- sum_k p_k alpha_k,   D <- sum_k p_k D_k,   theta_h <- sum_k p_k theta_h,k;   W is never averaged   (2)
 Rounds that `period` = 1 / beta divides are slow. In the others, the fast rounds, only D and theta_h are sent, and the
@@ -30,7 +30,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
 from fedmpi.method import Client, Method, Row, State, borrows, declared, option, overrides
 from fedmpi.method.slots import BUFFERS, SCALAR, Slot, Slots, Travel
-from fedmpi.models.atoms import decompose
+from fedmpi.models.filter_atoms import decompose
 
 
 @borrows("client", step=True)
@@ -39,7 +39,7 @@ class FedAtom(Method):
     atoms: int = option(9, "m_a, atoms of a layer", ge=1)
     init: str = option(
         "he",
-        "start of alpha and D (models/atoms.py); from_conv keeps the weights there are",
+        "start of alpha and D (models/filter_atoms.py); from_conv keeps the weights there are",
         choices=("he", "dcf", "from_conv"),
     )
     period: int = option(1, "1 / beta, rounds from one slow round to the next", ge=1)

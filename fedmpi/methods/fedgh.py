@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation import conflicts, rules
+from fedmpi.aggregation import rules
+from fedmpi.aggregation.gradient_harmonization import hierarchical
 from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared, option
 
 KEPT = 0.99  # share of the history that a round keeps
@@ -40,6 +41,6 @@ class FedGH(Method):
         for segment in server.segments:
             span = segment.start, segment.stop
             along = updates.products(server.state.history[slice(*span)], "dw", span)
-            parts.append(updates.combine(conflicts.hierarchical(updates.gram("dw", span), along), "dw", span))  # (3)
+            parts.append(updates.combine(hierarchical(updates.gram("dw", span), along), "dw", span))  # (3)
         direction = torch.cat(parts)
         return direction, State(history=KEPT * server.state.history + (1 - KEPT) * direction)  # (4)

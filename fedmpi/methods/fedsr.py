@@ -3,7 +3,7 @@ https://openreview.net/forum?id=mrt90D00aQX
 
 An additional linear layer before the head, with twice as many outputs as the head has inputs, makes the features
 Gaussian, z ~ N(mu(x), sigma(x)^2). The loss keeps them small and close to a learned reference distribution r(z|y) of
-each class (models/gaussian.py):
+each class (models/probabilistic_features.py):
     L = CE + l2r mean_b ||z_b|| + cmi mean_b KL( N(C mu_b, (C sigma_b)^2) || r(.|y_b) )          norm not squared    (1)
 As in the authors' code, r and C stay with the client. A model is evaluated at z = mu; the authors' code averages 20
 draws of z instead. probabilistic: false leaves the model unchanged, which is the paper's FedL2R.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel, declared, option
-from fedmpi.models.gaussian import REFERENCE, Gaussian
+from fedmpi.models.probabilistic_features import REFERENCE, Gaussian
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from fedmpi.models.parts import WIDTH, image, projection
+from fedmpi.models.building_blocks import WIDTH, image, projection
 
 
 def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:

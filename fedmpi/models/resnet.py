@@ -21,8 +21,8 @@ from typing import Literal
 from torch import nn
 
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.models.parts import WIDTH, image
-from fedmpi.models.parts import projection as projected
+from fedmpi.models.building_blocks import WIDTH, image
+from fedmpi.models.building_blocks import projection as projected
 
 Stem = Literal["imagenet", "no_pool", "small"]
 Norm = Literal["bn", "bn_nostats", "gn"]

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from fedmpi.models.parts import image
+from fedmpi.models.building_blocks import image
 
 Shift = Literal["pixel", "original"]
 Size = Annotated[int, Field(gt=0)]

@@ -16,18 +16,18 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
     An error becomes a warning, since the run is complete without the page.
 
     Args:
-        result: the result of `execute` in runtime/run.py; {} on ranks other than 0, which do not import matplotlib.
+        result: the result of `execute` in runtime/execute.py; {} on ranks other than 0, which do not import matplotlib.
     """
     if not settings.report or "directory" not in result:
         return None
     directory = Path(result["directory"])
     try:
-        from fedmpi.reports import report, runs
-        from fedmpi.runtime.record import durable
+        from fedmpi.reports import report, run_groups
+        from fedmpi.runtime.record import atomic_files
 
-        page = report.html(runs.read([settings.working_dir / directory]))
+        page = report.html(run_groups.read([settings.working_dir / directory]))
         to = directory / report.REPORT
-        durable.write(settings.working_dir / to, page.encode())
+        atomic_files.write(settings.working_dir / to, page.encode())
         return to
     except Exception as error:
         text = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedmpi.analysis.charts import Grid, stacked_bars
 from fedmpi.reports.page import Figure, Part, Text, Value
-from fedmpi.reports.runs import Curve, Row, Run, Runs, by_group, by_name, curve, number, numbers, thinned
+from fedmpi.reports.run_groups import Curve, Row, Run, Runs, by_group, by_name, curve, number, numbers, thinned
 
 SIDE = 60  # rows and columns of a heat map, at most
 GLOBAL, LOCAL = "global model", "local models, mean"

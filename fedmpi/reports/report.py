@@ -13,8 +13,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.reports import diagnostics, results, run_facts
 from fedmpi.reports.page import Figure, Part, Section, Text, as_csv, render
-from fedmpi.reports.runs import Runs, base_name, read
-from fedmpi.runtime.record import durable
+from fedmpi.reports.run_groups import Runs, base_name, read
+from fedmpi.runtime.record import atomic_files
 from fedmpi.runtime.record.run_dir import REPORT
 
 BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # raised for unexpected file contents
@@ -97,7 +97,7 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: C
                         charts.write(part.chart, figures / f"{part.name}.{suffix}", part.title)
                     (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
             say(f"written: {figures}/*.svg, .png, .csv")
-        durable.write(to, html(runs).encode())
+        atomic_files.write(to, html(runs).encode())
     except OSError as error:
         raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
     say(f"written: {to}")

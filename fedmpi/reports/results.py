@@ -12,8 +12,20 @@ from fedmpi.analysis.charts import Bars, Grid, Lines, Series, stacked_bars
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import count, format_metric, metric_title
 from fedmpi.reports.page import Figure, Part, Table, Text, Value, cell
-from fedmpi.reports.runs import Group, Row, Run, Runs, base_name, by_group, by_name, curve, mean_curve, number, thinned
-from fedmpi.runtime.reading import compare
+from fedmpi.reports.run_groups import (
+    Group,
+    Row,
+    Run,
+    Runs,
+    base_name,
+    by_group,
+    by_name,
+    curve,
+    mean_curve,
+    number,
+    thinned,
+)
+from fedmpi.runtime.inspection import compare
 from fedmpi.runtime.record.data_files import MANY
 
 BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."

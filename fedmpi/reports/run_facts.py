@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
-from fedmpi.analysis import charts, report
+from fedmpi.analysis import charts, output
 from fedmpi.analysis.charts import Lines, Series
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
@@ -18,7 +18,7 @@ from fedmpi.common.type_descriptions import describe_value
 from fedmpi.config.field_types import flat
 from fedmpi.config.schema import Settings
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
-from fedmpi.reports.runs import UNLIKE, Run, Runs, by_group, by_name, curve, mean_curve, read
+from fedmpi.reports.run_groups import UNLIKE, Run, Runs, by_group, by_name, curve, mean_curve, read
 from fedmpi.reports.timeline import figures, last_job
 
 WAYS = ("up", "down", "both")
@@ -68,7 +68,7 @@ def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[s
     Raises:
         UserError: a path is not a run directory, a run does not have the metric, or has it in fewer than two rounds.
     """
-    to, rows = report.folder(to), list[list[object]]()
+    to, rows = output.folder(to), list[list[object]]()
     runs = {str(path): read([path]).alone for path in paths}
     averages = list[list[float]]()
     for path, run in runs.items():
@@ -90,7 +90,7 @@ def communication(paths: Sequence[Path], metric: str, to: Path, say: Callable[[s
     if figure is None:
         raise UserError(f"{paths[0]}: metrics.jsonl counts no parameters (up_parameters, down_parameters)")
     facts = [dict(zip(figure.head, point, strict=True)) for point in figure.data]
-    say(f"written: {report.write(to / 'communication.json', {'metric': metric, 'points': facts})}")
+    say(f"written: {output.write(to / 'communication.json', {'metric': metric, 'points': facts})}")
     say(f"written: {charts.write(figure.chart, to / 'communication.png', figure.title)}")
 
 

@@ -22,7 +22,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import metric_title
 from fedmpi.config import yaml_source
 from fedmpi.reports.page import Figure, Table, Value, render
-from fedmpi.reports.runs import Run, by_name, number, read
+from fedmpi.reports.run_groups import Run, by_name, number, read
 from fedmpi.reports.sites import (
     FEWEST,
     Baseline,
@@ -35,7 +35,7 @@ from fedmpi.reports.sites import (
     sites,
 )
 from fedmpi.runtime import introspection
-from fedmpi.runtime.record import durable
+from fedmpi.runtime.record import atomic_files
 from fedmpi.runtime.record.run_dir import MODEL
 
 FOLDER, CARD = "sites", "model-card"
@@ -82,7 +82,7 @@ def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callab
     try:
         folder.mkdir(exist_ok=True)
         for name, content in pages.items():
-            durable.write(folder / name, content.encode())
+            atomic_files.write(folder / name, content.encode())
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
     if baseline is None:

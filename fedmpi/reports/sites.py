@@ -16,7 +16,7 @@ from fedmpi.common.host_memory import size_text
 from fedmpi.common.metrics_row import CLIENT_NAMES
 from fedmpi.common.text import metric_title
 from fedmpi.reports.page import Value
-from fedmpi.reports.runs import Curve, Row, Run, curve, is_run
+from fedmpi.reports.run_groups import Curve, Row, Run, curve, is_run
 
 PROTOCOLS = {  # evaluation protocols for the results of a site; the first one that was evaluated is used
     "personal": "the model that the site would use, on its own test samples",

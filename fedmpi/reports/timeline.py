@@ -1,6 +1,6 @@
 """Show how each rank spent its time, as shares and drawings, for reports and for `fedmpi analyse timeline`.
 
-A lap is a kind of activity, such as training or waiting for uploads; engine/timeline.py explains the names. A rank's
+A lap is a kind of activity, such as training or waiting for uploads; engine/tracing.py explains the names. A rank's
 share of a lap is its seconds in all rounds of a job, divided by the seconds of these rounds on that rank. Waiting is
 the sum of the laps in WAITS, and the busiest rank is the rank with the smallest share of waiting. Of a resumed run only
 the last job is analysed. Times are those of each host's own clock.
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmpi.analysis import charts, report
+from fedmpi.analysis import charts, output
 from fedmpi.analysis.charts import Bars, stacked_bars
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
-from fedmpi.engine.timeline import WAITS
+from fedmpi.engine.tracing import WAITS
 from fedmpi.reports.page import Figure, Value
-from fedmpi.reports.runs import thinned
+from fedmpi.reports.run_groups import thinned
 from fedmpi.runtime.record.run_dir import TIMELINE, read_timelines
 
 LAPS, RANKS = 6, 24  # laps with their own colour, and ranks in a drawing, at most
@@ -31,11 +31,11 @@ def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> Non
 
     rounds: number of rounds in the drawing, which are the last ones.
     """
-    to, job = report.folder(to), last_job(run)
+    to, job = output.folder(to), last_job(run)
     by_rank = shares(job)
     for text in table(by_rank):
         say(text)
-    say(f"written: {report.write(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
+    say(f"written: {output.write(to / 'timeline.json', {'run': str(run), 'ranks': by_rank})}")
     _, figure = figures(job, rounds)
     for name in ("timeline.svg", "timeline.png"):
         charts.write(figure.chart, to / name, figure.title)

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi import methods, models, tasks
 from fedmpi.aggregation import rules
-from fedmpi.aggregation.optimizers import ServerOptimizer
+from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
@@ -22,13 +22,13 @@ from fedmpi.common.user_code_errors import attribute_errors
 from fedmpi.config import Settings, resources
 from fedmpi.data.federated import Federated
 from fedmpi.engine import scheduler
-from fedmpi.engine.checks import are_finite
 from fedmpi.engine.client_trainer import ClientTrainer
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import FederationConfig, RunCallbacks
+from fedmpi.engine.hook_checks import are_finite
+from fedmpi.engine.local.client_optimizers import state_shapes
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig, learning_rate
 from fedmpi.engine.local.mlp_backward import MLPBackward
-from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.model_selection import SelectionCriterion
 from fedmpi.engine.packed import packed_rounds
@@ -40,7 +40,7 @@ from fedmpi.models.net import Net
 from fedmpi.runtime import compatibility
 from fedmpi.runtime.compatibility import check_module
 from fedmpi.runtime.record.saved_model import Initial, load_initial_weights
-from fedmpi.tasks import contract
+from fedmpi.tasks import validation
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
@@ -202,7 +202,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         start = load_initial_weights(module, settings.working_dir / settings.init.source, settings.init.strict)
     with attribute_errors(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
-    task.names = contract.metric_names(task, net.output_shape, data.two_targets())
+    task.names = validation.metric_names(task, net.output_shape, data.two_targets())
     with attribute_errors(f"model {name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
@@ -231,7 +231,7 @@ def make_task(settings: Settings, data: Federated) -> Any:
         task = construct(data.classes)
         if data.target_scales:
             task = StandardisedRegression(data.classes, *construct.args, **construct.keywords)
-        contract.check_task(task)
+        validation.check_task(task)
     return task
 
 

@@ -22,15 +22,15 @@ from fedmpi.common.text import count
 from fedmpi.common.user_code_errors import attribute_errors, located_error
 from fedmpi.config.schema import Settings
 from fedmpi.data import partitions, sources
-from fedmpi.data.augment.operation import Operation
-from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, augmented, hold_out, split
+from fedmpi.data.lazy_images import Pictures
 from fedmpi.data.leaks import warn_of_leaks
-from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
-from fedmpi.data.sources.common import ignoring
+from fedmpi.data.sources.source_utils import ignoring
 from fedmpi.data.streaming import Stream, choosing
+from fedmpi.data.transforms.base import Operation
+from fedmpi.data.transforms.pipeline import operation
 from fedmpi.engine import scheduler
 from fedmpi.tasks.base import is_counted
 
@@ -84,7 +84,7 @@ def partitioned(settings: Settings) -> Federated:
     check_settings(settings)
     waiting: AbstractContextManager[None] = nullcontext()
     if settings.data.download:
-        from fedmpi.data.fetching.getting import one_at_a_time  # imports the catalogue, which no other run needs
+        from fedmpi.data.download.fetch import one_at_a_time  # imports the catalogue, which no other run needs
 
         waiting = one_at_a_time(settings.data.root)
     with waiting, attribute_errors("data"):

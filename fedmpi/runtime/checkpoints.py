@@ -37,11 +37,11 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable, depends_on_rounds, may_change
 from fedmpi.engine.faults.lost_ranks import Row, check
-from fedmpi.engine.faults.policy import rejoin_sites
+from fedmpi.engine.faults.recovery import rejoin_sites
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.inspection.run_files import json_of
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, serialize_tensors, sync, write
+from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors, serialize_tensors, sync, write
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 IDENTITY = "identity.json"

@@ -30,7 +30,7 @@ from fedmpi.method import base
 from fedmpi.method.base import Method, means_of, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
-from fedmpi.tasks import contract
+from fedmpi.tasks import validation
 from fedmpi.tasks.survival import Survival
 
 ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # rules that limit the influence of a single client
@@ -121,7 +121,7 @@ def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None
             client = data.site_names[k] if data.site_names else f"client {k}"
             targets[part if data.parts is not None else f"{part} of {client}"] = y
     for part, y in targets.items():
-        contract.check_targets(settings.task.name, task, y, net.output_shape, part)
+        validation.check_targets(settings.task.name, task, y, net.output_shape, part)
     if isinstance(task, Survival) and settings.train.batch_size == 1:
         raise UserError(
             "train.batch_size: 1: task survival compares the rows of a batch with each other, and a row alone has the "

@@ -22,7 +22,7 @@ KINDS = {
     "models": "fedmpi.models",
     "datasets": "fedmpi.data.sources",
     "partitions": "fedmpi.data.partitions",
-    "augmentations": "fedmpi.data.augment",
+    "augmentations": "fedmpi.data.transforms",
     "tasks": "fedmpi.tasks",
     "rules": "fedmpi.aggregation.rules",
     "trackers": "fedmpi.runtime.record.tracking",

@@ -17,11 +17,11 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples, named_tensors
-from fedmpi.data.augment.operation import Operation
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
-from fedmpi.data.pictures import Pictures
+from fedmpi.data.lazy_images import Pictures
 from fedmpi.data.streaming import Stream
+from fedmpi.data.transforms.base import Operation
 from fedmpi.flat.model import FlatModel
 from fedmpi.runtime.record.saved_model import Initial
 

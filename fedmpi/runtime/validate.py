@@ -18,7 +18,7 @@ from fedmpi.data.dataset import is_labels
 from fedmpi.data.federated import Federated
 from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.record import report_text
+from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.tracking import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
@@ -55,15 +55,15 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
     states = [size_text(part.size * entry) for part in (messages.client_state, messages.server_state)]
     root, trainer = size_text(needs[memory.ROOT]), size_text(needs[memory.TRAINER])
-    per_round = report_text.describe_training(settings, data.clients, messages.method.own_length)
+    per_round = console_text.describe_training(settings, data.clients, messages.method.own_length)
     return [
-        (settings.name, report_text.describe_experiment(experiment)),
+        (settings.name, console_text.describe_experiment(experiment)),
         ("clients", f"{data.clients}, {training}{validation}"),
         ("rounds", f"{settings.rounds}, with {per_round}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         *_site_rows(data, experiment.task),
         ("sample", _sample(data.input_shape)),
-        ("message", report_text.describe_traffic(messages, settings.rounds, entry)),
+        ("message", console_text.describe_traffic(messages, settings.rounds, entry)),
         ("state", f"{states[0]} a client, {states[1]} on the server"),
         *(("initial", text) for text in (experiment.initial.lines if experiment.initial is not None else ())),
         (

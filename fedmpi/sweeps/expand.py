@@ -38,7 +38,7 @@ from fedmpi.config.field_types import Section
 from fedmpi.config.loading import SWEEP
 from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import Document
-from fedmpi.runtime.reading.files import SWEEP_LIST
+from fedmpi.runtime.inspection.run_files import SWEEP_LIST
 from fedmpi.sweeps import progress, tuning
 from fedmpi.sweeps.axes import Axis, Published, PublishedSection, read_axis, read_labels, read_published
 from fedmpi.sweeps.tuning import Best, BestSection, Choice
@@ -167,9 +167,11 @@ class Sweep:
         }
         try:
             place.mkdir(parents=True, exist_ok=True)
-            from fedmpi.runtime.record import durable  # imports torch, which `fedmpi status` of a sweep does not need
+            from fedmpi.runtime.record import (
+                atomic_files,  # imports torch, which `fedmpi status` of a sweep does not need
+            )
 
-            durable.write(place / SWEEP_LIST, (json.dumps(content, indent=2) + "\n").encode())
+            atomic_files.write(place / SWEEP_LIST, (json.dumps(content, indent=2) + "\n").encode())
         except OSError as error:
             raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
 

@@ -13,7 +13,7 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.resume_rules import comparable, may_change
 from fedmpi.config.schema import Analysis
-from fedmpi.runtime.reading.files import json_of, tail
+from fedmpi.runtime.inspection.run_files import json_of, tail
 from fedmpi.runtime.record.summary import summary
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"

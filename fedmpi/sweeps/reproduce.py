@@ -21,11 +21,11 @@ from fedmpi.common.text import count, nearest
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
-from fedmpi.data.fetching import getting
+from fedmpi.data.download import fetch
 from fedmpi.runtime.record.metadata import installed_version
-from fedmpi.sweeps import expand, progress, table, table_formats
+from fedmpi.sweeps import expand, progress, results_table, table_formats
 from fedmpi.sweeps.expand import Sweep
-from fedmpi.sweeps.table import Cells
+from fedmpi.sweeps.results_table import Cells
 
 Say = Callable[[str], None]
 FOLDERS = ("papers", "benchmarks")
@@ -85,11 +85,11 @@ def fetch_data(sweep: Sweep, say: Say) -> None:
 
     for name, settings in data_sets(sweep).items():
         root = settings.data.root
-        if name not in getting.SETS:
+        if name not in fetch.SETS:
             build_data.open_source(settings)(root)
             continue
-        with getting.one_at_a_time(root):
-            if getting.fetch(name, root):
+        with fetch.one_at_a_time(root):
+            if fetch.fetch(name, root):
                 say(f"{name} was fetched to {root}")
 
 
@@ -99,8 +99,8 @@ def write(sweep: Sweep, to: Path, say: Say) -> int:
     Returns:
         The exit code: 1 if a published cell has no result or is outside two standard deviations, otherwise 0.
     """
-    tables = [table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
-    tables = tables or [table.collect(sweep, None, None)]
+    tables = [results_table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
+    tables = tables or [results_table.collect(sweep, None, None)]
     for line in (line for cells in tables for line in (*table_formats.text(cells), "")):
         say(line)
     facts = verdicts(tables)

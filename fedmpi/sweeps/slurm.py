@@ -18,7 +18,7 @@ from pathlib import Path
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
-from fedmpi.runtime.reading.files import tail
+from fedmpi.runtime.inspection.run_files import tail
 from fedmpi.sweeps.expand import Sweep
 
 FOLDER, SUBMITTED = "slurm", "submitted.jsonl"

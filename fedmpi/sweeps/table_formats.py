@@ -18,7 +18,7 @@ from fedmpi.common.text import count, metric_title, shorten
 from fedmpi.config.loading import shown
 from fedmpi.sweeps.axes import SEED
 from fedmpi.sweeps.expand import Sweep
-from fedmpi.sweeps.table import Cell, Cells, Key, collect, difference, verdict
+from fedmpi.sweeps.results_table import Cell, Cells, Key, collect, difference, verdict
 
 WHAT = {
     "last": "after the last round",

@@ -7,8 +7,8 @@ registry: dict[str, str] = {
     "multi_label": "fedmpi.tasks.classification:MultiLabel",
     "regression": "fedmpi.tasks.regression:Regression",
     "survival": "fedmpi.tasks.survival:Survival",
-    "next_symbol": "fedmpi.tasks.places:NextSymbol",
-    "segmentation": "fedmpi.tasks.places:Segmentation",
+    "next_symbol": "fedmpi.tasks.per_position:NextSymbol",
+    "segmentation": "fedmpi.tasks.per_position:Segmentation",
 }
 
 KIND = PluginKind("task", registry, "task", ("classes",))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
-from fedmpi.tasks import measures
+from fedmpi.tasks import metrics
 from fedmpi.tasks.base import Ignored, Task, all_names, allowed, choose, is_counted, look, mean_counted
 
 KNOWN = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top5")
@@ -87,13 +87,13 @@ class Classification(Task):
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         guess = outputs.argmax(1)  # the lowest class if logits are equal
         known: dict[str, Callable[[], float]] = {
-            "accuracy": lambda: measures.percent(guess == y),
-            "balanced_accuracy": lambda: measures.balanced_accuracy(guess, y, self.classes),
-            "auroc": lambda: measures.class_auroc(outputs, y),
-            "f1": lambda: measures.overlap(guess, y, self.classes)[0],
-            "ece": lambda: measures.calibration_error(outputs, y),
+            "accuracy": lambda: metrics.percent(guess == y),
+            "balanced_accuracy": lambda: metrics.balanced_accuracy(guess, y, self.classes),
+            "auroc": lambda: metrics.class_auroc(outputs, y),
+            "f1": lambda: metrics.overlap(guess, y, self.classes)[0],
+            "ece": lambda: metrics.calibration_error(outputs, y),
         }
-        known |= {name: partial(measures.top, outputs, y, int(name[3:])) for name in self.names if name not in known}
+        known |= {name: partial(metrics.top, outputs, y, int(name[3:])) for name in self.names if name not in known}
         return {name: known[name]() for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
@@ -139,10 +139,10 @@ class MultiLabel(Task):
         y, predicted = (y > 0) & counted, (outputs > 0) & counted
         right, occurrences = (y & predicted).sum(0).double(), y.sum(0) + predicted.sum(0)
         known: dict[str, Callable[[], float]] = {
-            "accuracy": lambda: measures.percent((y == predicted)[counted]),
-            "exact": lambda: measures.percent((y == predicted).all(1)[counted.any(1)]),
-            "f1": lambda: measures.mean(2 * right / occurrences),  # nan: neither occurs nor is predicted
-            "auroc": lambda: measures.label_auroc(outputs, y, counted),
+            "accuracy": lambda: metrics.percent((y == predicted)[counted]),
+            "exact": lambda: metrics.percent((y == predicted).all(1)[counted.any(1)]),
+            "f1": lambda: metrics.mean(2 * right / occurrences),  # nan: neither occurs nor is predicted
+            "auroc": lambda: metrics.label_auroc(outputs, y, counted),
         }
         return {name: known[name]() for name in self.names}
 

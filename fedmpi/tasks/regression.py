@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedmpi.tasks import measures
+from fedmpi.tasks import metrics
 from fedmpi.tasks.base import Ignored, Task, choose, is_counted, look, mean_counted, plain_predictions
 
 KNOWN = ("mse", "rmse", "mae", "r2")
@@ -52,7 +52,7 @@ class Regression(Task):
             total = (y - mean).masked_fill(~counted, 0).square().sum(0)
             # r2 is undefined for a constant target
             r2 = torch.where(total > 0, 1 - squares.sum(0) / total, torch.nan)
-            values["r2"] = measures.mean(r2)
+            values["r2"] = metrics.mean(r2)
         return {name: values[name] for name in self.names}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmpi.tasks import measures
+from fedmpi.tasks import metrics
 from fedmpi.tasks.base import Task, look
 
 
@@ -29,7 +29,7 @@ class Survival(Task):
         return negative_log_likelihood(f.view(len(y)), y).to(f.dtype)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        return {"c_index": measures.concordance(outputs.view(len(y)), y[:, 0], y[:, 1])}
+        return {"c_index": metrics.concordance(outputs.view(len(y)), y[:, 0], y[:, 1])}
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Return `risk`, the log hazard of each sample: the event is expected earlier if it is higher."""

@@ -122,7 +122,7 @@ def test_plug_ins_and_data_that_changed_are_named(tmp_path):
     counts as well."""
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mine.py").write_text("from fedmpi.data.partitions.random import iid as deal\n")
+    (tmp_path / "other" / "mine.py").write_text("from fedmpi.data.partitions.random_partitions import iid as deal\n")
     table = {"x": np.random.default_rng(0).normal(size=(90, 64)), "y": np.arange(90) % 3}
     np.savez(tmp_path / "a.npz", **table)
     deal = {"scheme": f"{tmp_path}/other/mine.py:deal", "clients": 3}

@@ -20,10 +20,10 @@ import yaml
 from real_job import CONFIG, Job, hashes
 
 from fedmpi import config
-from fedmpi.runtime.finished import replay
-from fedmpi.runtime.record.durable import read_tensors
-from fedmpi.runtime.run import execute
-from fedmpi.runtime.trust import replay_settings
+from fedmpi.runtime.code_trust import replay_settings
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.finished_runs import replay
+from fedmpi.runtime.record.atomic_files import read_tensors
 
 STARTS = (  # launcher, back end, faults.on_lost_rank
     ("mpirun", "gloo", "abort"),

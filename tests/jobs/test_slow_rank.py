@@ -5,7 +5,7 @@ import yaml
 from helpers import clean_env, fedmpi
 from real_job import hashes
 
-from fedmpi.engine.timeline import MOST, Timeline
+from fedmpi.engine.tracing import MOST, Timeline
 from fedmpi.runtime.record.run_dir import read_timelines
 
 PLUGIN = """\
@@ -98,7 +98,7 @@ def test_a_line_has_its_bounds(monkeypatch):
     """However many clients a round has; and where nobody wants them nothing is kept."""
     clock = iter(range(10**6))
     monkeypatch.setattr(
-        "fedmpi.engine.timeline.time", type("Time", (), {"perf_counter": lambda: next(clock) / 10, "time": lambda: 0})
+        "fedmpi.engine.tracing.time", type("Time", (), {"perf_counter": lambda: next(clock) / 10, "time": lambda: 0})
     )
     told, line = [], Timeline()
     line.to = told.append

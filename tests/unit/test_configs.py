@@ -14,12 +14,12 @@ from helpers import ROOT
 
 from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.data.augment.pipeline import ImagePipeline
+from fedmpi.data.transforms.pipeline import ImagePipeline
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
 from fedmpi.runtime.validate import validate_settings
 from fedmpi.sweeps import expand
-from fedmpi.sweeps import run as runs
+from fedmpi.sweeps import run_sweep as runs
 
 CONFIGS = ROOT / "configs"
 MADE = str(CONFIGS / "benchmarks/cut/made.py")

@@ -14,9 +14,9 @@ from fedmpi import config, method
 from fedmpi.cli import load_app
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
 from fedmpi.config.field_types import flat
-from fedmpi.data.fetching.catalogue import MEDMNIST, SETS
+from fedmpi.data.download.catalogue import MEDMNIST, SETS
 from fedmpi.data.sources import registry
-from fedmpi.data.sources.tables.files import GAPS
+from fedmpi.data.sources.tables.read_table import GAPS
 from fedmpi.method import Client, Server, Uploads
 from fedmpi.method.base import DECLARATIONS, HOOKS
 

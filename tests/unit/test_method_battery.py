@@ -13,7 +13,7 @@ from fedmpi.common import seeds
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Shard, hold_out, split
-from fedmpi.data.partitions.parts import Partition
+from fedmpi.data.partitions.base import Partition
 from fedmpi.methods import registry
 
 METHODS = sorted(registry)

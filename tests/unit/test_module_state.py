@@ -8,7 +8,7 @@ PACKAGE = ROOT / "fedmpi"
 CHANGES = {"append", "appendleft", "add", "update", "pop", "popitem", "clear", "setdefault", "extend", "discard"}
 CHANGES |= {"remove", "insert"}
 ALLOWED = {
-    "cli/shared.py warnings.showwarning",  # the command prints warnings in a way of its own
+    "cli/arguments.py warnings.showwarning",  # the command prints warnings in a way of its own
     "runtime/record/recorder.py warnings.showwarning",  # restored when the run ends
     "comm/failures/process_exit.py sys.stdout",  # which the shell may have closed
     "comm/failures/process_exit.py sys.stderr",

@@ -8,13 +8,13 @@ from sklearn import metrics as sklearn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better
-from fedmpi.tasks import measures
+from fedmpi.tasks import metrics
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification, MultiLabel
-from fedmpi.tasks.contract import check_targets
-from fedmpi.tasks.places import NextSymbol, Segmentation, cross_entropy
+from fedmpi.tasks.per_position import NextSymbol, Segmentation, cross_entropy
 from fedmpi.tasks.regression import Regression
 from fedmpi.tasks.survival import Survival, negative_log_likelihood
+from fedmpi.tasks.validation import check_targets
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_unknown_metrics():
 def test_calibration_by_hand():
     """Confidences 3/4 (right) and 3/4 (wrong) in one bin, 1/2 (right) in another: |1 - 1.5| / 3 + |1 - .5| / 3."""
     f = torch.tensor([[0.0, math.log(3)], [0.0, math.log(3)], [0.0, 0.0]], dtype=torch.float64)
-    assert measures.calibration_error(f, torch.tensor([1, 0, 0])) == pytest.approx(1 / 3, abs=1e-9)
+    assert metrics.calibration_error(f, torch.tensor([1, 0, 0])) == pytest.approx(1 / 3, abs=1e-9)
 
 
 def test_multi_label_metrics():

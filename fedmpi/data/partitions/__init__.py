@@ -7,12 +7,12 @@ place of its label.
 from fedmpi.common.registry import PluginKind
 
 registry: dict[str, str] = {
-    "iid": "fedmpi.data.partitions.random:iid",
-    "quantity": "fedmpi.data.partitions.random:quantity",
-    "dirichlet": "fedmpi.data.partitions.random:dirichlet",
+    "iid": "fedmpi.data.partitions.random_partitions:iid",
+    "quantity": "fedmpi.data.partitions.random_partitions:quantity",
+    "dirichlet": "fedmpi.data.partitions.random_partitions:dirichlet",
     "shards": "fedmpi.data.partitions.shards:shards",
     "classes": "fedmpi.data.partitions.shards:classes",
-    "site": "fedmpi.data.partitions.given:site",
-    "file": "fedmpi.data.partitions.given:file",
+    "site": "fedmpi.data.partitions.site_and_file:site",
+    "file": "fedmpi.data.partitions.site_and_file:file",
 }
 KIND = PluginKind("partition", registry, "data.partition", ("labels", "clients", "rng"))

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.parts import Partition, check_classes, check_enough, equal_sizes
+from fedmpi.data.partitions.base import Partition, check_classes, check_enough, equal_sizes
 
 
 def shards(

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.pictures import Pictures, of_bytes
-from fedmpi.data.sources.common import finite, gaps_allowed
-from fedmpi.data.sources.pictures.decode import PixelRange, check_range, scale
+from fedmpi.data.lazy_images import Pictures, of_bytes
+from fedmpi.data.sources.images.decode import PixelRange, check_range, scale
+from fedmpi.data.sources.source_utils import finite, gaps_allowed
 from fedmpi.data.streaming import ArraySource, StoredArrays, Stream
 
 Array = TypeVar("Array", np.ndarray, Tensor)

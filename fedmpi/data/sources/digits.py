@@ -12,8 +12,8 @@ from pydantic import Field
 
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions
-from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.named_arrays import ArrayPreparation
+from fedmpi.data.sources.source_utils import holdout
 
 
 def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2) -> Dataset:

@@ -22,9 +22,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
 from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import chosen_sites, find, holdout, joined
-from fedmpi.data.sources.tables.files import Table, read
-from fedmpi.data.sources.tables.preparation import (
+from fedmpi.data.sources.source_utils import chosen_sites, find, holdout, joined
+from fedmpi.data.sources.tables.read_table import Table, read
+from fedmpi.data.sources.tables.table_preprocessing import (
     Column,
     Fit,
     TablePreparation,

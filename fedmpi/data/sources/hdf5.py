@@ -17,9 +17,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.arrays import ArrayOptions
-from fedmpi.data.sources.common import as_floats, file_name, find, image_bytes, with_sites
+from fedmpi.data.sources.images.decode import PixelRange
 from fedmpi.data.sources.named_arrays import ArrayPreparation, from_arrays
-from fedmpi.data.sources.pictures.decode import PixelRange
+from fedmpi.data.sources.source_utils import as_floats, file_name, find, image_bytes, with_sites
 from fedmpi.data.streaming import StoredArrays, wanted
 
 PARTS = {  # words in the name of a data set or of its group -> prefix of the arrays of that part

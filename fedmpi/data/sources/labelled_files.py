@@ -15,7 +15,7 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order, shorten
 from fedmpi.data.csv_file import text_of
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import (
+from fedmpi.data.sources.source_utils import (
     PARTS,
     check_groups,
     checked_fraction,
@@ -25,7 +25,7 @@ from fedmpi.data.sources.common import (
     joined,
     number_groups,
 )
-from fedmpi.data.sources.tables.files import read
+from fedmpi.data.sources.tables.read_table import read
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from torch import Tensor
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order, show
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures, of_bytes
-from fedmpi.data.sources.common import as_floats, finite, image_bytes, with_sites
+from fedmpi.data.lazy_images import Pictures, of_bytes
+from fedmpi.data.sources.images.class_images import read_classes
+from fedmpi.data.sources.images.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.labelled_files import Sample, dataset_of
-from fedmpi.data.sources.pictures.class_pictures import read_classes
-from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
-from fedmpi.data.sources.text import (
+from fedmpi.data.sources.source_utils import as_floats, finite, image_bytes, with_sites
+from fedmpi.data.sources.texts import (
     SKIP,
     TextPreparation,
     check_characters,

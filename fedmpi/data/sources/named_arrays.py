@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures, stacked
-from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
+from fedmpi.data.lazy_images import Pictures, stacked
+from fedmpi.data.preprocessing import NewRows, Preparation, Request, array_rows
 from fedmpi.data.sources.arrays import ArrayOptions, samples, targets_of
-from fedmpi.data.sources.common import checked_fraction, file_name, find, holdout
-from fedmpi.data.sources.pictures.decode import PixelRange
+from fedmpi.data.sources.images.decode import PixelRange
+from fedmpi.data.sources.source_utils import checked_fraction, file_name, find, holdout
 
 KEYS = {  # name of an array -> its names in the files of Keras and MedMNIST
     "x": ("x_train", "train_images"),

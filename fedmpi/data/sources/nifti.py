@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate, pad
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
+from fedmpi.data.preprocessing import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.labelled_files import MaskValues, Naming, Sample, check_shapes, dataset_of, pairs
 
 Voxels = Annotated[int, Field(ge=1, le=4096)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning
 from fedmpi.common.user_code_errors import attribute_errors, one_line
-from fedmpi.engine.checks import ReadOnlyCheck, are_finite, check_finite, check_hook_returns, check_pair, wrong
+from fedmpi.engine.hook_checks import ReadOnlyCheck, are_finite, check_finite, check_hook_returns, check_pair, wrong
 from fedmpi.engine.local.training_loop import mean_loss
 from fedmpi.engine.messages import FAILED, STOP
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.variable import Variable
 
-from fedmpi.engine.checks import wrong
+from fedmpi.engine.hook_checks import wrong
 from fedmpi.method.base import Method
 from fedmpi.method.context import Loss, Quadratic, Regularizer
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 from fedmpi.common.user_code_errors import located_error
 from fedmpi.data.batches import batches, grouped
-from fedmpi.engine.checks import ReadOnlyCheck
+from fedmpi.engine.hook_checks import ReadOnlyCheck
+from fedmpi.engine.local.client_optimizers import LocalOptimizer
 from fedmpi.engine.local.losses import add_regularizer, run_pass
-from fedmpi.engine.local.optimizers import LocalOptimizer
 from fedmpi.flat.layout import Selection
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import Fitted, Regularizer

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedmpi.data.batches import drawn, gather, order
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.packed.chain import Members, PackedChain
 from fedmpi.engine.packed.vmap_steps import VmapSteps
 from fedmpi.method.base import overrides

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.user_code_errors import attribute_errors
-from fedmpi.engine.checks import ReadOnlyCheck
 from fedmpi.engine.client_trainer import ClientTrainer
+from fedmpi.engine.hook_checks import ReadOnlyCheck
+from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.local.client_round import Result, finish_round, write_upload
-from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
 from fedmpi.engine.messages import NO_STEPS, STOP
 from fedmpi.engine.packed.chain import has_factors

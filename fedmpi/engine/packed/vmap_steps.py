@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmpi.engine.checks import ReadOnlyCheck
 from fedmpi.engine.client_trainer import ClientTrainer
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.hook_checks import ReadOnlyCheck
+from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.local.losses import backward
 from fedmpi.engine.packed.chain import Members
 from fedmpi.flat.packing import Views

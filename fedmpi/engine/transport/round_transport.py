@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import Communicator
-from fedmpi.engine.checks import check_finite
+from fedmpi.engine.hook_checks import check_finite
 from fedmpi.engine.messages import COMMAND, ENGINE_DOWN, ENGINE_UP, Announcement, Messages
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.transport.gather import BufferPool, GatherContext, RowGather, UploadGather

@@ -7,7 +7,7 @@ preprocessing.json describes how new rows are prepared for the model:
 
     {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...], "targets": {...}}
 
-The other fields are those of the class for this kind (`fedmpi.data.preparation`).
+The other fields are those of the class for this kind (`fedmpi.data.preprocessing`).
 
 augment       data.augment of the config. Operations without randomness also apply to new rows, as they do to test rows
 client_sites  the site of each client if clients are sites; the option `--client` takes these names. For more than MANY
@@ -35,12 +35,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import shorten
 from fedmpi.config.schema import Settings
-from fedmpi.data.augment.operation import Operation
-from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.batches import Shards
 from fedmpi.data.federated import Federated
-from fedmpi.data.partitions.parts import Partition
-from fedmpi.data.preparation import Preparation, from_facts
+from fedmpi.data.partitions.base import Partition
+from fedmpi.data.preprocessing import Preparation, from_facts
+from fedmpi.data.transforms.base import Operation
+from fedmpi.data.transforms.pipeline import operation
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 MANY = 1_000

@@ -25,7 +25,7 @@ from fedmpi.common.redaction import looks_secret
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
-from fedmpi.data import augment, partitions, sources
+from fedmpi.data import partitions, sources, transforms
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
 
@@ -104,7 +104,7 @@ def resolve(settings: Settings) -> Settings:
     operations = []
     for item in data.augment:  # becomes {crop: {size: 32}} with all options, or is kept if it has none
         name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
-        target = registry.load(name, augment.registry, "augmentation")
+        target = registry.load(name, transforms.registry, "augmentation")
         given = {} if given is None else given if isinstance(given, Mapping) else {target.short: given}
         full = {**given, **defaults(target, given)}
         operations.append({name: full} if full else item)

@@ -19,10 +19,10 @@ from fedmpi.config.yaml_source import text_for
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.federation_config import RunCallbacks
 from fedmpi.engine.model_selection import BestModel
-from fedmpi.runtime import trust
+from fedmpi.runtime import code_trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import Checkpoints
-from fedmpi.runtime.record import report_text
+from fedmpi.runtime.record import console_text
 from fedmpi.runtime.record.data_files import write_partition, write_preprocessing
 from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, INITIAL, SEAL, RunDirectory, seal
@@ -114,7 +114,7 @@ class Recorder(RankRecorder):
         self,
         identity: Mapping[str, str],
         environment: Mapping[str, Any],
-        own_code: Sequence[trust.PluginFile],
+        own_code: Sequence[code_trust.PluginFile],
     ) -> None:
         """Write the files that describe the run: settings, environment, plug-in code, partition and preprocessing.
 
@@ -132,7 +132,7 @@ class Recorder(RankRecorder):
         if experiment.initial is not None:
             directory.write(INITIAL, experiment.initial.content)
         write_preprocessing(directory, settings, experiment.data)
-        copies = trust.write_copies(directory, own_code) if own_code else []
+        copies = code_trust.write_copies(directory, own_code) if own_code else []
         directory.write_json("environment.json", {**environment, "plugins": copies})
         cut = settings.data.partition
         write_partition(directory, cut.scheme if cut else "silos", settings.seed, experiment.data)
@@ -159,7 +159,7 @@ class Recorder(RankRecorder):
         self.directory.append("metrics.jsonl", row)
         self.rounds_shown, self.wall_s = self.rounds_shown + 1, self.wall_s + row["wall_s"]
         names = [*self.shown_metrics, *self.server.view.logged]
-        self.say(report_text.round_line(row, self.experiment.settings.rounds, names, self.wall_s / self.rounds_shown))
+        self.say(console_text.round_line(row, self.experiment.settings.rounds, names, self.wall_s / self.rounds_shown))
         self.stop.rounds_done = 0 < self.stop.max_rounds <= row["round"] + 1
         if self.loggers is not None:
             self.loggers.round(row)
@@ -174,7 +174,7 @@ class Recorder(RankRecorder):
 
     def record_lost_ranks(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
-        self.say(report_text.rank_failure_line(row, self.experiment.data.site_names))
+        self.say(console_text.rank_failure_line(row, self.experiment.data.site_names))
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Recorder(RankRecorder):
         evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
         clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
         rows = self.directory.rows("metrics.jsonl")
-        for line in report_text.result_lines(rows, result, self.metrics[1], clients, self.experiment):
+        for line in console_text.result_lines(rows, result, self.metrics[1], clients, self.experiment):
             self.say(line)
         self.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.rounds_done:

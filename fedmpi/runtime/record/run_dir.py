@@ -23,7 +23,7 @@ import torch
 
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.jsonl import parse_jsonl, read_jsonl, to_jsonable
-from fedmpi.runtime.record import durable
+from fedmpi.runtime.record import atomic_files
 
 MODEL, BEST, INITIAL = "model.safetensors", "model-best.safetensors", "initial.safetensors"
 REPORT, SEAL = "report.html", "seal.json"
@@ -92,7 +92,7 @@ class RunDirectory:
         """Write a file atomically: a reader sees the complete file or the previous one."""
         with self._writing(name) as path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            durable.write(path, content)
+            atomic_files.write(path, content)
 
     def write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         """Write a JSON file with one object."""
@@ -214,7 +214,7 @@ class TimelineFile:
     """The timeline of one rank (durations of the parts of its rounds), as a file such as timeline/rank-0003.jsonl.
 
     Each job of a run begins with a line `head`: {"job": seconds since 1970, equal on all ranks, "rank": 3, "of": 8,
-    "host": "node5"}. engine/timeline.py describes the other lines. They are written when the last write is more than
+    "host": "node5"}. engine/tracing.py describes the other lines. They are written when the last write is more than
     FLUSH_S seconds ago, so a process that is killed loses the newest ones. If the file cannot be written, a warning is
     given and this rank keeps no timeline.
     """

@@ -36,7 +36,7 @@ from fedmpi.common.redaction import redacted
 from fedmpi.common.registry import PluginKind, Selection, make
 from fedmpi.config import Settings
 from fedmpi.config.field_types import flat
-from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.inspection.run_files import json_of
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 registry: dict[str, str] = {

@@ -19,7 +19,7 @@ from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import split
-from fedmpi.data.pictures import Pictures, of_bytes
+from fedmpi.data.lazy_images import Pictures, of_bytes
 from fedmpi.data.streaming import Stream
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.packed.packed_fit import PackedFit

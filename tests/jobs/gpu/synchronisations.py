@@ -18,7 +18,7 @@ from helpers import prepare, small_settings
 
 from fedmpi.comm.base import Solo
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.methods import registry
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fedmpi.data.augment.colour import Normalise
-from fedmpi.data.augment.pipeline import ImagePipeline, operation
-from fedmpi.data.pictures import Pictures
+from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.transforms.color import Normalise
+from fedmpi.data.transforms.pipeline import ImagePipeline, operation
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 EXACT = (("crop", 2), ("crop", {"mode": "reflect", "size": 9}), ("flip", None), ("cutout", 4))

@@ -10,7 +10,7 @@ import torch
 from helpers import play, prepare, settings
 from naive_fedld import principal_mean as literal
 
-from fedmpi.aggregation import conflicts, rules
+from fedmpi.aggregation import gradient_harmonization, rules
 from fedmpi.common.errors import UserError
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
@@ -74,7 +74,7 @@ def test_uploads_sum_any_slot():
         ("trimmed_mean", {"trim": 0.3}, lambda G, K, p: linear.trimmed_mean(G, 0.3)),
         ("krum", {"byzantine": 2, "select": 2}, lambda G, K, p: rules.krum_coefficients(K, 2, 2) @ G),
         ("geometric_median", {}, lambda G, K, p: rules.median_coefficients(K, p, 100, 1e-6) @ G),
-        ("harmonize", {}, lambda G, K, p: conflicts.pairwise(K, p) @ G),
+        ("harmonize", {}, lambda G, K, p: gradient_harmonization.pairwise(K, p) @ G),
     ],
 )
 @pytest.mark.parametrize("m", [1, 2, 5])

@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT, fedmpi
 
 from fedmpi import cli
-from fedmpi.cli import shared
+from fedmpi.cli import arguments
 
 CONFIG = f"""\
 name: atoms
@@ -27,7 +27,7 @@ def alone(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")):
             monkeypatch.delenv(name)
-    for name in shared.THREAD_VARIABLES:
+    for name in arguments.THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(sys, "path", list(sys.path))
 

@@ -21,7 +21,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
-from fedmpi.models.atoms import AtomConv2d
+from fedmpi.models.filter_atoms import AtomConv2d
 from fedmpi.runtime import build
 
 

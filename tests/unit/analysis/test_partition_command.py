@@ -7,7 +7,7 @@ from helpers import ROOT, fedmpi
 from fedmpi.analysis.partition import distances
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.site_and_file import file
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 

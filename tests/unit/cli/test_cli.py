@@ -10,12 +10,12 @@ from functools import partial
 import pytest
 
 from fedmpi import cli, runtime
-from fedmpi.cli import shared
+from fedmpi.cli import arguments
 from fedmpi.comm import Timeouts
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import SIGNALS
+from fedmpi.runtime import execute as run_module
 from fedmpi.runtime import introspection
-from fedmpi.runtime import run as run_module
 from fedmpi.runtime.introspection import description
 
 GOOD = """\
@@ -35,7 +35,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch):
-    """Stands for fedmpi.runtime.run and fedmpi.runtime.validate; remembers the settings that it was given."""
+    """Stands for fedmpi.runtime.execute and fedmpi.runtime.validate; remembers the settings that it was given."""
     fake = types.SimpleNamespace(seen=[], outcome=0)
 
     def execute(settings, command, after):
@@ -46,7 +46,7 @@ def engine(monkeypatch):
         return {}, fake.outcome
 
     fake.execute, fake.validate_settings = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
-    monkeypatch.setitem(sys.modules, "fedmpi.runtime.run", fake)
+    monkeypatch.setitem(sys.modules, "fedmpi.runtime.execute", fake)
     monkeypatch.setitem(sys.modules, "fedmpi.runtime.validate", fake)
     monkeypatch.setattr(runtime, "run", fake)
     return fake
@@ -58,7 +58,7 @@ def alone(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MPI_LOCAL")):
             monkeypatch.delenv(name)
-    for name in shared.THREAD_VARIABLES:
+    for name in arguments.THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(run_module, "Timeouts", partial(Timeouts, reply=0.1))
@@ -204,8 +204,8 @@ def test_every_entry_and_every_option_is_described(kind):
 
 
 def test_help_and_version(monkeypatch, capsys):
-    for arguments in ([], ["--help"]):
-        assert main(monkeypatch, *arguments) == 0
+    for given in ([], ["--help"]):
+        assert main(monkeypatch, *given) == 0
         out = capsys.readouterr().out
         assert [word for word in ("run", "validate", "list", "--version") if word not in out] == []
     assert main(monkeypatch, "--version") == 0

@@ -9,8 +9,8 @@ import torch
 from helpers import ROOT, clean_env, gone
 
 from fedmpi.comm.launchers import Job
-from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, report
-from fedmpi.doctor.report import format_row
+from fedmpi.doctor import FAIL, OK, WARN, Row, config_checks, machine, report_rows
+from fedmpi.doctor.report_rows import format_row
 from fedmpi.runtime import memory
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
@@ -89,9 +89,9 @@ def test_a_check_that_raises_is_one_line_and_keeps_what_it_said_before():
         yield Row("fine", "yes")
         raise ValueError("odd\nsecond line")
 
-    rows = [*report._rows(wrong, "machine")]
+    rows = [*report_rows._rows(wrong, "machine")]
     assert rows == [Row("fine", "yes"), Row("wrong", "could not be found out: ValueError: odd", WARN)]
-    assert [*report._rows(wrong, "config")][1].mark == FAIL
+    assert [*report_rows._rows(wrong, "config")][1].mark == FAIL
 
 
 # ---- the machine ----
@@ -133,7 +133,7 @@ def test_how_a_rank_would_join_is_told(monkeypatch):
     assert first.text.startswith("2 ranks by env://")
     assert second.text == "by MASTER_ADDR=10.0.0.1, MASTER_PORT=29500"
     monkeypatch.setenv("RANK", "1")
-    assert report.report(pytest.fail) == 0  # rank 0 makes it
+    assert report_rows.report(pytest.fail) == 0  # rank 0 makes it
 
 
 # ---- a config ----

@@ -7,7 +7,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
-from fedmpi.data.pictures import Pictures
+from fedmpi.data.lazy_images import Pictures
 from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.named_arrays import npz
 from fedmpi.data.streaming import Stream

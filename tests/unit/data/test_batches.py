@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedmpi.data.batches import Shard, batches
-from fedmpi.data.pictures import of_bytes
+from fedmpi.data.lazy_images import of_bytes
 from fedmpi.data.streaming import Source, Stream
 
 

@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from fedmpi.common.text import natural_order
-from fedmpi.data.sources.pictures.class_pictures import csv_images, image_folder
-from fedmpi.data.sources.tables.table import table
-from fedmpi.data.sources.text import text
+from fedmpi.data.sources.images.class_images import csv_images, image_folder
+from fedmpi.data.sources.tables.table_source import table
+from fedmpi.data.sources.texts import text
 
 
 @pytest.mark.parametrize(

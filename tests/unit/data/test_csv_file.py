@@ -10,11 +10,11 @@ from table_files import write_table
 from fedmpi.common.errors import UserError
 from fedmpi.data import csv_file
 from fedmpi.data.csv_file import csv_columns, csv_rows, text_of
-from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.site_and_file import file
 from fedmpi.data.sources.labelled_files import read_rows
-from fedmpi.data.sources.tables.files import read
-from fedmpi.data.sources.tables.preparation import column_moments, standardise_columns
-from fedmpi.data.sources.tables.table import table
+from fedmpi.data.sources.tables.read_table import read
+from fedmpi.data.sources.tables.table_preprocessing import column_moments, standardise_columns
+from fedmpi.data.sources.tables.table_source import table
 
 LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
 

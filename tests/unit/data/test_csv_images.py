@@ -6,8 +6,8 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
-from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.class_pictures import csv_images
+from fedmpi.data.sources.images import read_images
+from fedmpi.data.sources.images.class_images import csv_images
 
 GREY = {"channels": 1, "mean": (0.0,), "std": (1 / 255,)}  # a pixel is its grey again
 
@@ -26,7 +26,7 @@ def greys(x):
 
 
 def test_classes_and_sites_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK", 3)  # several threads
+    monkeypatch.setattr(read_images, "BLOCK", 3)  # several threads
     write(tmp_path)
     data = csv_images(tmp_path, path="a.csv", site_column="site", **GREY)
     assert data.site_names == ("at", "uk")

@@ -7,12 +7,12 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
-from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.federated import augmented, split
-from fedmpi.data.sources.pictures.class_pictures import image_folder
-from fedmpi.data.sources.pictures.decode import DecodeOptions, decode
-from fedmpi.data.sources.pictures.reading import read
+from fedmpi.data.sources.images.class_images import image_folder
+from fedmpi.data.sources.images.decode import DecodeOptions, decode
+from fedmpi.data.sources.images.read_images import read
 from fedmpi.data.streaming import Stream
+from fedmpi.data.transforms.pipeline import operation
 
 RNG = np.random.default_rng(0)
 

@@ -7,8 +7,8 @@ from test_csv_images import GREY, greys, write
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out, split
-from fedmpi.data.sources.pictures.class_pictures import csv_images
-from fedmpi.data.sources.tables.table import table
+from fedmpi.data.sources.images.class_images import csv_images
+from fedmpi.data.sources.tables.table_source import table
 
 
 def dataset(group, site=None):

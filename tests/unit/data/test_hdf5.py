@@ -7,8 +7,8 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
 from fedmpi.data.federated import split
-from fedmpi.data.pictures import Pictures
-from fedmpi.data.preparation import Request
+from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.preprocessing import Request
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.hdf5 import hdf5
 from fedmpi.data.sources.named_arrays import npz

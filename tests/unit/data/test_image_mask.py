@@ -9,9 +9,9 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.loading import load
-from fedmpi.data.preparation import Request, from_facts
-from fedmpi.data.sources.common import ignoring
-from fedmpi.data.sources.pictures.image_mask import image_mask
+from fedmpi.data.preprocessing import Request, from_facts
+from fedmpi.data.sources.images.image_mask import image_mask
+from fedmpi.data.sources.source_utils import ignoring
 from fedmpi.runtime import build_data
 
 SIDE = 6

@@ -9,9 +9,9 @@ from PIL import Image
 
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.federated import split
-from fedmpi.data.pictures import Pictures
+from fedmpi.data.lazy_images import Pictures
 from fedmpi.data.sources.leaf import leaf
-from fedmpi.tasks.places import NextSymbol
+from fedmpi.tasks.per_position import NextSymbol
 
 
 def save(folder, part, users, name="all_data_0_niid_0_keep_0.json", **more):

@@ -15,7 +15,7 @@ from fedmpi.data import batches as batches_module
 from fedmpi.data.batches import Shard, pooled_rows, replace_samples, samples_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out, split
-from fedmpi.data.partitions.parts import Partition, equal_sizes
+from fedmpi.data.partitions.base import Partition, equal_sizes
 
 
 def rows_of_numbers(n, classes=3):

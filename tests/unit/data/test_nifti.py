@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.preparation import Request, from_facts
+from fedmpi.data.preprocessing import Request, from_facts
 from fedmpi.data.sources.nifti import nifti
 
 nibabel = pytest.importorskip("nibabel")

@@ -8,8 +8,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.partitions import random, registry
-from fedmpi.data.partitions.random import dirichlet, iid, quantity
+from fedmpi.data.partitions import random_partitions, registry
+from fedmpi.data.partitions.random_partitions import dirichlet, iid, quantity
 from fedmpi.data.partitions.shards import classes, shards
 
 
@@ -132,7 +132,7 @@ def test_refused_with_numbers(cut, labels, clients, options, words):
 
 
 def test_redraws_are_capped(monkeypatch):
-    monkeypatch.setattr(random, "MAX_SHARES", 1000)
+    monkeypatch.setattr(random_partitions, "MAX_SHARES", 1000)
     # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
     with pytest.raises(UserError, match=r"none of \d+ draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
@@ -235,7 +235,7 @@ def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size
     ],
 )
 def test_many_draws_at_once_are_draws_one_after_another(monkeypatch, alpha, convention, slow):
-    monkeypatch.setattr(random, "SLOW", slow)
+    monkeypatch.setattr(random_partitions, "SLOW", slow)
     labels = balanced(6, 300)
     for seed in range(8):
         ours, naive = rng(seed), rng(seed)

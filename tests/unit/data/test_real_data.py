@@ -8,8 +8,8 @@ import torch
 
 from fedmpi.data.federated import split
 from fedmpi.data.sources.flamby import heart_disease, tcga_brca
+from fedmpi.data.sources.images.public_arrays import medmnist
 from fedmpi.data.sources.named_arrays import npz
-from fedmpi.data.sources.pictures.public_arrays import medmnist
 
 ROOT = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
 

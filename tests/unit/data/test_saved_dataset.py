@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.pictures.class_pictures import csv_images
+from fedmpi.data.sources.images.class_images import csv_images
 from fedmpi.data.sources.tables.saved_dataset import saved_dataset
 
 arrow = pytest.importorskip("pyarrow")

@@ -11,16 +11,16 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.data.download import fetch
+from fedmpi.data.download.catalogue import SETS
 from fedmpi.data.federated import split
-from fedmpi.data.fetching import getting
-from fedmpi.data.fetching.catalogue import SETS
 from fedmpi.data.silos import open_silos
-from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.flamby import heart_disease
+from fedmpi.data.sources.images.class_images import image_folder
+from fedmpi.data.sources.images.public_arrays import cifar100, fashion_mnist, mnist
 from fedmpi.data.sources.named_arrays import npz
-from fedmpi.data.sources.pictures.class_pictures import image_folder
-from fedmpi.data.sources.pictures.public_arrays import cifar100, fashion_mnist, mnist
+from fedmpi.data.sources.source_utils import holdout
 
 
 def test_holdout_is_stratified_and_leaves_every_class_one_sample():
@@ -94,7 +94,7 @@ def test_a_set_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
     given = SETS["mnist"].downloads
     any_content = tuple(each._replace(md5="") for each in given)  # small files cannot have the checksums
     monkeypatch.setitem(SETS, "mnist", SETS["mnist"]._replace(downloads=any_content))
-    monkeypatch.setattr(getting, "download", get)
+    monkeypatch.setattr(fetch, "download", get)
     assert len(mnist(tmp_path, download=True).train_y) == 30
     assert len(mnist(tmp_path, download=True).train_y) == 30
     assert sorted(calls) == sorted(each.path.rpartition("/")[2] for each in given)  # once each

@@ -11,14 +11,14 @@ from PIL import Image
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
-from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import augmented, split
-from fedmpi.data.pictures import of_bytes, stacked
+from fedmpi.data.lazy_images import of_bytes, stacked
 from fedmpi.data.sources.hdf5 import hdf5
-from fedmpi.data.sources.pictures.class_pictures import image_folder
-from fedmpi.data.sources.pictures.reading import DecodedFiles
+from fedmpi.data.sources.images.class_images import image_folder
+from fedmpi.data.sources.images.read_images import DecodedFiles
 from fedmpi.data.streaming import AHEAD, Stream, prefetch
+from fedmpi.data.transforms.pipeline import operation
 from fedmpi.runtime import build_data, rank_agreement
 
 h5py = pytest.importorskip("h5py")

@@ -6,7 +6,7 @@ import pytest
 from table_files import noise, warnings_of, write_table
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.tables.table import table
+from fedmpi.data.sources.tables.table_source import table
 
 EVENTS = {"label_column": ["event", "days"]}
 

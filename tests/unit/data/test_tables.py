@@ -13,9 +13,9 @@ from table_files import noise, write_table
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.config import load
-from fedmpi.data.preparation import Request
-from fedmpi.data.sources.tables.files import Table
-from fedmpi.data.sources.tables.table import table
+from fedmpi.data.preprocessing import Request
+from fedmpi.data.sources.tables.read_table import Table
+from fedmpi.data.sources.tables.table_source import table
 from fedmpi.runtime import build_data
 from fedmpi.tasks.survival import Survival
 

@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.silos import describe, label_table, open_silos
-from fedmpi.data.sources.text import UNKNOWN, shakespeare, text
+from fedmpi.data.sources.texts import UNKNOWN, shakespeare, text
 
 REAL = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
 ANN, BOB = "abcabcabca", "cbacbacbacbacbacb?"

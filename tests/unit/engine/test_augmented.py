@@ -6,10 +6,10 @@ from helpers import images, play, record, small_settings
 from test_packed import TOLERANCE, apart
 from test_transport import on_ranks
 
-from fedmpi.data.augment.pipeline import operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import augmented, split
-from fedmpi.data.pictures import of_bytes
+from fedmpi.data.lazy_images import of_bytes
+from fedmpi.data.transforms.pipeline import operation
 from fedmpi.engine.packed.packed_fit import PackedFit
 
 CHAIN = (("crop", 2), ("flip", None), ("rotate", 15), ("cutout", 3))

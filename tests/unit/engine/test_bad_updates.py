@@ -9,9 +9,9 @@ from helpers import digest, federated, play, prepare, settings
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
-from fedmpi.engine.faults.uploads import UpdateFilter
+from fedmpi.engine.faults.upload_filter import UpdateFilter
 from fedmpi.engine.local import training_loop
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.engine.transport.gather import ChunkPlan, GatheredUploads
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing

@@ -14,9 +14,9 @@ from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, silo_federation
 from fedmpi.engine.evaluate import evaluate
 from fedmpi.tasks.classification import MultiLabel
-from fedmpi.tasks.contract import check_targets
-from fedmpi.tasks.places import NextSymbol, Segmentation
+from fedmpi.tasks.per_position import NextSymbol, Segmentation
 from fedmpi.tasks.regression import Regression
+from fedmpi.tasks.validation import check_targets
 
 HERE, NAN = __file__, math.nan
 MASKS = torch.tensor([[[0, 255], [2, 1]], [[255, 255], [1, 0]], [[255, 255], [255, 255]]])

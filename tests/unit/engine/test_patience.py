@@ -8,7 +8,7 @@ from thread_ranks import play_in_threads
 
 from fedmpi.comm.base import Lost
 from fedmpi.engine.evaluate import Evaluator
-from fedmpi.engine.faults import policy
+from fedmpi.engine.faults import recovery
 from fedmpi.engine.server import FederationServer
 
 SIZE = 4
@@ -32,8 +32,8 @@ def slow(monkeypatch, what, seconds, patience_s=0.1):
         return plain(self, t, *more)
 
     monkeypatch.setattr(owner, name, slowly)
-    monkeypatch.setattr(policy, "MIN_PATIENCE_S", patience_s)
-    monkeypatch.setattr(policy, "PATIENCE_ROUNDS", 1.5)
+    monkeypatch.setattr(recovery, "MIN_PATIENCE_S", patience_s)
+    monkeypatch.setattr(recovery, "PATIENCE_ROUNDS", 1.5)
     return began
 
 

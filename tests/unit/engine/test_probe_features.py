@@ -12,7 +12,7 @@ from torch import nn
 
 from fedmpi.analysis.local_models import local_models
 from fedmpi.common.errors import UserError
-from fedmpi.engine.probes.probes import PROBES
+from fedmpi.engine.diagnostics.probes import PROBES
 from fedmpi.methods import feduv
 from fedmpi.runtime import build
 

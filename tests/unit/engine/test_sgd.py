@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from fedmpi.engine.local.client_optimizers import LocalOptimizer, slots_of
 from fedmpi.engine.local.local_training_config import LocalTrainingConfig
-from fedmpi.engine.local.optimizers import LocalOptimizer, slots_of
 
 SGDS = {
     "plain": {},

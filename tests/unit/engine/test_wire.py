@@ -8,7 +8,7 @@ from helpers import norm_net, play, prepare, record, small_settings
 from test_transport import on_ranks
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.client_context import ClientContext
 from fedmpi.flat.formats import BLOCK
 
 each_format = pytest.mark.parametrize("form", ["bf16", "fp16", "int8"])

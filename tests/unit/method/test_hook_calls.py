@@ -10,8 +10,8 @@ from helpers import small_settings
 
 from fedmpi.method import FLAT, INITIAL, SCALAR, Method, Row, Slot, Slots, State
 from fedmpi.runtime import build
-from fedmpi.runtime.record.durable import read_tensors
-from fedmpi.runtime.run import execute
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.record.atomic_files import read_tensors
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedmpi.flat.layout import ATOM, BODY, COEF, HEAD
 from fedmpi.method.base import means_of
 from fedmpi.methods.fedatom import FedAtom
 from fedmpi.methods.fedld import FedLD
-from fedmpi.models.atoms import decompose
+from fedmpi.models.filter_atoms import decompose
 
 
 def config(net="mlp", method="fedatom", options=None, **changes):

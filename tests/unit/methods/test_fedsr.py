@@ -9,7 +9,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, softplus
 
 from fedmpi.common import seeds
-from fedmpi.models.gaussian import Gaussian
+from fedmpi.models.probabilistic_features import Gaussian
 
 
 def gaussian(inputs=6, width=5, classes=3):

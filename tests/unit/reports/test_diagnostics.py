@@ -6,7 +6,7 @@ import pytest
 
 from fedmpi.reports import diagnostics, report
 from fedmpi.reports.page import Figure
-from fedmpi.reports.runs import read
+from fedmpi.reports.run_groups import read
 
 
 def made(path, rows, seed=0, file="analysis"):

@@ -17,7 +17,7 @@ from helpers import ROOT, clean_env, fedmpi
 from fedmpi.analysis import charts
 from fedmpi.reports import report, timeline
 from fedmpi.reports.page import Figure
-from fedmpi.reports.runs import read
+from fedmpi.reports.run_groups import read
 
 ROUNDS, CLIENTS, RANKS = 200, 100, 12
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"

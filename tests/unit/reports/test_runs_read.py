@@ -8,7 +8,7 @@ import pytest
 from fedmpi.common.errors import UserError
 from fedmpi.reports import report, results, run_facts
 from fedmpi.reports.page import Figure, Table
-from fedmpi.reports.runs import curve, read
+from fedmpi.reports.run_groups import curve, read
 
 
 def made(path, *, seed=0, method="fedavg", values=(50.0, 60.0), clients=(), **other):

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import site_pages
-from fedmpi.reports.runs import Run
+from fedmpi.reports.run_groups import Run
 from fedmpi.reports.sites import compare, read_baseline, sites
 
 SITES = ["north", "<img src=x onerror=alert(1)>", "south"]

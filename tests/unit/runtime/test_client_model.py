@@ -18,10 +18,10 @@ from fedmpi.engine.evaluate import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
-from fedmpi.runtime.finished.models import ClientPredictor
-from fedmpi.runtime.record.durable import serialize_tensors, write
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.finished_runs.models import ClientPredictor
+from fedmpi.runtime.record.atomic_files import serialize_tensors, write
 from fedmpi.runtime.record.saved_model import load_initial_weights
-from fedmpi.runtime.run import execute
 
 # What clients keep: parts of the model; models beside the global one.
 PARTS = ["fedbn", "fedper", "fedrep", "lg_fedavg", "local", "pfedpara", "fedproto", "fedpac", "fedfomo"]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from helpers import fedmpi
 
-from fedmpi.runtime.reading import compare as comparing
+from fedmpi.runtime.inspection import compare as comparing
 
 CONFIG = {
     "rounds": 4,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import settings
 
-from fedmpi.runtime.run import set_numerics
+from fedmpi.runtime.execute import set_numerics
 
 
 @pytest.fixture

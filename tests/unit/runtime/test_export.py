@@ -11,9 +11,9 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, call
 from fedmpi.common.target_scale import TargetScale
-from fedmpi.runtime.finished import export
-from fedmpi.runtime.finished.models import RunModel
-from fedmpi.runtime.run import execute
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.finished_runs import export
+from fedmpi.runtime.finished_runs.models import RunModel
 
 ONNX = all(find_spec(name) for name in export.NEEDS)
 FORMATS = ["safetensors", *(["onnx"] if ONNX else [])]

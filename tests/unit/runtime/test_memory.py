@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, control_groups
 from fedmpi.flat import linear
 from fedmpi.runtime import memory
-from fedmpi.runtime.run import exchange_facts
+from fedmpi.runtime.execute import exchange_facts
 
 
 def test_of_the_host(tmp_path):

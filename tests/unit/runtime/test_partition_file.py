@@ -11,9 +11,9 @@ from helpers import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import hold_out, split
-from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.site_and_file import file
 from fedmpi.reports.results import CLIENTS, partition
-from fedmpi.reports.runs import Run, read
+from fedmpi.reports.run_groups import Run, read
 from fedmpi.runtime.record.data_files import MANY, by_client, write_partition
 from fedmpi.runtime.record.run_dir import RunDirectory
 

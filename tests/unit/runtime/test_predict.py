@@ -20,12 +20,12 @@ from PIL import Image
 import fedmpi as package
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.flamby import FEATURES, HOSPITALS
-from fedmpi.runtime.finished import predict as command
-from fedmpi.runtime.finished.models import RunModel
-from fedmpi.runtime.run import execute
+from fedmpi.data.sources.source_utils import holdout
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.finished_runs import predict as command
+from fedmpi.runtime.finished_runs.models import RunModel
 
 WORDS = ("red", "green", "blue")
 

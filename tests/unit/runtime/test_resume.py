@@ -12,11 +12,11 @@ from helpers import digest, fedmpi, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.augment.geometry import Resize
+from fedmpi.data.transforms.geometric import Resize
 from fedmpi.methods import registry
 from fedmpi.runtime import checkpoints
 from fedmpi.runtime.checkpoints import Checkpoints, Rows
-from fedmpi.runtime.record.durable import CorruptFileError
+from fedmpi.runtime.record.atomic_files import CorruptFileError
 
 ROUNDS = 4
 

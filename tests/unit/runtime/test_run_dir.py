@@ -21,10 +21,10 @@ import torch
 from helpers import settings, small_settings
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import checkpoints, run
-from fedmpi.runtime.record import durable, lock, run_dir
+from fedmpi.runtime import checkpoints, execute
+from fedmpi.runtime.record import atomic_files, lock, run_dir
+from fedmpi.runtime.record.console_text import round_line
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
-from fedmpi.runtime.record.report_text import round_line
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
 
@@ -70,7 +70,7 @@ class Full(io.FileIO):
 def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):
     record.append("metrics.jsonl", {"round": 0})
     with monkeypatch.context() as patch:
-        for module in (run_dir, durable):
+        for module in (run_dir, atomic_files):
             patch.setattr(module, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")), raising=False)
         with pytest.raises(UserError, match=r"run directory: cannot write .*metrics\.jsonl: No space left on device"):
             record.append("metrics.jsonl", {"round": 1})
@@ -254,16 +254,16 @@ def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
             super().__init__(*arguments)
             recorders.append(self)
 
-    build = run.build.experiment
+    build = execute.build.experiment
 
     def experiment(*arguments):
         made = build(*arguments)
         models.append(weakref.ref(made.model))
         return made
 
-    monkeypatch.setattr(run, "Recorder", Watched)
-    monkeypatch.setattr(run.build, "experiment", experiment)
-    run.execute(small_settings("fedavg", "mlp", rounds=1, output=str(tmp_path)))
+    monkeypatch.setattr(execute, "Recorder", Watched)
+    monkeypatch.setattr(execute.build, "experiment", experiment)
+    execute.execute(small_settings("fedavg", "mlp", rounds=1, output=str(tmp_path)))
     gc.collect()
     assert models[0]() is None
     assert recorders[0].close_failed("the launcher has died") == ""

@@ -6,9 +6,9 @@ import time
 import pytest
 from helpers import fedmpi
 
-from fedmpi.runtime.reading import files, status
+from fedmpi.runtime.inspection import run_files, status
 from fedmpi.runtime.record import lock
-from fedmpi.sweeps import status as sweep_status
+from fedmpi.sweeps import sweep_status as sweep_status
 
 
 def row(t, **more):
@@ -151,7 +151,7 @@ def test_a_sweep_by_its_directory(tmp_path):
     made(place / "a", [row(t) for t in range(10)], "finished")
     made(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
-    (place / files.SWEEP_LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
+    (place / run_files.SWEEP_LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
     found = sweep_status.status_of_directory(place)
     assert {run["name"]: run["state"] for run in found["runs"]} == {
         "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",

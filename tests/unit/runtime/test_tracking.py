@@ -9,8 +9,8 @@ import pytest
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import trust
-from fedmpi.runtime.run import execute
+from fedmpi.runtime import code_trust
+from fedmpi.runtime.execute import execute
 
 CONFIG = """\
 name: one
@@ -108,7 +108,7 @@ def test_each_round_is_told_and_the_run_is_as_without_them(made, tmp_path, monke
     told = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
     assert told == [0, 1, 2, 2, 3, 4]
     assert heard(tmp_path, "good")[5][1]["first"] == 2
-    assert trust.run_settings(tmp_path / "one", False).callbacks == ()  # who looks at a run starts none of them
+    assert code_trust.run_settings(tmp_path / "one", False).callbacks == ()  # who looks at a run starts none of them
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
-from fedmpi.runtime.finished import replay, verify
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.finished_runs import replay, verify
 from fedmpi.runtime.record.run_dir import SEAL, seal
-from fedmpi.runtime.run import execute
 
 CONFIG = """\
 rounds: 6

@@ -15,9 +15,9 @@ from fedmpi.common import registry
 from fedmpi.config.resume_rules import comparable
 from fedmpi.methods import registry as every_method
 from fedmpi.runtime import introspection
-from fedmpi.runtime.reading import compare
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.inspection import compare
 from fedmpi.runtime.record import metadata
-from fedmpi.runtime.run import execute
 
 SUPPLIED = {
     "models": ("input_shape", "classes"),

@@ -17,15 +17,15 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.preparation import Preparation
+from fedmpi.data.preprocessing import Preparation
 from fedmpi.data.sources.arrays import ArrayOptions, samples
-from fedmpi.data.sources.common import PARTS, gaps_allowed
+from fedmpi.data.sources.images import read_images
+from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size
+from fedmpi.data.sources.images.image_preprocessing import ImagePreparation
 from fedmpi.data.sources.named_arrays import ArrayPreparation, Part, join_parts
-from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import DecodeOptions, PixelRange, Size
-from fedmpi.data.sources.pictures.preparation import ImagePreparation
+from fedmpi.data.sources.source_utils import PARTS, gaps_allowed
 from fedmpi.data.sources.tables import arrow
-from fedmpi.data.sources.tables.files import Table, targets
+from fedmpi.data.sources.tables.read_table import Table, targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
 
@@ -85,7 +85,7 @@ def saved_dataset(
             raise UserError(f"{folder}: data.{key} is for numbers, which column {input_column!r} does not hold")
         files = [file for files, _ in read for file in files]
         decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range)
-        images = reading.read(files, decoding, places)
+        images = read_images.read(files, decoding, places)
         stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
         preparation = ImagePreparation(decoding, stored, stored[0], target.names)
         x: Any = preparation.normalised(images)

@@ -1,0 +1,162 @@
+"""Parts that the commands share: arguments, number of threads, console output and exit codes."""
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer import Argument, Option
+
+from fedmpi import config as configs
+from fedmpi.comm.failures.error_reporter import ErrorReporter, who
+from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
+from fedmpi.comm.launchers import Job, detect
+from fedmpi.common import formatting
+from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.host_memory import usable_cores
+from fedmpi.common.signals import CommandProcess
+from fedmpi.config import resources
+
+Config = Annotated[Path, Argument(metavar="CONFIG", help="The YAML file.")]
+MaybeConfig = Annotated[Path | None, Argument(metavar="[CONFIG]", help="The YAML file.")]
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="KEY=VALUE", help="Override the file: train.epochs=3; of two the later counts.")
+]
+RunDir = Annotated[Path, Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
+To = Annotated[Path, Option(metavar="DIR", help="Where to write; files of the same names there are replaced.")]
+Trust = Annotated[bool, Option("--trust", help="Run the code of others that its config names.")]
+Best = Annotated[bool, Option("--best", help="The best model by evaluate.best, not the final one.")]
+Client = Annotated[str | None, Option(metavar="K", help="The model of this client: number, or site.")]
+Jobs = Annotated[str, Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # a class of click, which newer versions of typer contain
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+UNKNOWN = Job("single", 0, 1, 0, 1, "")
+
+
+def current_job() -> Job:
+    """Return this process's rank and its job; a job of one process if the launcher's variables are invalid."""
+    try:
+        return detect(os.environ)
+    except UserError:  # the command reports the error
+        return UNKNOWN
+
+
+def require_single_process(command: str = "analyse") -> None:
+    """Raise UserError if a launcher has started several processes; command: the command's name in the message."""
+    job = detect(os.environ)
+    if job.size > 1:
+        raise UserError(
+            f"{command} works in one process, and the launcher ({job.launcher}) started {job.size}; leave it out"
+        )
+
+
+def apply_machine_settings(settings: configs.Settings, alone: str | None = None) -> None:
+    """Check that this machine has the resources that the settings require, and set the number of threads.
+
+    Args:
+        settings: the settings of the run.
+        alone: the name of the command if it must run in a single process, otherwise None.
+
+    Raises:
+        UserError: a resource is missing, or the command was started as several processes but needs one.
+    """
+    if alone is not None:
+        require_single_process(alone)
+    resources.check(settings, writes=current_job().rank == 0)
+    fix_threads(settings.compute.threads)
+
+
+def run_settings(run: Path, trust: bool, overrides: Sequence[str] | None, command: str) -> configs.Settings:
+    """Return the settings of a finished run for a command of one process, and set the number of threads.
+
+    Args:
+        run: the run directory.
+        trust: run the plug-in code of others that the config names.
+        overrides: KEY=VALUE settings that replace those of the run.
+        command: the command's name in messages.
+    """
+    from fedmpi.runtime import code_trust as trusting
+
+    require_single_process(command)
+    settings = trusting.run_settings(run, trust, overrides or ())
+    fix_threads(min(settings.compute.threads, usable_cores()))  # the run may be from a machine with more cores
+    return settings
+
+
+def fix_threads(threads: int) -> None:
+    """Set the number of threads, before torch is imported.
+
+    It influences the last bits of sums, so that it must come from the settings and not from variables of the shell.
+    """
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(threads)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # fedmpi prints those warnings in one line
+
+
+def table(rows: list[tuple[str, str]]) -> None:
+    """Print a table with left-aligned columns."""
+    for line in formatting.table(rows, "left"):
+        typer.echo(line)
+
+
+def group(help_text: str) -> typer.Typer:
+    """Return a group of commands that shows its help if no command is given."""
+    commands = typer.Typer(help=help_text)
+
+    @commands.callback(invoke_without_command=True)
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    return commands
+
+
+def run_command(command: Callable[[], int], process: CommandProcess) -> NoReturn:
+    """Call `command` and end the process with its exit code; turn exceptions into a message and an exit code."""
+    setup_stdio()
+    signal.signal(signal.SIGINT, _interrupted)
+    warnings.showwarning = _warn
+    sys.path.append(os.getcwd())  # the last place where `package.module:Name` of a config is searched
+    try:
+        code = command()
+    except UserError as error:
+        code = _report(process, f"error: {error}", 2)
+    except USAGE_ERROR as error:
+        code = _report(process, f"error: {error.format_message()} (see fedmpi --help)", 2)
+    except KeyboardInterrupt:
+        code = _report(process, "interrupted", 130)
+    except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank must not exit without a message
+        code = _report(process, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
+    if current_job().size > 1:
+        leave(code)  # at once, since Python's clean-up could wait for lost ranks
+    sys.exit(code)
+
+
+def _interrupted(number: int, frame: object) -> NoReturn:
+    """Handle Ctrl-C outside of training by exiting; an exception could be turned into another one by an import."""
+    say(f"{who(current_job())}: interrupted")
+    os._exit(128 + number)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as one line: on rank 0 only, unless it is a RankWarning."""
+    job = current_job()
+    if job.rank == 0 or isinstance(message, RankWarning):
+        say(f"{who(job)}: warning: {message}")
+
+
+def _report(process: CommandProcess, message: str, code: int) -> int:
+    """Print an error message and return the exit code; if there are several ranks, end the whole job instead."""
+    job = current_job()
+    if job.size > 1:
+        ErrorReporter(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)
+    say(f"fedmpi: {message}")
+    return code

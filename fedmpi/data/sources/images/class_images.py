@@ -1,0 +1,228 @@
+"""Images with one class each, in a folder per class or listed in a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import natural_order
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.images import read_images
+from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size, is_picture
+from fedmpi.data.sources.images.image_preprocessing import ImagePreparation
+from fedmpi.data.sources.labelled_files import (
+    ReadSite,
+    Sample,
+    dataset_of,
+    files_in_table,
+    part_folders,
+    site_folders,
+    subfolders,
+)
+from fedmpi.data.sources.tables.read_table import GAPS
+
+Name = Annotated[str, Field(min_length=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Std = tuple[Annotated[float, Field(gt=0)], ...]
+ClassNames = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+def csv_images(
+    root: Path,
+    *,
+    path: Name,
+    site: str | None = None,
+    folder: Name = ".",
+    picture_column: Name = "path",
+    label_column: Name = "label",
+    site_column: Name | None = None,
+    split_column: Name | None = None,
+    group_column: Name | None = None,
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
+    size: Size | None = None,
+    channels: Literal[1, 3] = 3,
+    mean: tuple[float, ...] = (0.5,),
+    std: Std = (0.5,),
+    pixel_range: PixelRange | None = None,
+    class_names: ClassNames | None = None,
+    test_fraction: Fraction | None = None,
+) -> Dataset:
+    """Images listed in the CSV file root/path, one row per image, with its class and, if available, its site and part.
+
+    path: the CSV file, relative to data.root.
+    folder: the folder of the images, below data.root.
+    picture_column: the column with the image files, relative to root/folder.
+    label_column: the column with the classes.
+    site_column: the column with the owners of the images, for `scheme: site` and for silos. A silo opens only the
+    images of its own rows.
+    split_column: the column with train, val or test; val joins the training part.
+    group_column: the column with groups, such as patients, whose images stay together: in the test part, in the
+    training part, or in the rows that data.validation holds out.
+    delimiter: the separator of the cells.
+    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    channels: 3 for colour, 1 for grey.
+    mean: subtracted from pixels in 0..1, one number or one per channel.
+    std: pixels are then divided by it, one number or one per channel.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
+    images with more than 8 bits per pixel need it.
+    class_names: the classes in the order of their numbers; by default the labels in natural order (1, 2, 10); silos
+    need it, because the table of a site may lack a class.
+    test_fraction: without split_column, the share of each class of each site that is the test part, the same for every
+    seed; default 0.2.
+    """
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range)
+    _check_class_names("csv_images", class_names, site)
+    columns = {"picture_column": picture_column, "label_column": label_column, "site_column": site_column}
+    columns |= {"split_column": split_column, "group_column": group_column}
+    samples = files_in_table("csv_images", root, path, folder, columns, delimiter, site)
+    names = list(class_names or natural_order(sample.label for sample in samples))
+    _check_labels(samples, names, label_column, explicit=class_names is not None)
+    read = read_classes(names, decoding, picture_column, label_column, delimiter, folder)
+    return dataset_of(
+        samples,
+        read,
+        "csv_images",
+        classes=names,
+        silo=site,
+        test_fraction=test_fraction,
+        split_column=split_column,
+    )
+
+
+def image_folder(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str = ".",
+    sites: bool = False,
+    size: Size | None = None,
+    channels: Literal[1, 3] = 3,
+    mean: tuple[float, ...] = (0.5,),
+    std: Std = (0.5,),
+    pixel_range: PixelRange | None = None,
+    class_names: ClassNames | None = None,
+    test_fraction: Fraction | None = None,
+) -> Dataset:
+    """Images root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, in folders root/path/SITE.
+
+    Images in val/ beside train/ join the training part.
+
+    path: the folder below data.root.
+    sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
+    size: images are scaled and cropped at the centre to size x size; without it all must have one size.
+    channels: 3 for colour, 1 for grey.
+    mean: subtracted from pixels in 0..1, one number or one per channel.
+    std: pixels are then divided by it, one number or one per channel.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
+    images with more than 8 bits per pixel need it.
+    class_names: the classes in the order of their numbers; by default the names of the folders in natural order (1, 2,
+    10); silos need it, because a site may lack a class and would number the others differently.
+    test_fraction: without test/, the share of each class (of each site) that is the test part, the same for every seed;
+    default 0.2.
+    """
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range)
+    _check_class_names("image_folder", class_names, site)
+    homes = site_folders("image_folder", root, path, sites, site)
+    folders = [(name, part, folder) for name, home in homes.items() for part, folder in _parts(home)]
+    training = [folder for _, part, folder in folders if part in ("", "train")]
+    names = list(class_names or natural_order(name for folder in training for name in subfolders(folder)))
+    samples: list[Sample] = []
+    for name, part, folder in folders:
+        own = pictures_by_class(folder, names, part=part, site=name)
+        if folder in training and not any(sample.file.parent.parent == folder for sample in own):
+            raise UserError(
+                f"image_folder: the folders of {folder} hold no picture but in folders of their own, such as "
+                f"{own[0].file}; are they sites? then data.sites: true"
+            )
+        samples += own
+    read = read_classes(names, decoding)
+    return dataset_of(samples, read, "image_folder", classes=names, silo=site, test_fraction=test_fraction)
+
+
+def _parts(home: Path) -> list[tuple[str, Path]]:
+    """Return (part, folder) for the folders of parts, the training part first; [("", home)] if there are none."""
+    parts = sorted(part_folders(home), key=lambda part: part[0] not in ("", "train"))
+    if parts[0][0] not in ("", "train"):
+        raise UserError(
+            f"image_folder: {home} has a folder {parts[0][1].name}, but no folder {home / 'train'}; correct data.root "
+            "or data.path, or name the folder of the training part `train`"
+        )
+    return parts
+
+
+def pictures_by_class(
+    folder: Path,
+    names: Sequence[str],
+    below: str = "",
+    allowed: str = "data.class_names",
+    part: str = "",
+    site: str = "",
+) -> list[Sample]:
+    """Return the images in folder/CLASS, or folder/CLASS/below, class by class in the order of their paths.
+
+    Raises UserError if a folder is not one of the classes `names`, which `allowed` defines, or if no image is found.
+    """
+    unknown = [name for name in subfolders(folder) if name not in names]
+    if unknown:
+        raise UserError(f"{folder} holds the class {unknown[0]!r}; the classes are {', '.join(names)} ({allowed})")
+    samples = [
+        Sample(file, name, part=part, site=site)
+        for name in names
+        for file in sorted((folder / name / below).rglob("*"))
+        if is_picture(file) and not file.is_dir()
+    ]
+    if not samples:
+        raise UserError(
+            f"{folder} holds no picture in a folder of its class ({', '.join(names) or 'there is no folder'}); correct "
+            "data.root or data.path, or put pictures there"
+        )
+    return samples
+
+
+def read_classes(names: Sequence[str], decoding: DecodeOptions, *columns: str) -> ReadSite:
+    """Return a function that reads samples of these classes into a data set. columns: fields of ImagePreparation."""
+    number = {name: k for k, name in enumerate(names)}
+
+    def read(samples: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
+        images = read_images.read([sample.file for sample in samples], decoding, [sample.at for sample in samples])
+        y = torch.tensor([number[sample.label] for sample in samples])
+        channels, height, width = (int(size) for size in images.shape[1:])
+        preparation = ImagePreparation(decoding, (channels, height, width), channels, tuple(names), *columns)
+        x, test_x = (preparation.normalised(images[rows]) for rows in (train, test))
+        return Dataset(x, y[train], test_x, y[test], len(names), preparation=preparation)
+
+    return read
+
+
+def _check_class_names(source: str, names: Sequence[str] | None, site: str | None) -> None:
+    """Raise UserError if data.class_names contains a name twice, or is missing in silo mode."""
+    if names is None and site is not None:
+        raise UserError(f"{source}: data.class_names is missing; silos need it, for a site may not have every class")
+    twice = next((name for k, name in enumerate(names or ()) if name in (names or ())[:k]), None)
+    if twice is not None:
+        raise UserError(f"{source}: data.class_names holds {twice!r} twice; each stands once")
+
+
+def _check_labels(samples: Sequence[Sample], names: Sequence[str], label_column: str, explicit: bool) -> None:
+    """Raise UserError for a class that is not in `names`, or that looks like a missing value unless `explicit`.
+
+    explicit: the config defines the classes.
+    """
+    if len(names) == 1:
+        what = f"the column {label_column!r} holds one class alone, {names[0]!r}"
+        raise samples[0].error(f"{what}; two are needed, or those that there are in data.class_names")
+    for sample in samples:
+        if sample.label not in names:
+            allowed = f"is not one of data.class_names: {', '.join(names)}"
+            raise sample.error(f"the class {sample.label!r} ({label_column}) {allowed}")
+        if sample.label.casefold() in GAPS and not explicit:
+            holds = f"the column {label_column!r} holds {sample.label!r}, a word for a gap"
+            raise sample.error(
+                f"{holds}; fill it, or leave the row out; if it is a class, name all of them in data.class_names"
+            )

@@ -1,0 +1,146 @@
+"""Images with masks, which hold the class of each pixel, in folders or listed in a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from pydantic import Field
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.images import read_images
+from fedmpi.data.sources.images.decode import DecodeOptions, PixelRange, Size, probe
+from fedmpi.data.sources.images.image_preprocessing import ImagePreparation
+from fedmpi.data.sources.labelled_files import (
+    MaskValues,
+    Naming,
+    Sample,
+    check_shapes,
+    dataset_of,
+    files_in_table,
+    pairs,
+)
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+def image_mask(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str = ".",
+    sites: bool = False,
+    image_pattern: str = "images/*",
+    mask_pattern: str = "masks/*",
+    image_column: Name = "image",
+    mask_column: Name = "mask",
+    site_column: Name | None = None,
+    split_column: Name | None = None,
+    group_column: Name | None = None,
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
+    classes: Annotated[int, Field(ge=2, le=65536)] | None = None,
+    mask_values: Annotated[tuple[int, ...], Field(min_length=2)] | None = None,
+    size: Size | None = None,
+    channels: Literal[1, 3] = 3,
+    mean: tuple[float, ...] = (0.5,),
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
+    pixel_range: PixelRange | None = None,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
+) -> Dataset:
+    """Images and masks, root/path/images/NAME.* and root/path/masks/NAME.*, or listed in the CSV file root/path.
+
+    The data set is for the task segmentation. A folder may contain train/, val/ (joins the training part) and test/.
+
+    path: a folder or a CSV file, relative to data.root.
+    sites: true if each folder of root/path is a site, for `scheme: site`. A silo is such a folder.
+    image_pattern: the images below the folder of a site; * stands for the name that an image and its mask share.
+    mask_pattern: the masks below the folder of a site, with one * for the same name.
+    image_column: the column of a CSV file with the images, relative to root.
+    mask_column: the column with the masks, relative to root.
+    site_column: the column with the owner of each row.
+    split_column: the column with train, val (joins the training part) or test.
+    group_column: the column with groups, such as patients, whose rows stay together.
+    delimiter: the separator of the cells.
+    classes: the number of classes if masks contain class numbers, with 0 for the background.
+    mask_values: otherwise the value of each class in the masks, such as [0, 255]. A value that is neither a class nor
+    task.ignore is an error.
+    size: images are scaled and cropped at the centre to size x size, masks by nearest neighbour; without it
+    all must have one size.
+    channels: 3 for colour, 1 for grey.
+    mean: subtracted from pixels in 0..1, one number or one per channel.
+    std: pixels are then divided by it, one number or one per channel.
+    pixel_range: [low, high]: these values become 0 and 1; or file: the smallest and the largest value of each file;
+    images with more than 8 bits per pixel need it.
+    test_fraction: without a test part, the share of each site's pairs that is the test part, the same for every seed;
+    default 0.2.
+    """
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range)
+    numbers = MaskValues("image_mask", classes, mask_values)
+    naming = Naming(image_pattern, mask_pattern, (*Image.registered_extensions(), ".npy"))
+    columns = {"image_column": image_column, "mask_column": mask_column, "site_column": site_column}
+    columns |= {"split_column": split_column, "group_column": group_column}
+    if Path(path).suffix.lower() in (".csv", ".tsv", ".txt"):
+        samples = files_in_table("image_mask", root, path, ".", columns, delimiter, site)
+    else:
+        extra = next((key for key in ("site_column", "split_column", "group_column") if columns[key]), None)
+        if extra:
+            raise UserError(f"image_mask: data.{extra} is a column of a CSV file, and data.path names a folder")
+        samples = pairs("image_mask", root, path, naming, sites, site)
+
+    def read(own: Sequence[Sample], train: np.ndarray, test: np.ndarray) -> Dataset:
+        images = read_images.read([pair.file for pair in own], decoding, [pair.at for pair in own])
+        masks = _masks(own, decoding, numbers)
+        stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+        made = ImagePreparation(decoding, stored, stored[0], picture_column=image_column, delimiter=delimiter)
+        x, test_x = (made.normalised(images[rows]) for rows in (train, test))
+        return Dataset(x, masks[train], test_x, masks[test], numbers.many, preparation=made)
+
+    return dataset_of(samples, read, "image_mask", silo=site, test_fraction=test_fraction, split_column=split_column)
+
+
+def _masks(pairs: Sequence[Sample], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
+    """Read masks (n, H, W) int64, scaled and cropped like the images; raise UserError for a mask of another size."""
+    masks: list[Tensor] = []
+    for pair in pairs:
+        mask = _read_mask(pair)
+        _, *shape = probe(pair.file, replace(decoding, size=None))
+        check_shapes(pair, shape, mask.shape)
+        masks.append(numbers.numbers(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
+    return torch.stack(masks)  # masks have one size, because their images do
+
+
+def _read_mask(pair: Sample) -> np.ndarray:
+    """Return the values (H, W) of a mask: the indices of an image with a palette, one of several equal channels.
+
+    Raises UserError if the file cannot be read, or does not hold one value per pixel.
+    """
+    try:
+        if pair.mask.suffix == ".npy":
+            array = np.load(pair.mask, allow_pickle=False)
+        else:
+            with Image.open(pair.mask) as image:
+                array = np.asarray(image)
+                array = array[..., :-1] if image.mode in ("LA", "RGBA") else array
+    except FileNotFoundError as error:
+        raise pair.error(f"there is no mask {pair.mask}") from error
+    except Exception as error:  # a damaged file can raise many errors
+        raise pair.error(f"{pair.mask} cannot be read as a mask: {error}; mend or remove it") from error
+    if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():
+        array = array[..., 0]
+    if array.ndim != 2 or array.dtype.kind not in "buif":
+        what = f"{array.dtype} of shape {array.shape}; a mask holds one number a pixel, that of its class"
+        raise pair.error(f"{pair.mask} is {what}: save its colours as such numbers")
+    return array
+
+
+def _fit_mask(mask: np.ndarray, size: int) -> np.ndarray:
+    """Scale and crop a mask (H, W) to size x size like an image, by nearest neighbour, which creates no new values."""
+    image = Image.fromarray(mask.astype(np.int32))
+    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.NEAREST))

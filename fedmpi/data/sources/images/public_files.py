@@ -1,0 +1,226 @@
+"""Public image sets whose files are images: CINIC-10, Tiny-ImageNet, PACS, Office-Home, HAM10000, Retina, COVID-FL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.text import show
+from fedmpi.data.csv_file import csv_rows
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.download.catalogue import SETS
+from fedmpi.data.download.fetch import ready
+from fedmpi.data.sources.images.class_images import Fraction, pictures_by_class, read_classes
+from fedmpi.data.sources.images.decode import DecodeOptions, Size
+from fedmpi.data.sources.labelled_files import Sample, dataset_of, read_rows, subfolders
+from fedmpi.data.sources.source_utils import chosen_sites, find
+from fedmpi.data.transforms.color import SETS as NORMAL
+
+CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# The sites of PACS and of Office-Home are in the order of the catalogue.
+PACS_SITES = ("art_painting", "cartoon", "photo", "sketch")
+HOME_SITES = ("art", "clipart", "product", "real_world")
+HAM_CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+HAM_SOURCES = ("vidir_molemax", "vidir_modern", "rosendahl", "vienna_dias")
+
+
+def _folder(root: Path, what: str, part: int, remedy: str) -> Path:
+    """Return the existing folder of a part that the catalogue lists. Raise MissingDataError if there is none."""
+    places = [root / path for path in SETS[what].parts[part].paths]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        there = " or ".join(map(str, places))
+        raise MissingDataError(f"{what}: there is no folder {there} (data.root = {root}); {remedy}")
+    return folder
+
+
+def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"] = "leave") -> Dataset:
+    """CINIC-10 (Darlow 2018): 90,000 + 90,000 colour 32x32 images, 10 classes, in root/CINIC-10/{train,test}.
+
+    val: join adds the 90,000 images of `valid` to the training part; leave leaves them out (FedSOL).
+    """
+    remedy = ready("cinic10", root, download)
+    samples = [
+        sample
+        for k, part in enumerate(("train", "val", "test"))
+        if part != "val" or val == "join"
+        for sample in pictures_by_class(
+            _folder(root, "cinic10", k, remedy), CINIC_CLASSES, allowed="CINIC-10's", part=part
+        )
+    ]
+    return dataset_of(samples, read_classes(CINIC_CLASSES, DecodeOptions(32, 3, *NORMAL["cinic10"])), "cinic10")
+
+
+def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
+    """Tiny-ImageNet (Le 2015): 100,000 + 10,000 colour 64x64 images, 200 classes, in root/tiny-imagenet-200.
+
+    The test part is the published validation part, as in papers, because the labels of `test` were never published.
+    Classes are numbered in the order of their WordNet names.
+    """
+    remedy = ready("tiny_imagenet", root, download)
+    home = "tiny-imagenet-200"
+    names = sorted(find(root, (f"{home}/wnids.txt",), "tiny_imagenet", remedy).read_text(encoding="ascii").split())
+    notes = find(root, (f"{home}/val/val_annotations.txt",), "tiny_imagenet", remedy)
+    samples = pictures_by_class(root / home / "train", names, "images", "wnids.txt", "train")
+    for k, line in enumerate(notes.read_text(encoding="ascii", errors="replace").splitlines(), 1):
+        file, label, *_ = [*line.split("\t"), ""]  # the fields after them are the object's bounding box
+        sample = Sample(notes.parent / "images" / file, label, at=f"{notes}, line {k}", part="test")
+        if label not in names:
+            raise sample.error(f"a file and a class of wnids.txt are needed, found {show(line)}; {remedy}")
+        samples.append(sample)
+    return dataset_of(samples, read_classes(names, DecodeOptions(64, 3, *NORMAL["imagenet"])), "tiny_imagenet")
+
+
+def pacs(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
+    """PACS (Li 2017): 9,991 colour images, 7 classes; the sites are art_painting, cartoon, photo and sketch.
+
+    The folders SITE/CLASS are in root/PACS, root/PACS/kfold, root/pacs/images or root/kfold.
+
+    size: images are scaled and cropped at the centre to size x size.
+    test_fraction: the share of each class of each site that is its test part, the same for every seed.
+    """
+    return _styles("pacs", PACS_SITES, 7, root, site, size, test_fraction)
+
+
+def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
+    """Office-Home (Venkateswara 2017): 15,588 colour images, 65 classes; the sites are four styles.
+
+    The sites are art, clipart, product and real_world. Their folders Art, Clipart, Product and Real World, with one
+    folder per class, are in root/OfficeHomeDataset_10072016, root/office_home or root/OfficeHome.
+
+    size: images are scaled and cropped at the centre to size x size.
+    test_fraction: the share of each class of each site that is its test part, the same for every seed.
+    """
+    return _styles("office_home", HOME_SITES, 65, root, site, size, test_fraction)
+
+
+def _styles(
+    what: str, sites: Sequence[str], number: int, root: Path, site: str | None, size: int, test_fraction: float
+) -> Dataset:
+    """Return a data set whose sites are styles of images, in the catalogue's folders. number: number of classes."""
+    remedy, samples = ready(what, root, False), []
+    classes: list[str] = []
+    for name in chosen_sites(what, sites, site):
+        folder = _folder(root, what, sites.index(name), remedy)
+        own = subfolders(folder)
+        classes = classes or own
+        if len(own) != number:
+            raise UserError(f"{folder} holds {len(own)} folders of classes; {what} has {number} at each site")
+        samples += pictures_by_class(folder, classes, allowed=what, site=name)
+    return _of_domains(what, samples, classes, site, size, test_fraction)
+
+
+def ham10000(root: Path, *, site: str | None = None, size: Size = 224, test_fraction: Fraction = 0.2) -> Dataset:
+    """HAM10000 (Tschandl 2018): 10,015 images of skin lesions, 7 classes; the sites are the four sources of the images.
+
+    root/HAM10000 contains HAM10000_metadata.csv, with the column `dataset`, and the .jpg files, also in subfolders. The
+    sites are vidir_molemax, vidir_modern, rosendahl and vienna_dias. All images of a lesion are in the same part.
+
+    size: images are scaled and cropped at the centre to size x size.
+    test_fraction: the share of each class of each site that is its test part, the same for every seed.
+    """
+    path = find(root, SETS["ham10000"].parts[0].paths, "ham10000", ready("ham10000", root, False))
+    columns = {name: name for name in ("lesion_id", "image_id", "dx", "dataset")}
+    rows = read_rows(path, columns, "\t" if path.suffix == ".tab" else ",")
+    pictures = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
+    samples = []
+    for at, values in rows:
+        for column, allowed in (("dx", HAM_CLASSES), ("dataset", HAM_SOURCES)):
+            if values[column] not in allowed:
+                raise UserError(f"{at}: {column} is {values[column]!r}; allowed: {', '.join(allowed)}")
+        file = pictures.get(values["image_id"], path.parent / f"{values['image_id']}.jpg")
+        samples.append(Sample(file, values["dx"], at=at, site=values["dataset"], group=values["lesion_id"]))
+    own = []
+    for name in chosen_sites("ham10000", HAM_SOURCES, site):
+        of_site = [sample for sample in samples if sample.site == name]
+        if not of_site:
+            raise UserError(f"{path} has no row of the source {name}")
+        own += of_site
+    return _of_domains("ham10000", own, HAM_CLASSES, site, size, test_fraction)
+
+
+def _of_domains(
+    source: str, samples: Sequence[Sample], classes: Sequence[str], site: str | None, size: int, test_fraction: float
+) -> Dataset:
+    read = read_classes(classes, DecodeOptions(size, 3, *NORMAL["imagenet"]))
+    return dataset_of(samples, read, source, classes=classes, silo=site, test_fraction=test_fraction)
+
+
+def retina(
+    root: Path,
+    *,
+    site: str | None = None,
+    split: Literal["split_1", "split_2", "split_3"] = "split_1",
+    size: Size = 256,
+) -> Dataset:
+    """Retina (Kaggle; Yan 2023): fundus images, 2 classes, of 5 clients in three splits, in root/Retina.
+
+    The files are labels.csv (`name,label`), test.csv, 5_clients/SPLIT/client_1.csv ... client_5.csv (one name per
+    line), and the images as arrays train/NAME, test/NAME (.npy, (H, W, 3) of 0..255). The sites are client_1 ...
+    client_5. The test part is common to all, in silo mode too.
+
+    split: which of the three published divisions among the clients is read.
+    size: images are scaled and cropped at the centre to size x size.
+    """
+    sites = tuple(f"client_{k}" for k in range(1, 6))
+    decoding = DecodeOptions(size, 3, *NORMAL["retina"])
+    return _ssl_fl(root / "Retina", "retina", f"5_clients/{split}", sites, site, 2, decoding)
+
+
+def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Dataset:
+    """COVID-FL (Yan 2023): chest X-rays, 3 classes (normal, pneumonia, COVID-19), of twelve sites, in root/COVID-FL.
+
+    The files are labels.csv (`name,label`), test.csv, 12_clients/split_real/SITE.csv (one name per line), and the
+    images train/NAME, test/NAME. The sites are bimcv, cohen, eurorad, gz, ml-workgroup, ricord_c, rsna-0 ... rsna-4 and
+    sirm. The test part is common to all, in silo mode too.
+
+    size: images are scaled and cropped at the centre to size x size.
+    """
+    lists = [Path(part.paths[0]) for part in SETS["covid_fl"].parts]
+    sites = tuple(file.stem for file in lists if file.parent.name == "split_real")
+    decoding = DecodeOptions(size, 3, *NORMAL["imagenet"])
+    return _ssl_fl(root / "COVID-FL", "covid_fl", "12_clients/split_real", sites, site, 3, decoding)
+
+
+def _ssl_fl(
+    home: Path, what: str, split: str, sites: tuple[str, ...], site: str | None, classes: int, decoding: DecodeOptions
+) -> Dataset:
+    """Return a data set in the layout of SSL-FL (Yan 2023): a table of labels, and one list of files per client."""
+    remedy = ready(what, home.parent, False)
+
+    def lines(path: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield the place of each line ("labels.csv, line 7") and its fields."""
+        file = find(home.parent, (f"{home.name}/{path}",), what, remedy)
+        for number, fields in csv_rows(file, remedy="fetch it anew"):
+            yield f"{file}, line {number}", [field.strip() for field in fields]
+
+    chosen = chosen_sites(what, sites, site)
+    allowed = {f"{k}{end}": str(k) for k in range(classes) for end in ("", ".0")}  # the authors write 0.0, 1.0
+    labels: dict[str, str] = {}
+    for at, fields in lines("labels.csv"):
+        if len(fields) < 2 or fields[1] not in allowed:
+            needed = f"a name and a label 0..{classes - 1} are needed, found {show(','.join(fields))}"
+            raise UserError(f"{at}: {needed}")
+        labels[fields[0]] = allowed[fields[1]]
+
+    def listed(path: str, part: str) -> list[Sample]:
+        """Return the files that a list contains, each once, in the order of their first lines."""
+        samples: dict[str, Sample] = {}
+        for at, (name, *_) in lines(path):
+            if name not in labels:
+                raise UserError(f"{at}: {name!r} has no label in labels.csv")
+            samples.setdefault(name, Sample(home / part / name, labels[name], at=at, part=part))
+        return list(samples.values())
+
+    parts = [listed(f"{split}/{name}.csv", "train") for name in chosen]
+    samples = [sample for part in (*parts, listed("test.csv", "test")) for sample in part]
+    data = dataset_of(samples, read_classes([str(k) for k in range(classes)], decoding), what)
+    if site is not None:
+        return data
+    owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts]))
+    return replace(data, site=owner, site_names=sites)

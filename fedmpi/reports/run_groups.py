@@ -1,0 +1,330 @@
+"""Read run directories for reports, and average over groups of runs that differ only in their seeds.
+
+Directories may be incomplete, damaged, or belong to runs that have not ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+
+from fedmpi.analysis.charts import Lines, Series
+from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.metrics_row import NOT_METRICS
+from fedmpi.common.text import count, lower_is_better
+from fedmpi.config import yaml_source
+from fedmpi.config.field_types import flat
+from fedmpi.reports.page import Figure, Value
+from fedmpi.runtime.inspection.run_files import SWEEP_LIST, json_of, no_run
+from fedmpi.runtime.record import data_files
+
+Row = dict[str, Any]
+Curve = dict[int, float]  # round -> value
+NEEDED = ("config.yaml", "metrics.jsonl", "environment.json", "partition.json")
+MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory with one of these files is a run directory
+UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
+T = TypeVar("T")
+
+
+class Run:
+    """The records in one run directory. If a file cannot be read, its records are empty and `notes` has a remark.
+
+    Attributes:
+        config: dotted key -> value.
+        rows: the rows of metrics.jsonl; clients, faults, updates, analysis: the rows of the files NAME.jsonl.
+        summary, environment, identity, partition: the contents of the files NAME.json.
+        state: why the run ended.
+        complete: whether the run finished or was stopped early by evaluate.best.patience.
+        last_hash: SHA-256 of the model after the last round.
+        last: metric -> its value in the last row that has it; None if that is not a finite number.
+        metrics: names of the metrics of training and evaluation; those for which higher is better come first.
+        own_metrics: names of the metrics that the method has recorded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes = [f"there is no {name}" for name in NEEDED if not (path / name).exists()]
+        self.config = self._config()
+        self.rows, self.clients, self.faults, self.updates, self.analysis = (
+            self.lines(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "updates", "analysis")
+        )
+        self.summary, self.environment, self.identity, self.partition = (
+            self._object(f"{name}.json") for name in ("summary", "environment", "identity", "partition")
+        )
+        self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
+        self.state = str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
+        self.complete = self.state == "finished" or self.state.startswith("early stopped")
+        self.rounds = [row["round"] for row in self.rows if row["round"] >= 0]
+        self.last_hash = next((row["sha256"] for row in reversed(self.rows) if row.get("sha256")), None)
+        self.last = {name: number(value) for row in self.rows for name, value in row.items()}
+        numbers, own = dict[str, None](), set[str]()
+        for row in self.rows:
+            names = list(row)
+            numbers |= dict.fromkeys(name for name in names if number(row[name]) is not None)
+            if "server_s" in names and "sent_bytes" in names:  # the method's metrics are between these two keys
+                own.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
+        self.own_metrics = [name for name in numbers if name in own]
+        self.metrics = sorted((name for name in numbers if name not in own and name not in NOT_METRICS), key=self.falls)
+
+    @cached_property
+    def by_client(self) -> tuple[Any, Any]:
+        """The training samples (N,) by client, and (N, C) by client and class; None if not recorded."""
+        try:
+            return data_files.by_client(self.path, self.partition)
+        except ValueError as error:
+            self.notes.append(str(error))
+            return None, None
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """The site name of each client, followed by the client's number if the site has several clients."""
+        silos = self.config.get("data.silos")
+        names = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
+        for row in self.clients:
+            if "site" in row and isinstance(row.get("client"), int):
+                names[row["client"]] = str(row["site"])
+        many = Counter(names.values())
+        return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
+
+    def falls(self, name: str) -> bool:
+        """Return whether lower values of a metric are better."""
+        own = self.summary.get("falling")
+        return lower_is_better(name, map(str, own) if isinstance(own, list) else ())
+
+    def lines(self, name: str, *, rounds: bool = True) -> list[Row]:
+        """Return the rows of a .jsonl file, without damaged lines, whose number is added to `notes`.
+
+        rounds: whether rows without the key `round` count as damaged.
+        """
+        try:
+            content = read_jsonl(self.path / name, rounds=rounds)
+        except UserError as error:
+            self.notes.append(str(error))
+            return []
+        if bad := len(content.damaged) + content.cut:
+            self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
+        return content.rows
+
+    def _config(self) -> Row:
+        path = self.path / "config.yaml"
+        try:
+            if path.exists() and yaml_source.OPEN not in yaml_source.read_text(path):
+                return flat(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
+            if path.exists():  # references could reveal environment variables; fedmpi writes none
+                self.notes.append("config.yaml refers to environment variables, and is not read")
+        except (UserError, yaml.YAMLError, AttributeError):
+            self.notes.append("config.yaml is not valid YAML, and is not read")
+        return {}
+
+    def _object(self, name: str) -> Row:
+        value = json_of(self.path / name)
+        if value is None and (self.path / name).exists():
+            self.notes.append(f"{name} is damaged: no JSON object")
+        return value or {}
+
+
+# ---- values of rows ----
+def number(value: Any) -> float | None:
+    """Return a value as a float if it is a finite number; else return None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def numbers(values: Any) -> list[float]:
+    """Return the finite numbers in a list; [] if `values` is not a list."""
+    return [v for each in values if (v := number(each)) is not None] if isinstance(values, list) else []
+
+
+def curve(rows: Iterable[Row], *keys: str) -> Curve:
+    """Return a number of each row, by round; rows without it are left out.
+
+    Args:
+        keys: path of the number in a row, one key for each level; if it leads to a list, the mean of its numbers.
+
+    >>> curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
+    {3: 1.5}
+    """
+    points = {}
+    for row in rows:
+        value: Any = row
+        for key in keys:
+            if isinstance(value, list) and key.isdigit():
+                value = dict(enumerate(value)).get(int(key))
+            else:
+                value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, list):
+            value = fmean(known) if (known := numbers(value)) else None
+        if (v := number(value)) is not None:
+            points[row["round"]] = v
+    return points
+
+
+def thinned(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` of the items, at equal distances, beginning with the first."""
+    return list(items)[:: max(-(-len(items) // most), 1)]
+
+
+def base_name(value: Any) -> str:
+    """Return the name that a setting contains; for a plug-in, without the folders of its file.
+
+    >>> base_name("/home/me/mine.py:Mine"), base_name("fedavg")
+    ('mine.py:Mine', 'fedavg')
+    """
+    return "" if value is None else str(value).rpartition("/")[2]
+
+
+# ---- groups of runs ----
+class Group(NamedTuple):
+    """Runs that differ only in the seed. name: their labels in the sweep, or else the name of the first run."""
+
+    name: str
+    runs: list[Run]
+
+
+class Runs:
+    """The runs of a report.
+
+    Attributes:
+        alone: the run if there is only one, else None.
+        differing: keys of settings that are not equal in all runs, except seed, name and output.
+        groups: runs with equal settings, except for these three keys.
+        labels: path of a run -> a unique name for it.
+        metrics: names of the metrics of all runs; those for which higher is better come first.
+    """
+
+    def __init__(self, every: Sequence[Run]) -> None:
+        self.all = list(every)
+        self.alone = self.all[0] if len(self.all) == 1 else None
+        keys = dict.fromkeys(key for run in every for key in run.config if key not in UNLIKE)
+        self.differing = [key for key in keys if not self.alone and len({setting(run, key) for run in every}) > 1]
+        self.groups = [Group(self.alone.name, self.all)] if self.alone else self._groups()
+        unique = len({run.name for run in self.all}) == len(self.all)
+        self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}
+        falls = {name: run.falls(name) for run in self.all for name in run.metrics}
+        self.metrics = sorted(falls, key=lambda name: falls[name])
+
+    def _groups(self) -> list[Group]:
+        by_values: dict[tuple[str, ...], list[Run]] = {}
+        for run in self.all:
+            by_values.setdefault(tuple(setting(run, key) for key in self.differing), []).append(run)
+        groups = list(by_values.values())
+        if len(groups) == 1:
+            return [Group(f"mean of {len(self.all)} runs", self.all)]
+        names = names_by_sweep([group[0] for group in groups]) or [group[0].name for group in groups]
+        return [Group(name, group) for name, group in zip(names, groups, strict=True)]
+
+
+def read(paths: Sequence[Path]) -> Runs:
+    """Read the runs in directories, each of which is a run directory or the directory of a sweep.
+
+    Raises UserError if a directory does not exist or contains no run.
+    """
+    runs: dict[Path, Run] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path} is no directory; name one that `fedmpi run` or `fedmpi sweep` has written")
+        inside = [path] if is_run(path) else [each for each in path.iterdir() if is_run(each)]
+        names = (json_of(path / SWEEP_LIST) or {}).get("runs")  # runs in the order of the sweep; others come last
+        order = {name: i for i, name in enumerate(map(str, names))} if isinstance(names, list) else {}
+        inside.sort(key=lambda each: (order.get(each.name, len(order)), each))
+        if not inside:
+            raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
+        runs |= {each.resolve(): Run(each) for each in inside}
+    return Runs(list(runs.values()))
+
+
+def is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in MARKS)
+
+
+def setting(run: Run, key: str) -> str:
+    value = run.config.get(key, "-")
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def names_by_sweep(runs: Sequence[Run]) -> list[str] | None:
+    """Return names for runs, made of their labels in the sweep; None if labels do not distinguish the runs."""
+    labels = list[dict[str, str]]()
+    for place in (run.path.resolve() for run in runs):
+        known = (json_of(place.parent / SWEEP_LIST) or {}).get("labels")
+        own = known.get(place.name) if isinstance(known, dict) else None
+        pairs = own.items() if isinstance(own, dict) else ()
+        labels.append({str(axis): str(label) for axis, label in pairs if axis != "seed"})
+    axes = [axis for axis in labels[0] if len({each.get(axis) for each in labels}) > 1]
+    names = [", ".join(axis_name(axis, each[axis]) for axis in axes if axis in each) for each in labels]
+    return names if axes and len(set(names)) == len(names) else None
+
+
+def axis_name(axis: str, label: str) -> str:
+    """Return the part of a run's name for one axis of a sweep: the label, after the axis if that is not evident.
+
+    >>> axis_name("method", "fedavg"), axis_name("train.lr", "0.1"), axis_name("width", "8")
+    ('fedavg', 'lr 0.1', 'width 8')
+    """
+    plain = "." not in axis and not label.replace(".", "").isdigit()
+    return label if plain else f"{axis.rpartition('.')[2]} {label}"
+
+
+# ---- curves of groups ----
+def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
+    """Return round -> (mean, sample standard deviation or None if there is one run, number of runs with the round)."""
+    by_round: dict[int, list[float]] = {}
+    for each in curves:
+        for t, value in each.items():
+            by_round.setdefault(t, []).append(value)
+    return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(by_round.items())}
+
+
+def mean_curve(curves: Iterable[Curve]) -> Curve:
+    return {t: mean for t, (mean, _, _) in means(curves).items()}
+
+
+def by_group(
+    runs: Runs, name: str, title: str, y_label: str, curves: Mapping[Path, Curve], column: str = "", note: str = ""
+) -> Figure | None:
+    """Draw one line for each group of runs: the curve of a single run, or the mean of several with a band around it.
+
+    Args:
+        name: name of the figure's files.
+        curves: path of a run directory -> values by round. If there are no values, the result is None.
+        column: name of the values in the CSV file; "": `name`.
+    """
+    series, data = list[Series](), list[list[Value]]()
+    least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-math.inf, math.inf)  # limits of a band
+    for group in runs.groups:
+        by_round = means(curves[run.path] for run in group.runs)
+        if by_round:
+            band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in by_round.values()]
+            low, high = zip(*band, strict=True) if len(group.runs) > 1 else ((), ())
+            series.append(Series(group.name, list(by_round), [m for m, _, _ in by_round.values()], low, high))
+            data += [[group.name, t, *facts] for t, facts in by_round.items()]
+    head = ("settings", "round", column or name, "std", "runs")
+    return Figure(name, title, Lines(series, "round", y_label), head, data, note) if series else None
+
+
+def by_name(
+    name: str, title: str, y_label: str, curves: Mapping[str, Curve], head: Sequence[str] = (), note: str = "",
+    from_zero: bool = False,
+) -> Figure | None:  # fmt: skip
+    """Draw a line for each curve over rounds. Returns None if all curves are empty.
+
+    Args:
+        name: name of the figure's files.
+        curves: label -> values by round.
+        head: names of the curves in the CSV file; (): their labels.
+    """
+    rounds = sorted({t for each in curves.values() for t in each})
+    series = [Series(label, rounds, [each.get(t) for t in rounds]) for label, each in curves.items() if each]
+    data: list[list[Value]] = [[t, *(each.get(t) for each in curves.values())] for t in rounds]
+    chart = Lines(series, "round", y_label, from_zero=from_zero)
+    return Figure(name, title, chart, ("round", *(head or curves)), data, note) if series else None

@@ -1,0 +1,229 @@
+"""Handle plug-in code that a config names: refuse it in untrusted run directories, compare it between ranks, copy it.
+
+A config can execute code: a name `file.py:Name` or `package.module:Name` imports that file. A run directory contains a
+config and may come from another person. Unless the caller trusts it, a run directory is refused if its config names
+code outside fedmpi or other files (`base`, which fedmpi never writes there), and no data are downloaded for it.
+
+All ranks compare the plug-in files of a run. Rank 0 copies them into the run directory, where people can read them, and
+from where they are loaded if the original files were changed or deleted. Modules that a plug-in imports from its own
+folder (common/plugin_imports.py) are compared, but not copied.
+
+This module imports neither torch nor any of the plug-ins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedmpi import config
+from fedmpi.common import plugin_imports, registry
+from fedmpi.common.errors import UserError
+from fedmpi.common.user_code_errors import PACKAGE
+from fedmpi.config import loading
+from fedmpi.config.yaml_source import Document, read
+from fedmpi.runtime import introspection
+from fedmpi.runtime.inspection.run_files import json_of, no_run
+
+if TYPE_CHECKING:
+    from fedmpi.runtime.record.run_dir import RunDirectory
+
+NO_LOGGERS = ("track=[]", "callbacks=[]")  # reading a finished run must not notify trackers and callbacks
+NAMED = {  # config keys that can name code, with the kind of component
+    ("data", "source"): "datasets",
+    ("data", "partition", "scheme"): "partitions",
+    ("model", "name"): "models",
+    ("task", "name"): "tasks",
+    ("method", "name"): "methods",  # other texts in the section, too, as a method can be an option of another one
+    ("server", "rule"): "rules",
+    ("server", "rule", "name"): "rules",
+}
+
+
+# ---- the settings of a run directory ----
+def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
+    """Load the settings of a run directory, to read or use a finished run.
+
+    If plug-in files were deleted or changed since the run, the settings name their copies in the run directory.
+
+    Args:
+        trust: Allow the run directory to execute code that is not part of fedmpi.
+        overrides: Settings KEY=VALUE of the caller, which are trusted.
+
+    Raises:
+        UserError: There is no run directory; or it is not trusted, and its config names code or other files.
+    """
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise no_run(run_dir)
+    given = ["init.from=null", *NO_LOGGERS, *overrides]  # the trained model is loaded later from the run directory
+    if trust:
+        return _with_copies(run_dir, given)
+    tree = read(path).data
+    how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
+    if "base" in tree:
+        raise UserError(
+            f"{path} names other files (base), which the config of a run never does: it was changed. "
+            f"They are not read; {how}"
+        )
+    if names := foreign(tree):
+        named = ", ".join(f"{name} ({where})" for where, name in names.items())
+        raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
+    return config.load(path, ["data.download=false", *given])
+
+
+def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
+    """Load the settings with which a trusted run is resumed. Plug-ins whose files were deleted are read from copies."""
+    return _with_copies(run_dir, overrides, changed=False)
+
+
+def replay_settings(
+    run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
+) -> config.Settings:
+    """Load the settings for a replay of a run, which repeats its rank failures and starts from its initial weights.
+
+    Args:
+        trust: Allow the run directory to execute code that is not part of fedmpi.
+        overrides: Settings KEY=VALUE of the caller, which are trusted.
+        place: Settings for the location of the replay's run directory; default: NAME-replay in the same folder.
+    """
+    given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
+    files = {"faults.replay": "faults.jsonl", "init.from": "initial.safetensors"}
+    for key, file in files.items():
+        path = run_dir / file
+        given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")
+    if place is None:
+        place = [f"output={json.dumps(str(run_dir.parent))}", f"name={json.dumps(f'{run_dir.name}-replay')}"]
+    return run_settings(run_dir, trust, [*overrides, *given, *place])
+
+
+def guard(trust: bool) -> AbstractContextManager[None]:
+    """Return a context in which loading code from outside fedmpi is an error, unless `trust` is true.
+
+    This is a second protection, against code that `foreign` does not find in the config.
+    """
+    return nullcontext() if trust else registry.own_code_only()
+
+
+def foreign(tree: Any) -> dict[str, str]:
+    """Return a dict from config key to name, for each name of code outside fedmpi. tree: the parsed YAML."""
+    kinds = ((keys, text, NAMED.get(keys, "methods" if keys[:1] == ("method",) else "")) for keys, text in _texts(tree))
+    own = {kind: introspection.registry(kind) for kind in NAMED.values()}
+    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, own[kind])}
+
+
+def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield (keys, text) for every text in a tree of dicts and lists."""
+    if isinstance(tree, str):
+        yield keys, tree
+    elif isinstance(tree, (dict, list)):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _texts(value, (*keys, str(key)))
+
+
+# ---- the files of a run's own code ----
+class PluginFile(NamedTuple):
+    """A file of plug-in code. `name` is the name of its copy: NAME.py, or NAME-2.py for a second file of that name."""
+
+    name: str
+    path: Path
+    content: bytes
+
+
+def find_plugins(names: Iterable[str]) -> list[PluginFile]:
+    """Return the files in which plug-ins are defined, each once. names: `file.py:Name` or `package.module:Name`."""
+    places = [(name, name.rpartition(":")[0]) for name in names]
+    files = [at if registry.is_file(name) else getattr(sys.modules.get(at), "__file__", None) for name, at in places]
+    plugins, same_name = list[PluginFile](), Counter[str]()
+    paths = [Path(file).resolve() for file in files if file and not file.startswith(f"{PACKAGE}/")]
+    for path in filter(Path.is_file, dict.fromkeys(paths)):
+        same_name[path.name] += 1
+        name = path.name if same_name[path.name] == 1 else f"{path.stem}-{same_name[path.name]}{path.suffix}"
+        plugins.append(PluginFile(name, path, path.read_bytes()))
+    return plugins
+
+
+def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
+    """Return a dict of digests (short checksums) of plug-in files and of modules that they import.
+
+    Ranks are compared by these digests, and a resumed run with its start; the paths of the files may differ.
+    """
+    known = {each.path for each in plugins}
+    contents = {f"(plug-in {each.name})": each.content for each in plugins}
+    for each in plugins:
+        for module, file in plugin_imports.find_imports(each.path).items():
+            if file not in known:
+                contents[f"(module {module} of plug-in {each.name})"] = file.read_bytes()
+    return {key: hashlib.sha256(content).hexdigest()[:12] for key, content in contents.items()}
+
+
+def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
+    """Copy plug-in files into plugins/ of a run directory, and return their entries for environment.json.
+
+    If a copy with other content exists, from before a change was accepted (checkpoint.changes=accept), it is renamed.
+    """
+    rows = []
+    for name, path, content in plugins:
+        copy = f"plugins/{name}"
+        before = directory.path / copy
+        if before.exists() and before.read_bytes() != content:
+            before.rename(before.with_name(f"{before.stem}.{digest(before)[:8]}{before.suffix}"))
+        directory.write(copy, content)
+        rows.append({"copy": copy, "file": str(path), "sha256": hashlib.sha256(content).hexdigest()})
+    return rows
+
+
+def _with_copies(run_dir: Path, overrides: Sequence[str], changed: bool = True) -> config.Settings:
+    """Load the settings of a run directory, in which copies replace plug-ins `file.py:Name` whose files were deleted.
+
+    Args:
+        changed: Whether copies also replace files that exist, but have changed since the run began.
+
+    Raises:
+        UserError: A copy that is needed is missing or was changed.
+    """
+    path, copies, new_names = run_dir / "config.yaml", _copies(run_dir), dict[str, str]()
+    tree = loading.merge(Document(read(path).data), loading.command_line(overrides)).data
+    for name in filter(registry.is_file, foreign(tree).values()):
+        place, _, attribute = name.rpartition(":")
+        row, is_there = copies.get(os.path.realpath(place)), Path(place).is_file()
+        if row is None or (is_there and (not changed or digest(Path(place)) == row["sha256"])):
+            continue
+        copy = run_dir.absolute() / row["copy"]
+        if not copy.is_file() or digest(copy) != row["sha256"]:
+            what = "has changed" if copy.is_file() else "is missing"
+            raise UserError(
+                f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
+                f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
+            )
+        if is_there:
+            warnings.warn(f"{place} has changed since this run was made; its copy {copy} is used", stacklevel=4)
+        new_names[name] = f"{copy}:{attribute}"
+    return config.load(path, overrides, new_names)
+
+
+def _copies(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Return a dict from plug-in file to its entry in environment.json; {} if that file is damaged.
+
+    Entries with copies outside plugins/ are left out, as the run directory may come from another person.
+    """
+    try:
+        rows = (json_of(run_dir / "environment.json") or {}).get("plugins") or []
+        copies = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
+    except (KeyError, TypeError):
+        return {}
+    inside = [row for row in copies if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
+    return {row["file"]: row for row in inside}
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

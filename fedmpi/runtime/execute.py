@@ -1,0 +1,296 @@
+"""Execute one run on one rank, from settings to exit code. `execute` is the entry point, `_run` lists the steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmpi.comm import Communicator, Job, Lost, connect, detect
+from fedmpi.comm.audit import Audit
+from fedmpi.comm.backends.choice import gpu_uuid
+from fedmpi.comm.base import ConnectionLostError, RankTimeoutError
+from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
+from fedmpi.comm.failures.process_exit import tell_fatal_signals
+from fedmpi.comm.timeouts import Timeouts
+from fedmpi.common.errors import RESTART_LATER, UserError
+from fedmpi.common.signals import CommandProcess, StopRequest
+from fedmpi.common.user_code_errors import known_fix
+from fedmpi.config import Settings
+from fedmpi.config.resume_rules import comparable
+from fedmpi.engine.faults.lost_ranks import LostRanks
+from fedmpi.engine.federation import Federation
+from fedmpi.runtime import build, build_data, checkpoints, code_trust, memory, rank_agreement
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.device import pick_device, set_numerics
+from fedmpi.runtime.record import atomic_files, console_text
+from fedmpi.runtime.record.data_files import write_own_preprocessing
+from fedmpi.runtime.record.metadata import describe_environment, resolve
+from fedmpi.runtime.record.recorder import RankRecorder, Recorder
+from fedmpi.runtime.record.run_dir import TimelineFile
+from fedmpi.runtime.record.tracking import make_loggers
+
+OUTCOME = "FEDMPI_OUTCOME"  # variable with the path of a file for rank 0's exit code and the number of rounds done
+Summary = dict[str, Any]
+
+
+def execute(
+    settings: Settings,
+    command: CommandProcess | None = None,
+    after: Callable[[Settings, Summary], object] = lambda settings, summary: None,
+) -> tuple[Summary, int]:
+    """Execute a run on this rank and return its summary and the exit code of the process.
+
+    In a single process errors are raised. In a job of several ranks an error is printed once and ends the job.
+
+    Args:
+        command: The process of a fedmpi command, if it ends after this call.
+        after: Function that rank 0 calls with the summary while the other ranks wait. (When they have exited, the
+            launcher may end rank 0.)
+
+    Returns:
+        The summary (rank 0; {} on other ranks), and the exit code: 0 if the run finished; 75 if a signal stopped it,
+        or 128 + the signal's number if the run has no checkpoints; 1 if it diverged (faults.on_divergence: stop). If a
+        job of several ranks is stopped, rank 0 has that code and exits last; the others have 0. A failed job exits with
+        2 for an error that the user can correct, and with 1 for a rank failure or a defect.
+    """
+    tell_fatal_signals()
+    process = command or CommandProcess()
+    job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
+    timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
+    recorder = RankRecorder() if job.rank else Recorder()
+    error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
+    until_end = ExitStack()  # contexts that stay open until all ranks have finished
+    try:
+        settings = settings.begun_in(os.getcwd())
+        until_end.enter_context(recorder.collect_warnings())
+        if command is not None:
+            stop.listen(signal.SIGINT)
+        stop.exit_if_alone(RESTART_LATER if settings.checkpoint.every else 128 + (stop.signal or signal.SIGTERM))
+        comm, summary, code = _run(settings, job, stop, timeouts, recorder, error_reporter, until_end)
+        if job.rank == 0:
+            after(settings, summary)
+        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all results are on disk
+            comm.close()
+        if code and job.size > 1:
+            time.sleep(timeouts.launcher)  # the others exit first: a launcher ends them when it sees rank 0's exit code
+        return summary, code
+    except Exception as error:
+        if error_reporter is not None:
+            # The signal handlers stay: the launcher also sees a dead rank, and must not end rank 0 before it reports.
+            if isinstance(error, RankTimeoutError):
+                error = error.blame(error_reporter.find_root_cause(error.peers))
+            error_reporter.fail(*_explained(error), reacts=isinstance(error, ConnectionLostError))
+        with suppress(Exception):  # the cause is reported even if the run directory cannot be closed
+            recorder.close_failed(reason(_explained(error)[0]))
+        known = known_fix(error)
+        if known is None:
+            raise
+        raise UserError(known) from error
+    finally:
+        until_end.close()
+        vars(recorder).clear()  # free model and data: the thread that watches the launcher keeps the object alive
+        stop.exit_if_alone(None)
+        stop.restore_handlers(command is not None)
+
+
+def _run(
+    settings: Settings,
+    job: Job,
+    stop: StopRequest,
+    timeouts: Timeouts,
+    recorder: RankRecorder,
+    error_reporter: ErrorReporter | None,
+    until_end: ExitStack,
+) -> tuple[Communicator, Summary, int]:
+    """Run all steps: build, connect, compare ranks, restore, train, record (rank 0).
+
+    Returns:
+        The communicator; the summary and the exit code, as `execute` returns them.
+    """
+    # Objects are built before the ranks connect, so that errors are found before any rank waits for another. Silos are
+    # opened later, when this rank knows which of them it owns.
+    set_numerics(settings)
+    device, experiment, digests = pick_device(settings, job), None, rank_agreement.code_digests()
+    if settings.data.silos:
+        build.make_method(settings)
+    else:
+        data = build_data.partitioned(settings)
+        if job.size > 1 or settings.checkpoint.every:  # otherwise they are not compared
+            digests |= rank_agreement.data_digests(data)
+        experiment = build.experiment(settings, data, device)
+
+    comm = connect(job, settings.comm.backend, device, timeouts, error_reporter, settings.comm.interface)
+    stop.listen()
+    stop.exit_if_alone(None)
+    if settings.data.silos and settings.data.audit and comm.rank:
+        comm.audit = Audit()
+    written = resolve(settings)
+    # Settings are compared with all defaults filled in: rank 0 may resume from the config.yaml of the run directory,
+    # the others from the user's file, which leaves defaults out.
+    items = {key: rank_agreement.digest(text) for key, text in comparable(written.digest_items()).items()}
+    rank_agreement.agree(comm, items, settings.comm.start_timeout_s)
+    if experiment is None:
+        experiment = build.experiment(settings, build_data.siloed(settings, comm), device)
+    ranks = exchange_facts(experiment, job, comm, device)
+    own_code = code_trust.find_plugins(code_trust.foreign(settings.model_dump(mode="json")).values())
+    digests |= rank_agreement.model_digests(experiment.model, experiment.initial)
+    digests |= code_trust.digests(own_code) if own_code else {}
+    rank_agreement.agree(comm, digests, settings.comm.start_timeout_s)
+
+    no_regroup = next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
+    is_resumed, changes, identity, environment = False, list[str](), written.identity() | digests, Summary()
+    if isinstance(recorder, Recorder):  # rank 0
+        loggers = make_loggers(settings) if settings.track or settings.callbacks else None
+        directory, is_resumed, changes = checkpoints.open_directory(settings, identity, until_end)
+        backend = type(comm).__name__.lower()
+        environment = describe_environment(job.launcher, backend, ranks, settings.compute.threads)
+        recorder.open(directory, experiment, stop, loggers, console_text.headlines(experiment, job, backend, ranks))
+        if not is_resumed:  # a resumed run is described below, when it is known that it can be resumed
+            recorder.describe(identity, environment, own_code)
+        if settings.faults.on_lost_rank != "abort" and job.size > 1 and no_regroup:
+            warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {no_regroup}", stacklevel=2)
+    fed = build.federation(experiment, comm, stop, recorder, not no_regroup)
+    after = _restore(experiment, fed, recorder, is_resumed)
+    if isinstance(recorder, Recorder):
+        if is_resumed:
+            for change in changes:  # before anything else is written, as later rows depend on the change
+                recorder.say(f"accepted: {change}; from round {after + 1} on")
+            if changes:
+                recorder.append("accepted.jsonl", {"round": after + 1, "changes": changes})
+            recorder.describe(identity, environment, own_code)
+            _resume_records(settings, recorder, fed, after)
+        recorder.begin(fed, max(after, 0), is_resumed)
+
+    why_ended = fed.run()
+    if not isinstance(recorder, Recorder):
+        return comm, {}, 0
+    rounds_before = after + 1 if is_resumed else 0
+    return comm, *_finish(recorder, fed, why_ended, rounds_before, job)
+
+
+def exchange_facts(experiment: Experiment, job: Job, comm: Communicator, device: torch.device) -> list[dict[str, Any]]:
+    """Exchange with all ranks where each of them computes, and check that the job has enough memory.
+
+    Memory is checked here because it is now known which ranks share a host or a GPU, and where uploads are gathered.
+
+    Returns:
+        For each rank, in order, a dict with its host, device, gpu ("" on a CPU), and no_regroup.
+
+    Raises:
+        UserError: A host or GPU has too little free memory; the same error on every rank.
+    """
+    settings = experiment.settings
+    facts = {"host": job.host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
+    if device.type != "cpu":
+        name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
+        facts |= {"device": name, "gpu": gpu}
+    gathers_on_gpu = comm.device.type == "cuda"
+    needs = memory.memory_needs(experiment, comm.size, gathers_on_gpu)
+    payload = json.dumps({**facts, "needs": needs, "free": memory.free(device)}).encode()
+    answers = [json.loads(text) for text in comm.allgather_bytes(payload, settings.comm.start_timeout_s)]
+    comm.hosts = dict(enumerate(each["host"] for each in answers))
+    memory.check(dict(enumerate(answers)), build_data.training_ranks(settings, comm.size), gathers_on_gpu)
+    return [{key: value for key, value in each.items() if key not in ("needs", "free")} for each in answers]
+
+
+def _restore(experiment: Experiment, fed: Federation, recorder: RankRecorder, is_resumed: bool) -> int:
+    """Set up this rank's files of the run, and restore the newest complete checkpoint if the run is resumed.
+
+    Returns:
+        The round of that checkpoint; -1 if training begins at round 0.
+    """
+    settings, comm, silos = experiment.settings, fed.comm, experiment.settings.data.silos
+    timeout_s, checkpoint = settings.comm.start_timeout_s, settings.checkpoint
+    directory, own_facts = recorder.directory if isinstance(recorder, Recorder) else None, dict[str, Any]()
+    if directory is not None:
+        own_facts = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": is_resumed}
+        own_facts |= {"losses": checkpoints.earlier_losses(settings, directory)}
+    start = comm.broadcast_json(own_facts)
+    fed.scheduler.lost_ranks = LostRanks(start["losses"])
+    there = settings.working_dir / settings.output / start["name"]
+    path = there.absolute() if directory is None else directory.path
+    if comm.audit is not None:  # written on this host if it does not see rank 0's directory
+        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl")
+    if silos:
+        write_own_preprocessing(path, settings, experiment.data)
+    if settings.timeline and path.is_dir():
+        head = {"job": start["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
+        file = TimelineFile(path, head)
+        # A rank other than 0 waits for the next broadcast, and has time to write its lines before that.
+        fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0
+    if checkpoint.every == 0:
+        return -1
+    stateful = bool(experiment.messages.client_state.size)
+    answers = comm.allgather_bytes(b"seen" if (path / checkpoints.IDENTITY).is_file() else b"", timeout_s)
+    blind = [rank for rank, answer in enumerate(answers) if answer != b"seen"]
+    if stateful and blind and not silos:
+        where = f"rank {blind[0]} does not see {path}, where the clients' state would be kept"
+        if start["going_on"] or checkpoint.resume == "must":
+            raise UserError(f"checkpoint: {where}; put output on a file system that all ranks share")
+        if comm.rank == 0:
+            warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
+        return -1
+    rows = Rows(path / "state", silos)
+    if comm.rank == 0:
+        (path / "checkpoints").mkdir(exist_ok=True)
+    recorder.checkpoints = Checkpoints(path / "checkpoints", rows, checkpoint.every, checkpoint.keep)
+    if stateful:
+        fed.states.store, fed.states.max_in_memory = rows, experiment.max_states_in_memory or experiment.data.clients
+    if not start["going_on"]:
+        return -1
+    return checkpoints.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
+
+
+def _resume_records(settings: Settings, recorder: Recorder, fed: Federation, after: int) -> None:
+    """Truncate the files of the run directory to the state after round `after`, from which the run resumes (rank 0)."""
+    directory, best = recorder.directory, fed.server.best if fed.server else None
+    over = after + 1 >= settings.rounds or (best is not None and best.should_stop())
+    rows_before = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0)
+    if best and best.round is not None:
+        recorder.save_best_model(best)
+    if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
+        directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
+    recorder.say(console_text.resume_line(after, settings.rounds, rows_before))
+
+
+def _finish(
+    recorder: Recorder, fed: Federation, reason: str, rounds_before: int, job: Job
+) -> tuple[dict[str, Any], int]:
+    """Close the run directory (rank 0), and return the summary and the exit code.
+
+    Args:
+        reason: Why training ended, as `Federation.run` returns it.
+        rounds_before: Number of rounds that earlier jobs of this run have completed.
+    """
+    result = recorder.close(fed, reason)
+    # Another rank may have received the signal; this rank then has no number, and SIGTERM is assumed.
+    stopped = 128 + (recorder.stop.signal or signal.SIGTERM) if recorder.checkpoints is None else RESTART_LATER
+    code = {"finished": 0, "early_stopped": 0, "diverged": 1}.get(reason, stopped)
+    if os.environ.get(OUTCOME):
+        rounds = len(recorder.directory.rows("metrics.jsonl")) - rounds_before
+        with suppress(OSError):  # the reader of the file can fall back to the launcher's exit code
+            atomic_files.write(Path(os.environ[OUTCOME]), f"{code} {rounds}\n".encode())
+            code = 0 if job.launcher == "torchrun" else code  # torchrun would turn it into 1 and print a traceback
+    return {**result, "directory": str(recorder.directory.shown)}, code
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """Return the message that is printed for an error, and the exit code of the job."""
+    known = known_fix(error)
+    if known is None and not isinstance(error, UserError | Lost):
+        return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1
+    return f"error: {known or error}", 1 if isinstance(error, Lost) else 2

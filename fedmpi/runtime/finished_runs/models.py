@@ -1,0 +1,257 @@
+"""Load the models of a run directory as modules: the global model, and the models with which clients were evaluated.
+
+A client's model is computed from the global model, the server's state in the last checkpoint and the client's state
+(in the folder state/), by the hooks of the method that the evaluation protocol `personal` calls. Data are read only if
+these hooks may need them.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi.comm.base import Solo
+from fedmpi.common import seeds
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import nearest
+from fedmpi.common.user_code_errors import attribute_errors
+from fedmpi.config.schema import Settings
+from fedmpi.config.sections import BestSettings
+from fedmpi.data.federated import Federated
+from fedmpi.data.preprocessing import READING_OPTIONS
+from fedmpi.engine.evaluate import OWN, load_own_model
+from fedmpi.engine.faults.lost_ranks import LostRanks
+from fedmpi.engine.federation import Federation
+from fedmpi.flat.model import FlatModel
+from fedmpi.method.base import Method, overrides
+from fedmpi.models.net import Net
+from fedmpi.runtime import build, build_data, checkpoints, code_trust, rank_agreement
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Rows
+from fedmpi.runtime.device import set_numerics
+from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors
+from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
+from fedmpi.runtime.record.run_dir import BEST, INITIAL, MODEL, RunDirectory
+from fedmpi.runtime.record.saved_model import facts_of, input_of, load_initial_weights, personal_notice, read_model
+
+# Overrides of the run's settings for one process that trains no clients.
+RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
+
+
+class _NoTask:
+    """Placeholder for the task in an experiment that computes no loss and no metric."""
+
+    names, loss = (), None
+
+
+class ClientPredictor(nn.Module):
+    """A client's model whose outputs need more than a network, such as the client's training data in kNN-Per.
+
+    `network` is the network on which the outputs are based. The outputs have no gradient.
+    """
+
+    def __init__(self, network: nn.Module, predict: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self._predict = network.eval(), predict
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self._predict(x)
+
+
+def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
+    """Return the global model of a run directory, in evaluation mode.
+
+    Args:
+        settings: the settings of the run, from `trust.run_settings`; call this function within `trust.guard`.
+        name: the file name of the final model or of the best model.
+
+    Raises:
+        UserError: the run has not ended yet, or the file is damaged or belongs to another model.
+    """
+    weights = run_dir / name
+    if not weights.exists():
+        why = "its model was not chosen (evaluate.best)" if name == BEST else "the run has not ended yet"
+        raise UserError(f"{run_dir} holds no {name}: {why}")
+    tensors, (shape, dtype), classes = read_model(weights)
+    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:  # names or shapes of tensors differ
+        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
+    return module.eval()
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """Reference to a model of a run: the global model or a client's, after the last round or at the best round.
+
+    Attributes:
+        run: the run directory.
+        trusted: whether code that the config names, and that is not part of fedmpi, may be executed.
+        overrides: changes of the run's settings, such as `data.root=DIR`.
+        best: whether to use the best model (evaluate.best) in place of the final one.
+        client: the client's number, or the name of its site if clients are sites; None: the global model.
+    """
+
+    run: Path
+    trusted: bool = False
+    overrides: Sequence[str] = ()
+    best: bool = False
+    client: int | str | None = None
+
+    @property
+    def file(self) -> str:
+        """The file name of the global model."""
+        return BEST if self.best else MODEL
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The metadata in the file of the global model."""
+        return facts_of(self.run / self.file)
+
+    def settings(self, *overrides: str) -> Settings:
+        return code_trust.run_settings(self.run, self.trusted, [*self.overrides, *overrides])
+
+    def load(self, settings: Settings) -> nn.Module:
+        """Return the module in evaluation mode; for a global model, warn if clients use other models.
+
+        Raises UserError if the client does not exist, the run has not ended, or the client's state is missing.
+        """
+        with code_trust.guard(self.trusted):
+            if self.client is not None:
+                return _client_model(self)
+            module = rebuild_model(self.run, settings, self.file)
+        if notice := personal_notice(self.facts):
+            warnings.warn(notice, stacklevel=3)
+        return module
+
+
+def _client_model(which: RunModel) -> nn.Module:
+    """Return the model with which a client was evaluated after the last round, or at the round of the best model."""
+    run_dir, start = which.run, which.run / INITIAL
+    start_from = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
+    # Training files are read with the options of the run; overrides of reading options concern new files only.
+    own = [text for text in which.overrides if text.partition("=")[0].removeprefix("data.") not in READING_OPTIONS]
+    settings = replace(which, overrides=own).settings(*start_from, *RESTORED)
+    evaluate = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
+    settings = settings.model_copy(update={"evaluate": evaluate})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run has already shown these warnings
+        set_numerics(settings)
+        module, facts = rebuild_model(run_dir, settings, which.file), which.facts
+        try:
+            partition = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
+            sizes = np.array(by_client(run_dir, partition)[0], dtype=np.int64)  # (N,) training samples
+        except (OSError, ValueError) as error:
+            raise UserError(f"{run_dir / 'partition.json'} cannot be read: {error}") from error
+        number = _number(which, settings, len(sizes))
+        experiment = _experiment(run_dir, settings, facts, number, sizes)
+        fed = build.federation(experiment, Solo(torch.device("cpu")), lambda: False)
+        t = int(facts["round"]) if which.best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
+        _restore(fed, experiment, run_dir, t)
+        return _own_model(fed, experiment, module, number, t)
+
+
+def _number(which: RunModel, settings: Settings, clients: int) -> int:
+    """Return the number of the client, which is given by number or site name. Raises UserError if it is unknown."""
+    client, sites = which.client, list(settings.data.silos or ())
+    if not sites and (which.run / PREPROCESSING).is_file():
+        sites = list(read_preprocessing(which.run / PREPROCESSING).client_sites)
+    if isinstance(client, str) and client in sites:
+        return sites.index(client)
+    if isinstance(client, bool) or not str(client).isdecimal() or int(str(client)) >= clients:
+        names = f", or by site: {nearest(str(client), sites)}" if sites else ""
+        raise UserError(f"client: there is no client {client!r}; the run has clients 0 to {clients - 1}{names}")
+    return int(str(client))
+
+
+# ---- the experiment ----
+def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int, sizes: np.ndarray) -> Experiment:
+    """Build the experiment of the run; read data only if the method's evaluation may use them."""
+    method, device = build.make_method(settings), torch.device("cpu")
+    is_foreign = any(where.startswith("method") for where in code_trust.foreign(settings.model_dump(mode="json")))
+    if not overrides(method, "predict") and not (is_foreign and any(overrides(method, hook) for hook in OWN)):
+        return _without_data(settings, method, facts, sizes)
+    if settings.data.silos:  # the data of other sites may not be here
+        return build.experiment(settings, build_data.site_federation(settings, client), device)
+    data = build_data.partitioned(settings)
+    recorded = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
+    digests = rank_agreement.data_digests(data)
+    if different := [key[1:-1] for key, digest in digests.items() if recorded.get(key, digest) != digest]:
+        raise UserError(
+            f"{' and '.join(different)} below {settings.data.root} are not those of the run, and method "
+            f"{settings.method.name} needs the client's data to predict; data.root=DIR says where they are"
+        )
+    return build.experiment(settings, data, device)
+
+
+def _without_data(settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray) -> Experiment:
+    """Build the experiment of the run without any data, with the initial weights."""
+    (shape, dtype), classes, n = input_of(facts), int(facts["classes"]), len(sizes)
+    no_tests, no_counts = np.zeros(n, dtype=np.int64), np.zeros((n, classes), dtype=np.int64)
+    targets: tuple[tuple[int, ...], torch.dtype] = (), torch.int64
+    sites = tuple(settings.data.silos or ())
+    data = Federated(
+        classes, shape, dtype, *targets, n, sizes, no_tests, no_counts, {}, {}, None, None, sites, counts_shared=False
+    )
+    module = build.prepared_module(settings, method, shape, classes, dtype)
+    if settings.init.source is not None:
+        load_initial_weights(module, settings.init.source, settings.init.strict)
+    net = Net(module, shape, dtype)
+    model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
+    messages, training = build.make_messages(settings, method, model, net, data), build.make_local_training(settings)
+    return Experiment(settings, data, method, _NoTask(), net, model, messages, training, None)
+
+
+# ---- the state of server and clients ----
+def _restore(fed: Federation, experiment: Experiment, run_dir: Path, t: int) -> None:
+    """Set server and clients to their state after round t. Raises UserError if its checkpoint cannot be read."""
+    assert fed.server is not None
+    path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", experiment.messages
+    if t < 0:  # a run of 0 rounds: all have their initial state
+        fed.transport.broadcast(0.0, fed.server)
+        return
+    try:
+        tensors, facts = read_tensors(path)
+    except CorruptFileError as error:
+        raise UserError(
+            f"{error}: the checkpoint of round {t} has what clients and server kept; run it again with "
+            "checkpoint.every=1 and a larger checkpoint.keep: `fedmpi replay` gives the same bits"
+        ) from error
+    if messages.client_state.size:
+        fed.states.store = Rows(run_dir / "state", experiment.settings.data.silos)
+        fed.states.max_in_memory = experiment.data.clients
+    lost = checkpoints.earlier_losses(experiment.settings, RunDirectory(run_dir))
+    fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
+    fed.restore(t, facts["memory"], tensors)
+    fed.transport.broadcast(0.0, fed.server)
+
+
+def _own_model(fed: Federation, experiment: Experiment, module: nn.Module, client: int, t: int) -> nn.Module:
+    """Return the client's model as protocol `personal` evaluates it, computed by the hooks of the method."""
+    t, method, trainer, sites = max(t, 0), experiment.method, fed.trainer, experiment.settings.data.silos
+    try:
+        downloads = {client: fed.transport.no_download}
+        if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
+            downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
+        view = fed.states.view(client, t, fed.config.learning_rate(t), fed.transport.inbox, downloads[client])
+    except CorruptFileError as error:
+        at = ", which stays with the site, in the run directory of the host that trained it" if sites else ""
+        who = f"site {sites[client]} (client {client})" if sites else f"client {client}"
+        raise UserError(f"{error}: it holds what {who} kept, without which its model is not known{at}") from error
+    seed = experiment.settings.seed
+    with seeds.seeded(seed, "evaluate", "personal", t, client), attribute_errors(f"client {client}"):
+        predict = load_own_model(view)
+    if predict is not None:
+        return ClientPredictor(trainer.model.module, predict).eval()
+    module.load_state_dict(experiment.model.state_dict(trainer.model.w, trainer.model.b))
+    return module.eval()

@@ -1,0 +1,243 @@
+"""Predict new rows with a model of a run: `fedmpi.load(...).predict`, and `fedmpi predict`, which writes a file.
+
+New rows are prepared in the same way as the training rows. The file is CSV, or .npz for predictions of several numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi import tasks
+from fedmpi.comm.launchers import detect
+from fedmpi.common import registry, seeds
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import call, describe, sample_shape
+from fedmpi.common.target_scale import TargetScale
+from fedmpi.common.text import count, format_metric
+from fedmpi.config.loading import command_line
+from fedmpi.config.schema import Settings
+from fedmpi.data.batches import Shard, batches
+from fedmpi.data.lazy_images import Pictures
+from fedmpi.data.preprocessing import NewRows, Request, with_options
+from fedmpi.data.sources.source_utils import ignoring
+from fedmpi.data.transforms.base import Operation, to_memory_format
+from fedmpi.data.transforms.pipeline import ImagePipeline
+from fedmpi.runtime import code_trust
+from fedmpi.runtime.device import pick_device, set_numerics
+from fedmpi.runtime.finished_runs.models import RunModel
+from fedmpi.runtime.record import atomic_files
+from fedmpi.runtime.record.data_files import PREPROCESSING, Preprocessing, find_own_preprocessing, read_preprocessing
+from fedmpi.runtime.record.saved_model import input_of
+from fedmpi.tasks import validation
+
+FOLDER = "predictions"  # in the run directory
+
+
+def predict(
+    which: RunModel,
+    file: Path,
+    say: Callable[[str], None],
+    *,
+    out: Path | None = None,
+    site: str | None = None,
+    ids: Sequence[str] = (),
+) -> Path:
+    """Predict the rows of a file with a model of a run, write the predictions to a file and return its path.
+
+    Args:
+        out: the file to write; None: a file in the run directory, in the folder predictions.
+        site: the site of the rows, if rows are prepared with statistics of their site.
+        ids: columns of the rows to copy.
+
+    Raises:
+        UserError: the rows differ in form from the training rows, the model is missing, or a file cannot be written.
+    """
+    settings = which.settings("compute.compile=false")
+    with code_trust.guard(which.trusted):
+        set_numerics(settings)
+        module = which.load(settings)
+        module = module if which.client is not None else module.to(pick_device(settings, detect({})))
+        predictions = Predictor(module, which, settings)(file, site=site, ids=ids)
+    columns = {column: np.asarray(values) for column, values in predictions.items()}
+    suffix = ".npz" if any(values.ndim > 1 for values in columns.values()) else ".csv"
+    path = out or which.run / FOLDER / f"{file.stem}{suffix}"
+    if path.suffix.lower() != suffix:
+        raise UserError(f"--to: {path}: a file whose name ends in {suffix} is needed for these predictions")
+    write_output(path, _npz(columns) if suffix == ".npz" else _csv(columns))
+    shown = "; ".join(f"{metric} {format_metric(metric, value)}" for metric, value in predictions.metrics.items())
+    rows = count(len(next(iter(columns.values()))), "row")
+    say(f"{path}: {rows}{f', by the targets in the file: {shown}' if shown else ''}")
+    if predictions.no_metrics:
+        say(f"{'metrics' if predictions.metrics else 'no metric'}: {predictions.no_metrics}")
+    return path
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write an output file of a command, and create its folder. Raises UserError if that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another file") from error
+
+
+def _csv(columns: Mapping[str, np.ndarray]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):  # integers get no decimal point, nan becomes an empty cell
+        cells = [int(v) if isinstance(v, float) and v.is_integer() else v for v in row]
+        writer.writerow(["" if v != v else v for v in cells])
+    return text.getvalue().encode()
+
+
+def _npz(columns: Mapping[str, np.ndarray]) -> bytes:
+    """Return an .npz archive of the columns. np.savez is not used because it accepts no array named "file"."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array.astype(str) if array.dtype == object else array)
+    return buffer.getvalue()
+
+
+# ---- the predictor ----
+class Predictions(dict[str, Any]):
+    """Columns by name, with one value per row: columns that identify the row, then the model's predictions.
+
+    Attributes:
+        metrics: the task's metrics, if the rows have targets.
+        no_metrics: why rows with targets have no metrics, or why some rows do not count in the metrics.
+    """
+
+    metrics: Mapping[str, float] = {}
+    no_metrics: str = ""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """The function `fedmpi.load(...).predict`: `predict(rows, site=None, ids=())` -> Predictions.
+
+    Arguments of a call:
+        rows: a file as for `fedmpi predict`, a DataFrame or a mapping of columns (tables), an array (n, ...) of samples
+            as the data source reads them (npz), or inputs that are already prepared.
+        site: the site of the rows, if each site prepares its rows with statistics of its own training rows.
+        ids: columns of the rows to copy.
+    """
+
+    module: nn.Module
+    which: RunModel
+    settings: Settings
+
+    def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
+        preprocessing, site = self._preprocessing(site)
+        preparation = preprocessing.preparation
+        given = command_line(self.which.overrides).data.get("data")
+        with ignoring(self.settings.task.options.get("ignore")):
+            options = given if isinstance(given, dict) else {}
+            reader = with_options(preparation, options, others=self.which.client is not None)
+            new_rows = reader.read(Request(rows, site if preparation.site_names else None, tuple(ids)))
+        others = [name for name in new_rows.sites if name not in (site, "")] if site is not None else []
+        if others:
+            message = f"{len(others)} of {count(len(new_rows.sites), 'row')} name another site, the first {others[0]!r}"
+            warnings.warn(f"{message}; all are prepared as rows of {site!r}", stacklevel=2)
+        new_rows = replace(new_rows, x=_augmented(new_rows.x, preprocessing.operations))
+        shape, trained = sample_shape(new_rows.x), input_of(self.which.facts)[0]
+        if shape != trained:
+            raise UserError(f"the rows become samples of shape {shape}; the model was trained on {trained}")
+        scales = preprocessing.scales(new_rows.sites if site is None else (site,), len(new_rows.x))
+        return self._predict(new_rows, preparation.output_names, scales)
+
+    def _preprocessing(self, site: str | None) -> tuple[Preprocessing, str | None]:
+        """Return the preprocessing of rows, and the site whose statistics it uses; None if it uses no site's."""
+        silos = self.settings.data.silos
+        if silos is not None:
+            site = site if site is not None or self.which.client is None else site_of(silos, self.which.client)
+            return read_preprocessing(find_own_preprocessing(self.which.run, silos, site)), None
+        preprocessing = read_preprocessing(self.which.run / PREPROCESSING)
+        if not (preprocessing.preparation.site_names or preprocessing.target_sites):
+            if site is not None:
+                raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
+        elif site is None and self.which.client is not None and preprocessing.client_sites:
+            site = site_of(preprocessing.client_sites, self.which.client)
+        return preprocessing, site
+
+    def _predict(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
+        """Predict all rows, and compute the task's metrics if they have targets."""
+        construct = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
+        with seeds.seeded(self.settings.seed, "task"):
+            task = construct(int(self.which.facts["classes"]))
+        validation.check_task(task)
+        targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
+        shard = Shard(rows.x, targets, torch.arange(len(targets)))
+        parts, summaries = list[Mapping[str, Any]](), list[Tensor]()
+        reason, start = rows.no_targets if rows.known is None else "", 0
+        with torch.inference_mode():
+            for x, y in batches(shard, self.settings.evaluate.batch_size, None):
+                f = self._outputs(x)
+                if scales is not None:
+                    own, start = scales[start : start + len(f)], start + len(f)
+                    f = torch.cat([scale.original(row[None]) for scale, row in zip(own, f, strict=True)])
+                if not parts and rows.y is not None:
+                    reason = reason or task.check(y, tuple(f.shape[1:]))
+                if rows.y is not None and not reason:
+                    summaries.append(validation.hold(task, f, y))
+                parts.append(task.predictions(f, names))
+            predictions = Predictions(
+                {**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}}
+            )
+            if summaries:
+                known = slice(None) if rows.known is None else rows.known
+                predictions.metrics = validation.figures(task, torch.cat(summaries)[known], targets[known])
+        predictions.no_metrics = reason or rows.no_targets
+        return predictions
+
+    def _outputs(self, x: Any) -> Tensor:
+        """Return the model's outputs (B, ...) on the CPU, in the precision that evaluations of the run use."""
+        module = self.module.eval()
+        like = next(iter(module.parameters()), torch.empty(0))
+        if isinstance(x, Tensor):
+            x = to_memory_format(x, self.settings.compute.channels_last)
+        is_bf16 = self.settings.compute.precision == "bf16"
+        try:
+            with torch.autocast(like.device.type, torch.bfloat16) if is_bf16 else nullcontext():
+                f: Tensor = call(module, x.to(like.device)).to(like.dtype).cpu()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"the model does not take these rows, {describe(x)}: {error}") from error
+        if not bool(f.isfinite().all()):
+            raise UserError("the model gives no finite numbers for some of the rows: it has diverged in training")
+        return f
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """Concatenate a column of predictions over batches."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts)).numpy()
+    return [value for part in parts for value in part]
+
+
+def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
+    """Return samples with the image operations that test samples get, which are not random."""
+    if not operations:
+        return x
+    look = replace(x.look if isinstance(x, Pictures) else ImagePipeline(), operations=operations)
+    return Pictures(x.stored if isinstance(x, Pictures) else x, look)
+
+
+def site_of(silos: Sequence[str], client: int | str) -> str:
+    """Return the site name of a client, which is given by its number or its site's name."""
+    return client if isinstance(client, str) and client in silos else silos[int(client)]

@@ -1,0 +1,130 @@
+"""Train rounds of a run again: all of them (`fedmpi replay`), or some of them (`fedmpi verify`).
+
+No rank fails in a replay. It leaves out the clients and states that were lost in the run's rank failures, so that the
+weights after every round are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from random import SystemRandom
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.signals import CommandProcess
+from fedmpi.common.text import count
+from fedmpi.config.schema import Settings
+from fedmpi.runtime import code_trust
+from fedmpi.runtime.checkpoints import IDENTITY
+from fedmpi.runtime.execute import execute
+from fedmpi.runtime.inspection.compare import HASH, RunRecord
+from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors
+
+NEAR = 10  # the last round is always replayed if a checkpoint lies at most so many rounds before it
+
+
+def replay(run: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess) -> int:
+    """Train all rounds of a run again and compare the hashes of the global model.
+
+    Returns the exit code: 0 if the hashes of all rounds are equal, 1 if not. On ranks other than 0, and if training
+    fails before a round is complete, it is the exit code of the training.
+    """
+    process.stop.max_rounds = len(_hashes(run))
+    with code_trust.guard(trusted):
+        result, code = execute(settings, process)
+    if "directory" not in result or (code and not process.stop.rounds_done):  # ranks other than 0 have no results
+        return code
+    message, is_same = compare_hashes(run, Path(result["directory"]))
+    say(message)
+    return 0 if is_same else 1
+
+
+def compare_hashes(run: Path, again: Path) -> tuple[str, bool]:
+    """Compare the hashes of a run and its replay; return a line of text, and whether all hashes are equal."""
+    before, now = _hashes(run), _hashes(again)
+    different = [t for t in sorted(before) if before[t] != now.get(t)]
+    if not different:
+        return f"{count(len(before), 'round')} of {run}: the same bits in {again}", True
+    t = different[0]
+    message = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {run} has "
+    return f"{message}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
+
+
+def _hashes(run: Path) -> dict[int, str]:
+    """Return the SHA-256 of the global model after each round, by round."""
+    path = run / "metrics.jsonl"
+    if not path.exists() or not path.stat().st_size:
+        raise UserError(f"{path} is {'empty' if path.exists() else 'missing'}: no round of this run was written")
+    return {t: str(row.get(HASH)) for t, row in RunRecord(run).rounds.items()}
+
+
+# ---- replay of some rounds in a temporary directory, from the checkpoint before them or from the start ----
+def checkpoints(run: Path) -> list[int]:
+    """Return the rounds of all intact checkpoints in ascending order."""
+    rounds = []
+    for path in sorted(run.glob("checkpoints/[0-9]*.safetensors")):
+        try:
+            rounds.append(int(read_tensors(path)[1]["round"]))
+        except CorruptFileError:
+            continue
+    return rounds
+
+
+def segments(
+    rounds: Sequence[int], number: int | None, suspects: Collection[int], checkpoints: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Choose rounds to replay, and return the shortest spans of rounds, each from a checkpoint on, that contain them.
+
+    Args:
+        number: how many rounds to choose at random; None: all. Suspects are added, and the last round if there is a
+            checkpoint at most NEAR rounds before it.
+        suspects: rounds whose records have changed.
+
+    Returns:
+        A list of (round of the checkpoint to start from, or -1 for the start of the run; last round to train).
+
+    >>> segments([3, 11, 12, 19], None, [], [9, 18]), segments([3, 11], None, [], [])
+    ([(-1, 3), (9, 12), (18, 19)], [(-1, 11)])
+    """
+    chosen = {*rounds}
+    if number is not None and number < len(rounds):
+        last = [rounds[-1]] if any(0 < rounds[-1] - t <= NEAR for t in checkpoints) else []
+        chosen = {*SystemRandom().sample(list(rounds), number), *last, *suspects} & chosen
+    last_rounds = {max((c for c in checkpoints if c < t), default=-1): t for t in sorted(chosen)}
+    return sorted(last_rounds.items())
+
+
+@contextmanager
+def replay_rounds(
+    run: Path, trusted: bool, overrides: Sequence[str], start: int, last: int, total: int
+) -> Iterator[tuple[Path, bool]]:
+    """Train the rounds after checkpoint `start` up to round `last` again, in a temporary directory.
+
+    A round is evaluated while the next one is trained, so one more round is trained if the run has one.
+
+    start: round of the checkpoint, -1 for the start of the run; total: number of rounds of the run.
+
+    Yields the run directory, and whether its last round was not evaluated. Raises KeyboardInterrupt after a signal.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedmpi-verify-") as place:
+        own = [f"output={json.dumps(place)}", "name=again", "timeline=false", "report=false"]
+        own += ["checkpoint.every=1000000"]
+        own += ["checkpoint.resume=must", "checkpoint.changes=accept"] if start >= 0 else []
+        settings = code_trust.replay_settings(run, trusted, overrides, own)
+        if start >= 0:  # the job resumes from this checkpoint in a directory of symbolic links
+            checkpoint, states = run / "checkpoints" / f"{start:06}.safetensors", run.glob("state/**/*.safetensors")
+            for path in (run / IDENTITY, checkpoint, *states):
+                link = Path(place) / settings.name / path.relative_to(run)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.resolve())
+        process = CommandProcess()
+        process.stop.max_rounds = min(last + 2, total)
+        with code_trust.guard(trusted), redirect_stdout(io.StringIO()):
+            result, _ = execute(settings, process)
+        if process.stop.signal:
+            raise KeyboardInterrupt
+        yield Path(result["directory"]), result["exit_reason"] == "stopped"

@@ -1,0 +1,319 @@
+"""Check that a run's metrics and models result from its config, data and code (`fedmpi verify`).
+
+Files are first compared with their checksums in seal.json, and with each other. Then some rounds are trained again, and
+their results are compared with those of the run. If code, torch or machine are not those of the run, the last bits of
+numbers may differ for that reason; such a difference is reported as "cannot tell" and not as altered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.cuda import is_available
+
+from fedmpi import tasks
+from fedmpi.common import registry
+from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl, to_jsonable
+from fedmpi.common.redaction import MARK
+from fedmpi.common.text import count, shorten
+from fedmpi.config.field_types import flat
+from fedmpi.config.schema import Settings
+from fedmpi.config.yaml_source import read
+from fedmpi.engine.faults import lost_ranks
+from fedmpi.flat.model import FlatModel
+from fedmpi.runtime import code_trust
+from fedmpi.runtime.finished_runs import replay
+from fedmpi.runtime.finished_runs.models import rebuild_model
+from fedmpi.runtime.inspection.compare import MISSING, RunRecord, differing_rows, made_with
+from fedmpi.runtime.inspection.run_files import json_of, no_run
+from fedmpi.runtime.record.atomic_files import CorruptFileError, read_tensors, serialize_tensors
+from fedmpi.runtime.record.data_files import PREPROCESSING
+from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, SEALED_BY_ROUND, RunDirectory, seal, seal_digest
+from fedmpi.runtime.record.saved_model import best_model, facts_of
+from fedmpi.runtime.record.summary import metric_names, summary
+
+Say = Callable[[str], None]
+Rows = Sequence[Mapping[str, Any]]
+VERIFIED, ALTERED, UNKNOWN = 0, 1, 2  # exit codes
+SHOWN = 6  # differences that are printed for a row, at most
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `fedmpi verify`."""
+
+    number: int | None = 3  # rounds to replay, drawn at random; None: all
+    trusted: bool = False  # whether code that the config names, and that is not part of fedmpi, may be executed
+    overrides: Sequence[str] = ()  # changes of the run's settings, such as data.root=DIR
+    tolerance: float | None = None  # allowed difference of numbers; None: they must be equal to the bit
+    noted: str | None = None  # the seal that was published with the run, or the digits it begins with
+
+
+@dataclass
+class Findings:
+    """Collects and prints the findings of a verification.
+
+    Attributes:
+        altered: number of findings that show an alteration.
+        unsure: number of findings that leave open whether something was altered.
+        suspects: rounds whose lines have changed since seal.json was written.
+    """
+
+    say: Say
+    altered: int = 0
+    unsure: int = 0
+    suspects: set[int] = field(default_factory=set)
+
+    def add_altered(self, text: str) -> None:
+        self.altered += 1
+        self.say(f"  ALTERED {text}")
+
+    def add_unsure(self, text: str) -> None:
+        self.unsure += 1
+        self.say(f"  cannot tell: {text}")
+
+    @property
+    def code(self) -> int:
+        return ALTERED if self.altered else UNKNOWN if self.unsure else VERIFIED
+
+
+def verify_all(place: Path, say: Say, options: Options) -> int:
+    """Verify a run directory, or all run directories of a sweep.
+
+    Returns the exit code: 1 if any run was altered, else 2 if any result is unknown, else 0.
+    """
+    is_run, working_dir = (place / "config.yaml").is_file(), Path.cwd()
+    runs = [place] if is_run else sorted(path.parent for path in place.glob("*/config.yaml"))
+    if not runs:
+        raise no_run(place, "config.yaml, and no directory that does")
+    codes: dict[str, int] = {}
+    for run in runs:
+        try:
+            codes[run.name] = verify(run, say, options, working_dir)
+        except UserError as error:
+            if len(runs) == 1:
+                raise
+            say(f"  cannot tell: {error}")
+            codes[run.name] = UNKNOWN
+    if len(runs) > 1:
+        parts = [f"{list(codes.values()).count(VERIFIED)} verified"]
+        for code, word in ((ALTERED, "altered"), (UNKNOWN, "cannot be told")):
+            names = [name for name in codes if codes[name] == code]
+            parts += [f"{len(names)} {word} ({', '.join(names)})"] if names else []
+        say(f"{count(len(runs), 'run')}: {'; '.join(parts)}")
+    return next((code for code in (ALTERED, UNKNOWN) if code in codes.values()), VERIFIED)
+
+
+def verify(run: Path, say: Say, options: Options, working_dir: Path) -> int:
+    """Verify one run directory and print the findings.
+
+    Args:
+        working_dir: the directory to which paths are relative, since a plug-in may change that of the process.
+
+    Returns the exit code: 0 if the run is verified, 1 if it was altered, 2 if that is unknown. Raises UserError if it
+    is not a run directory, or if it is not trusted and its config names code that is not part of fedmpi.
+    """
+    say(f"{run}")
+    findings, run, rows, replayed = Findings(say), working_dir / run, list[dict[str, Any]](), set[int]()
+    is_sealed = _check_seal(run, options.noted, findings)
+    try:
+        settings = code_trust.run_settings(run, options.trusted, options.overrides).begun_in(working_dir)
+    except UserError as error:
+        if not findings.altered:
+            raise
+        findings.add_unsure(str(error))
+    else:
+        rows = _read_rows(run / "metrics.jsonl", findings)
+        reason = str((json_of(run / "summary.json") or {}).get("exit_reason", ""))
+        with code_trust.guard(options.trusted):
+            _check_files(run, settings, rows, reason, findings)
+        replayed = _replay(run, settings, sorted({row["round"] for row in rows}), reason, options, findings)
+    rest = len(rows) - len(replayed)
+    if findings.code == VERIFIED and not rows:
+        findings.add_unsure("no round of this run was written")
+    elif findings.code == VERIFIED and rest and not is_sealed:
+        why = f"there is no {SEAL}: the run was killed, or has not ended"
+        findings.add_unsure(f"{why}; --rounds all replays all rounds")
+    by_seal = f"; the other {rest} by the seal, which is no proof against who rewrites it, too" if rest else ""
+    verdicts = {ALTERED: f"ALTERED: {count(findings.altered, 'finding')}", UNKNOWN: "CANNOT TELL"}
+    say(verdicts.get(findings.code, f"verified{by_seal}"))
+    return findings.code
+
+
+# ---- without training ----
+def _check_seal(run: Path, noted: str | None, findings: Findings) -> bool:
+    """Compare the files, and the lines of each round, with seal.json. Returns whether that file exists.
+
+    noted: the seal that was published with the run, or the digits it begins with; None: it was not published.
+    """
+    if not (run / SEAL).is_file():
+        if noted is not None:
+            findings.add_unsure(f"there is no {SEAL}, which should have the seal {noted}")
+        return False
+    sealed, now = json_of(run / SEAL) or {}, seal(run)
+    digest = str(sealed.get("seal"))
+    if digest != seal_digest(sealed):
+        findings.add_altered(f"{SEAL}: its content is not that of the SHA-256 in it")
+    if noted is not None and not digest.startswith(noted.lower()):
+        findings.add_altered(f"{SEAL}: the seal is {digest[: max(len(noted), 12)]}, not {noted}")
+    files, rounds = (dict(sealed.get(key) or {}) for key in ("files", "rounds"))
+    for name in {**files, **now["files"]}:
+        before, after = files.get(name), now["files"].get(name)
+        if before != after:
+            old, new = rounds.get(name, {}), now["rounds"].get(name, {})
+            changed = [t for t in {**old, **new} if old.get(t) != new.get(t)] if old and new else []
+            findings.suspects |= {int(t) for t in changed if t.isdecimal()}
+            where = f", round {', '.join(changed[:8])}," if changed else ""
+            how = "is missing" if after is None else "was added" if before is None else "has changed"
+            findings.add_altered(f"{name}{where} {how} since the run ended")
+    if not findings.altered:
+        findings.say(f"  ok seal {digest[:16]}: {count(len(files), 'file')} as they were when the run ended")
+    return True
+
+
+def _read_rows(path: Path, findings: Findings) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl file; report lines that cannot be read as altered."""
+    lines = read_jsonl(path, rounds=True)
+    for number in lines.damaged:
+        findings.add_altered(f"{path.name}:{number}: is no row of a run")
+    if lines.cut:
+        findings.add_altered(f"{path.name}: its last line is cut")
+    return lines.rows
+
+
+def _check_files(run: Path, settings: Settings, rows: Rows, reason: str, findings: Findings) -> None:
+    """Check that rows, settings, summary, models and checkpoints agree. reason: why the run ended; "" if it did not."""
+    rounds, first = [row["round"] for row in rows], -1 if settings.rounds == 0 else 0
+    if rounds != list(range(first, first + len(rows))):
+        findings.add_altered("metrics.jsonl: its rounds are not 0, 1, 2, ... each once")
+    elif reason == "finished" and len(rows) != max(settings.rounds, 1):
+        findings.add_altered(f"metrics.jsonl: {count(len(rows), 'round')} of a finished run of {settings.rounds}")
+    identity = json_of(run / "identity.json") or {}
+    written = {key: repr(value) for key, value in flat(read(run / "config.yaml").data, "").items() if value != MARK}
+    for key in identity.keys() & written.keys():
+        if identity[key] not in (written[key], hashlib.sha256(written[key].encode()).hexdigest()):
+            both = f"{key} is {written[key]} in the one, {identity[key]} in the other"
+            findings.add_altered(f"config.yaml or identity.json: {both}")
+    if reason and rows:
+        _check_summary(run, rows, settings, findings)
+    hashes = {row["round"]: row.get("sha256") for row in rows}
+    for name in (name for name in (MODEL, BEST) if rows and (run / name).exists()):
+        t = rows[-1]["round"] if name == MODEL else facts_of(run / name).get("round")
+        try:
+            model = FlatModel(rebuild_model(run, settings, name))
+            if (digest := model.layout.sha256(model.w)) != hashes.get(t):
+                both = f"{digest[:12]}, metrics.jsonl {str(hashes.get(t))[:12]}"
+                findings.add_altered(f"{name}: its weights have the SHA-256 {both}")
+        except UserError as error:
+            findings.add_altered(str(error))
+    for path in sorted([*run.glob("checkpoints/*.safetensors"), *run.glob("state/**/*.safetensors")]):
+        try:
+            tensors, facts = read_tensors(path)
+            if serialize_tensors(tensors, facts) != path.read_bytes():
+                raise CorruptFileError(f"{path}: its header is not as fedmpi writes it")
+        except CorruptFileError as error:
+            findings.add_altered(str(error))
+
+
+def _check_summary(run: Path, rows: Rows, settings: Settings, findings: Findings) -> None:
+    """Compute the summary from the rows again and compare it with summary.json."""
+    classes = str(facts_of(run / MODEL).get("classes", ""))
+    task = registry.make(tasks.KIND, settings.task)(int(classes)) if classes.isdigit() else None
+    lost, falling = _read_rows(run / "faults.jsonl", findings), tuple(getattr(task, "falling", ()))
+    try:
+        recomputed = summary(rows, metric_names(rows), "", lost, best_model(run), falling)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        return findings.add_altered(f"metrics.jsonl or faults.jsonl: no summary can be made of it ({error})")
+    written = json_of(run / "summary.json") or {}
+    was, now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (written, recomputed))
+    for key in {**now, **was}:
+        if was.get(key) != now.get(key):
+            findings.add_altered(f"summary.json: {key} is {was.get(key)}, metrics.jsonl makes {now.get(key)}")
+
+
+# ---- by training ----
+def _replay(
+    run: Path, settings: Settings, rounds: list[int], reason: str, options: Options, findings: Findings
+) -> set[int]:
+    """Train some rounds of a run again, report differences, and return the rounds that were trained."""
+    record, done = RunRecord(run, strict=False), set[int]()
+    # A resumed run evaluates the round of its checkpoint again. If a rank failed after the first evaluation, the two
+    # evaluations may differ, so such a checkpoint is not used.
+    late = {row["round"] for row in record.rows("faults.jsonl").values() if lost_ranks.late(row)}
+    checkpoints = [t for t in replay.checkpoints(run) if t in rounds and t + 1 not in late]
+    reasons = dict[str, None]()
+    for start, last in replay.segments(rounds, options.number, findings.suspects, checkpoints):
+        findings.say(f"  replaying to round {last}, {f'after checkpoint {start}' if start >= 0 else 'from the start'}")
+        which = (start, last, len(rounds))
+        with replay.replay_rounds(run, options.trusted, options.overrides, *which) as (path, stopped):
+            replayed = RunRecord(path, strict=False)
+            changes = made_with(record, replayed)
+            if other_data := [name for name in ("partition", "training data", "test data") if name in changes["data"]]:
+                where = f"below {settings.data.root} are not those of the run; data.root=DIR says where they are"
+                findings.add_unsure(f"{' and '.join(other_data)} {where}")
+                return done
+            reasons |= dict.fromkeys(_reasons_for_other_bits(run, settings, changes))
+            differences = _row_differences(record, replayed, (start, last), stopped, options.tolerance)
+            if last == rounds[-1] and reason and options.tolerance is None:
+                names = (MODEL, BEST, "partition.npz", PREPROCESSING)
+                pairs = ((name, record.digest(name), replayed.digest(name)) for name in names)
+                differences += [f"{name}: replaying gives other bytes" for name, a, b in pairs if a and b and a != b]
+            done |= {t for t in replayed.rounds if t <= last}
+        for text in differences:
+            if reasons and options.tolerance is None:
+                why = f"This may come of where it was replayed: {'; '.join(reasons)}. --tolerance 1e-3 compares numbers"
+                findings.add_unsure(f"{text}. {why}")
+            else:
+                findings.add_altered(text)
+    if done and findings.code == VERIFIED:
+        same = "the same bits and figures" if options.tolerance is None else f"figures within {options.tolerance:g}"
+        findings.say(f"  ok {count(len(done), 'round')} replayed: {same}")
+    return done
+
+
+def _row_differences(
+    record: RunRecord, replayed: RunRecord, span: tuple[int, int], stopped: bool, tolerance: float | None
+) -> list[str]:
+    """Return the differences between the rows of a run and of its replay, as lines of text.
+
+    Args:
+        span: the round of the checkpoint from which the replay starts, which is evaluated but not analysed again; and
+            the last round of the replay.
+        stopped: whether the replay ended without evaluating its last round.
+    """
+    start, last = span
+    end = max(replayed.rounds, default=-1) if stopped else None  # the round that was not evaluated
+    texts = []
+    for name in SEALED_BY_ROUND:
+        left_out = {end if name != "metrics.jsonl" else None, start if name == "analysis.jsonl" else None}
+        for (t, client, protocol, *_), differences in differing_rows(record, replayed, name, tolerance, partial=end):
+            if t in replayed.rounds and t <= last and t not in left_out:
+                each = [f"{what} is {_short(a)}, replaying gives {_short(b)}" for what, a, b in differences[:SHOWN]]
+                who = "" if client is None else f", client {client}"
+                who += "" if protocol is None else f", {protocol}"
+                texts.append(f"{name}, round {t}{who}: {'; '.join(each)}")
+    return texts
+
+
+def _short(value: Any) -> str:
+    return "missing" if value is MISSING else shorten(str(value), 24)
+
+
+def _reasons_for_other_bits(run: Path, settings: Settings, changes: dict[str, Any]) -> list[str]:
+    """Return reasons for differences in the last bits: code, versions or devices that are not those of the run."""
+    machine = {key: pair for key, pair in changes["environment"].items() if key in ("devices", "cpu")}
+    code = {key: pair for key, pair in changes["code"].items() if not key.startswith("plug-in ")}
+    reasons = [f"{name} was {was}, here it is {now}" for name, (was, now) in {**code, **machine}.items()]
+    ranks = len((json_of(run / "environment.json") or {}).get("ranks") or [1])
+    if settings.compute.device != "cpu" and not (settings.compute.deterministic and ranks == 1):
+        reasons += ["GPUs give the same bits to one process with compute.deterministic"] if is_available() else []
+    reasons += RunDirectory(run).accepted_changes()
+    if settings.compute.pack != 1 and ranks > 1:
+        pack = settings.compute.pack
+        reasons.append(f"{count(ranks, 'rank')} trained clients in other groups (compute.pack: {pack})")
+    return reasons

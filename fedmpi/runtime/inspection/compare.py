@@ -1,0 +1,240 @@
+"""Compare two runs: settings, data, code and machine, and the first round in which their results differ.
+
+Results are the rows of `metrics.jsonl` and `clients.jsonl`, without seconds and bytes, which depend on the ranks, and
+the final model. `fedmpi verify` and `fedmpi replay` use the same functions to compare a run with its replay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.metrics_row import VARIES_WITH_RANKS
+from fedmpi.common.text import count, shorten
+from fedmpi.config import Settings
+from fedmpi.config.resume_rules import comparable
+from fedmpi.runtime.inspection import run_files
+
+MISSING = object()
+HASH, MODEL = "sha256", "model.safetensors"
+NAMES = ("name", "timeline", "report")  # settings without influence on results
+# Names of digests of data in identity.json end with one of these.
+DATA = ("partition", "training data", "test data", "layout", "initial weights")
+GROUPS = ("settings", "data", "code", "environment")
+# Keys of environment.json that are left out. Of ranks and packages, the entries are compared instead.
+NO_CAUSE = ("started", "command", "directory", "slurm_job_id", "ranks", "packages")
+LONG = 200  # characters of a value that are printed
+CODE, PARTITION = ("(code of fedmpi)", "(torch version)"), "(partition)"  # keys of identity.json
+TRAINING, TEST = "(training data)", "(test data)"
+Facts = dict[str, Any]
+RowKey = tuple[Any, ...]
+
+
+class RunRecord:
+    """The records of a run: identity, environment and rows, read from its directory.
+
+    Raises UserError if it is not a run directory and, with `strict`, if lines of its files cannot be read.
+    """
+
+    def __init__(self, run: Path, strict: bool = True) -> None:
+        if not run_files.is_run(run_files.folder(run)):
+            raise run_files.no_run(run, " or ".join(run_files.OF_A_RUN))
+        self.run, self.strict = run, strict
+        self.identity = comparable(run_files.json_of(run / "identity.json") or {})
+        about = run_files.json_of(run / "environment.json") or {}
+        ranks = about.get("ranks") or []
+        devices, hosts = (", ".join(sorted({str(each.get(what)) for each in ranks})) for what in ("device", "host"))
+        self.environment = {key: value for key, value in about.items() if key not in NO_CAUSE}
+        self.environment |= about.get("packages") or {}
+        self.environment |= {"number of ranks": len(ranks), "devices": devices, "hosts": hosts}
+        self.rounds = {row["round"]: row for row in self.rows("metrics.jsonl").values()}
+
+    def rows(self, name: str) -> dict[RowKey, Facts]:
+        """Return the rows of a file by (round, client, protocol).
+
+        If several rows have the same key, the key of a later one gets one more element.
+        """
+        keyed: dict[RowKey, Facts] = {}
+        for row in read_jsonl(self.run / name, rounds=True, strict=self.strict).rows:
+            key: RowKey = (row["round"], row.get("client"), row.get("protocol"))
+            while key in keyed:
+                key = (*key, "again")
+            keyed[key] = row
+        return keyed
+
+    def digest(self, name: str) -> str | None:
+        """Return the SHA-256 of a file of the run directory; None if the file is missing."""
+        path = self.run / name
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+class Difference(NamedTuple):
+    """A key of a row and its values in two runs, which differ; MISSING if a run does not have the key."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+def differing_rows(
+    a: RunRecord, b: RunRecord, name: str, tolerance: float | None = None, partial: int | None = None
+) -> Iterator[tuple[RowKey, list[Difference]]]:
+    """Yield the key and the differences of each row in which two runs differ, without keys that depend on the ranks.
+
+    Args:
+        name: the file, such as metrics.jsonl.
+        tolerance: largest allowed difference of numbers, relative to the larger one if that is above 1; hashes are not
+            compared. None: values must be equal.
+        partial: a round that b has not evaluated; keys that its row lacks do not count.
+    """
+    left, right = a.rows(name), b.rows(name)
+    left_out = {*VARIES_WITH_RANKS, *((HASH,) if tolerance is not None else ())}
+    for key in sorted({**left, **right}, key=lambda key: (key[0], str(key[1:]))):
+        x, y = left.get(key, {}), right.get(key, {})
+        names = [each for each in {**x, **y} if each not in left_out and (key[0] != partial or each in y)]
+        pairs = [Difference(each, x.get(each, MISSING), y.get(each, MISSING)) for each in names]
+        if differences := [pair for pair in pairs if not _is_same(pair.a, pair.b, tolerance)]:
+            yield key, differences
+
+
+def _is_same(a: Any, b: Any, tolerance: float | None) -> bool:
+    if tolerance is not None and bool not in (type(a), type(b)):
+        if isinstance(a, int | float) and isinstance(b, int | float):
+            return abs(a - b) <= tolerance * max(1.0, abs(a), abs(b))
+        if isinstance(a, list) and isinstance(b, list):
+            return len(a) == len(b) and all(_is_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        if isinstance(a, dict) and isinstance(b, dict):
+            return a.keys() == b.keys() and all(_is_same(a[key], b[key], tolerance) for key in a)
+    return bool(a == b)
+
+
+def made_with(a: RunRecord, b: RunRecord) -> Facts:
+    """Return the differences in settings, code, data and environment (versions, machine), as name -> [a, b]."""
+    changes = _changes(a.identity, b.identity)
+    digests = {key.strip("()"): pair for key, pair in changes.items() if key.startswith("(")}
+    data = {key: pair for key, pair in digests.items() if key.endswith(DATA)}
+    return {
+        "settings": {key: pair for key, pair in changes.items() if not key.startswith("(") and key not in NAMES},
+        "code": {key: pair for key, pair in digests.items() if key not in data},
+        "data": data,
+        "environment": _changes(a.environment, b.environment),
+    }
+
+
+def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {key: [a.get(key), b.get(key)] for key in {**a, **b} if a.get(key) != b.get(key)}
+
+
+# ---- the command ----
+def compare(a: Path, b: Path) -> Facts:
+    """Compare two run directories. Raises UserError if one is not a run directory or cannot be read.
+
+    Returns:
+        a, b: the directories.
+        settings, code, data, environment: differences, as name -> [value in a, value in b].
+        rounds: the numbers of rounds, [a, b].
+        hash, figure, client: the first round in which the model's hash, a metric, or a client's line differs, with the
+            name and [a, b] of the first different value; None if there is no difference.
+        model: SHA-256 of the final models, [a, b]; None if they are equal or one is missing.
+        same: whether the results are the same.
+    """
+    left, right = RunRecord(a), RunRecord(b)
+    shared = left.rounds.keys() & right.rounds.keys()
+    rows, of_clients = (
+        [(key, each) for key, each in differing_rows(left, right, name) if key[0] in shared]
+        for name in ("metrics.jsonl", "clients.jsonl")
+    )
+    facts: Facts = {"a": str(a), "b": str(b), **made_with(left, right)}
+    facts["rounds"] = [len(left.rounds), len(right.rounds)]
+    facts["hash"] = _first((key, [each for each in row if each.key == HASH]) for key, row in rows)
+    facts["figure"] = _first((key, [each for each in row if each.key != HASH]) for key, row in rows)
+    facts["client"] = _first(of_clients)
+    models = [record.digest(MODEL) for record in (left, right)]
+    facts["model"] = models if None not in models and models[0] != models[1] else None
+    parts = [facts[each] for each in ("hash", "figure", "client", "model")]
+    facts["same"] = parts == [None] * 4 and left.rounds.keys() == right.rounds.keys()
+    return facts
+
+
+def _first(rows: Iterable[tuple[RowKey, list[Difference]]]) -> Facts | None:
+    """Describe the first row with differences: round, client, first key with its values, and the other keys."""
+    for (t, client, *_), (first, *others) in ((key, each) for key, each in rows if each):
+        values = [None if value is MISSING else value for value in (first.a, first.b)]
+        names = [each.key for each in others]
+        return {"round": t, "client": client, "name": first.key, "values": values, "others": names}
+    return None
+
+
+def lines(facts: Facts) -> list[str]:
+    """Return the output of `fedmpi compare` as lines: results, then settings, data, code and environment."""
+    shown = [f"A  {facts['a']}", f"B  {facts['b']}", verdict(facts)]
+    for one in (facts[key] for key in ("hash", "figure", "client") if facts[key]):
+        who = f"client {one['client']}, " if one["client"] is not None else ""
+        shown += [_pair(f"{who}{one['name']}, round {one['round']}", one["values"])]
+        shown += [f"  and there {shorten(', '.join(one['others']), LONG)}"] if one["others"] else []
+    shown += [_pair(MODEL, facts["model"])] if facts["model"] else []
+    for group in GROUPS:
+        shown += [f"{group}: {count(len(facts[group]), 'difference')}"] if facts[group] else []
+        shown += [_pair(name, values) for name, values in facts[group].items()]
+    return [*shown, f"the same: {', '.join(group for group in GROUPS if not facts[group]) or 'nothing else'}"]
+
+
+def verdict(facts: Facts) -> str:
+    """Return one line that states whether the results are the same, or from which round on they differ."""
+    a, b = facts["rounds"]
+    end = f" (A has {count(a, 'round')}, B {count(b, 'round')})" if a != b else ""
+    if one := facts["hash"]:
+        return f"the models differ from round {one['round']} on{end}"
+    if one := facts["figure"]:
+        return f"the same models; {one['name']} differs from round {one['round']} on{end}"
+    if one := facts["client"]:
+        return f"client {one['client']} differs from round {one['round']} on{end}"
+    if facts["model"]:
+        return f"the final models differ, and no round does{end}"
+    return f"the same results as far as both go{end}" if end else f"the same results in all {count(a, 'round')}"
+
+
+def _pair(name: str, values: list[Any]) -> str:
+    a, b = ("-" if value is None else shorten(str(value), LONG) for value in values)
+    return f"  {name}: {a} | {b}"
+
+
+# ---- comparability of runs that one table cell or one curve of a report combines ----
+def shared_digests(identity: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of identity.json that are equal in all runs whose settings differ in the seed only.
+
+    A data source that is a plug-in may depend on the seed, so digests of its data are left out.
+
+    >>> identity = {"(partition)": "a", "(training data)": "b"}
+    >>> [list(shared_digests(identity | {"data.partition.scheme": repr(s)})) for s in ("iid", "file")]
+    [['(training data)'], ['(partition)', '(training data)']]
+    """
+    scheme = identity.get("data.partition.scheme")
+    drawn = set() if scheme == "'file'" else {PARTITION}
+    drawn |= {TRAINING, TEST} if ":" in str(identity.get("data.source")) else set()
+    shared = {PARTITION, TRAINING, TEST, "(initial weights)"} - drawn
+    return {key: str(value) for key, value in identity.items() if key in shared or key.startswith("(plug-in ")}
+
+
+def digest_differences(runs: Iterable[tuple[Settings, Mapping[str, Any]]]) -> dict[str, tuple[str, str]]:
+    """Return digests that should be equal in several runs and are not, each with the names of two such runs.
+
+    Digests of code should be equal in all runs; digests of data in runs with the same settings of data; all others in
+    runs with the same settings. If a digest depends on the seed, only runs with the same seed are compared.
+    """
+    first: dict[tuple[str, ...], tuple[str, str]] = {}
+    differing: dict[str, tuple[str, str]] = {}
+    for settings, identity in runs:
+        same_for_seeds = shared_digests(identity)
+        for item in (key for key in identity if key in same_for_seeds or key in (*CODE, PARTITION, TRAINING, TEST)):
+            section = "data." if item in (PARTITION, TRAINING, TEST) else ""
+            left_out = (*NAMES, "seed", "(") if item in same_for_seeds else (*NAMES, "(")
+            keys = [key for key in identity if key.startswith((section, "seed")) and not key.startswith(left_out)]
+            depends_on = [] if item in CODE else [str(settings.data.root), *(f"{key}: {identity[key]}" for key in keys)]
+            name, digest = first.setdefault((item, *depends_on), (settings.name, identity[item]))
+            if digest != identity[item]:
+                differing.setdefault(item, (name, settings.name))
+    return differing

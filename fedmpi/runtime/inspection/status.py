@@ -1,0 +1,220 @@
+"""Determine the state and progress of a run from the files in its directory (`fedmpi status`).
+
+running           its job holds the directory's lock; if the file system has no locks, a file was written recently
+finished          all rounds are complete, or evaluate.best.patience ended the run
+stopped           a signal or a time limit ended it; `fedmpi resume` continues it
+failed            it ended with an error, which summary.json contains
+died              no job works in the directory, and no reason was recorded: the run was killed, or power failed
+never started     it ended before it wrote anything, or has not started yet
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedmpi.common.formatting import duration, table
+from fedmpi.common.host_memory import size_text
+from fedmpi.common.jsonl import JsonLines, read_jsonl
+from fedmpi.common.metrics_row import NOT_METRICS
+from fedmpi.common.text import count, format_metric
+from fedmpi.runtime.inspection import run_files
+from fedmpi.runtime.record import lock
+
+RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
+# Rounds over which round_s is averaged. A run has written recently if its last write is at most LATELY_S seconds plus
+# the duration of TIMES rounds ago.
+WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0
+FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
+SHOWN = 4  # metrics that are printed
+Facts = dict[str, Any]
+
+
+def status(run: Path, now: float | None = None) -> Facts:
+    """Return the state and progress of one run, as JSON values; None if the directory does not contain a value.
+
+    Args:
+        now: the time in seconds since 1970; None: the current time.
+
+    Returns:
+        The values of `brief`, and: ranks (their number), lost (lost rank -> round), hosts, launcher, job, started;
+        figures, the metrics of round figures_round; sent_bytes and received_bytes of rank 0; faults (counts); holder,
+        the process that has or had the directory's lock.
+    """
+    lines = read_jsonl(run / "metrics.jsonl", rounds=True)
+    rows, (figures, figures_round) = lines.rows, _metrics(lines.rows)
+    about = run_files.json_of(run / "environment.json") or {}
+    ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
+    faults = [row for row in read_jsonl(run / "faults.jsonl", rounds=True).rows if isinstance(row.get("ranks"), dict)]
+    return {
+        **brief(run, lines, now),
+        "holder": lock.inspect(run)[1] or None,
+        "ranks": len(ranks) or None,
+        "lost": {rank: row["round"] for row in faults for rank in row["ranks"]},
+        "hosts": list(dict.fromkeys(str(each.get("host")) for each in ranks)),
+        "launcher": about.get("launcher"),
+        "job": about.get("slurm_job_id"),
+        "started": about.get("started"),
+        "figures": figures,
+        "figures_round": figures_round,
+        "sent_bytes": sum(row.get("sent_bytes", 0) for row in rows),
+        "received_bytes": sum(row.get("received_bytes", 0) for row in rows),
+        "faults": {
+            "losses": len(faults),
+            "rounds_with_refused": sum(bool(row.get("refused")) for row in rows),
+            "diverged": next((row["diverged"] for row in rows if "diverged" in row), None),
+        },
+    }
+
+
+def brief(run: Path, lines: JsonLines | None = None, now: float | None = None) -> Facts:
+    """Return the main facts about one run: its state, its progress and its last checkpoint.
+
+    Args:
+        lines: the content of metrics.jsonl; None: read the end of the file.
+        now: the time in seconds since 1970; None: the current time.
+
+    Returns:
+        directory, name; state, why, resume (whether `fedmpi resume` can continue the run); rounds_done, rounds; round_s
+        (mean seconds of the last WINDOW rounds), eta_s (seconds until the end), since_s (seconds since the last write);
+        checkpoint (round, age_s); unreadable (number of damaged lines in metrics.jsonl).
+    """
+    now = time.time() if now is None else now
+    lines = read_jsonl(run / "metrics.jsonl", rounds=True, tail=run_files.TAIL) if lines is None else lines
+    done = lines.rows[-1]["round"] + 1 if lines.rows else 0
+    identity, summary = run_files.json_of(run / "identity.json") or {}, run_files.json_of(run / "summary.json") or {}
+    rounds, round_s = _rounds(identity), _round_s(lines.rows)
+    written = run_files.changed([run / "metrics.jsonl", run / "log.txt", *run.glob("timeline/rank-*.jsonl")])
+    is_late = written is None or now - written >= LATELY_S + TIMES * (round_s or 0.0)
+    is_locked, who = lock.inspect(run)
+    reason = str(summary.get("exit_reason", ""))
+    is_over = reason == "finished" and rounds is not None and done >= rounds
+    if is_locked and not is_over:
+        silent = "nothing written for longer than five rounds take; a rank may be silent" if is_late else ""
+        state, why = RUNNING, silent if lines.rows else "it has not made a round yet"
+    elif reason:
+        state, why = _ended(reason)
+    elif is_locked is None and not is_late:
+        state, why = RUNNING, "its directory was written lately"
+    elif lines.rows or identity or "host" in who:
+        state, why = DIED, "" if lines.rows else "before its first round was complete"
+    else:
+        state, why = NEVER, "the directory holds nothing of a run"
+    newest = max(run.glob("checkpoints/[0-9]*.safetensors"), default=None)
+    times = run_files.changed([newest] if newest else []), written
+    age, since = (None if t is None else max(now - t, 0.0) for t in times)
+    has_eta = state == RUNNING and not is_late and rounds is not None and round_s is not None
+    return {
+        "directory": str(run),
+        "name": run.resolve().name,
+        "state": state,
+        "why": why,
+        "resume": newest is not None and state in (STOPPED, FAILED, DIED),
+        "rounds_done": done,
+        "rounds": rounds,
+        "round_s": round_s,
+        "eta_s": max((rounds or 0) - done, 0) * (round_s or 0.0) if has_eta else None,
+        "since_s": since,
+        "checkpoint": {"round": int(newest.stem), "age_s": age} if newest else None,
+        "unreadable": len(lines.damaged),
+    }
+
+
+def code(facts: Facts) -> int:
+    """Return the exit code for a run: 0 running or finished, 75 stopped or died and can be resumed, 1 otherwise."""
+    if facts["state"] in (RUNNING, FINISHED):
+        return FINE
+    return GOES_ON if facts["state"] in (STOPPED, DIED) and facts["resume"] else BAD
+
+
+def _ended(reason: str) -> tuple[str, str]:
+    if reason.startswith(("finished", "early stopped")):
+        return FINISHED, reason.partition(": ")[2]
+    if reason.startswith(("stopped", "signal ")):
+        return STOPPED, reason if reason.startswith("signal") else "on request"
+    return FAILED, reason.removeprefix("failed: ")
+
+
+def _rounds(identity: Facts) -> int | None:
+    try:
+        rounds = ast.literal_eval(identity["rounds"])
+    except (KeyError, ValueError, SyntaxError, TypeError):
+        return None
+    return rounds if isinstance(rounds, int) else None
+
+
+def _round_s(rows: list[Facts]) -> float | None:
+    """Return the mean seconds of the last rounds. The first round, which is longer, counts only if it is alone."""
+    walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
+    later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
+    return fmean(later[-WINDOW:] or walls) if walls else None
+
+
+def _metrics(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
+    """Return the metrics of the last evaluated round, or of the last round if none was evaluated; and its number."""
+    numbers = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
+    names = {name for row in numbers for name in row if name != "train_loss"}
+    for row, metrics in zip(reversed(rows), reversed(numbers), strict=True):
+        if names & metrics.keys() or not names:
+            return metrics, row["round"]
+    return {}, None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ---- output ----
+def lines(facts: Facts) -> list[str]:
+    """Return the output of `fedmpi status` for one run, as lines."""
+    who, since, checkpoint = facts["holder"], facts["since_s"], facts["checkpoint"]
+    has_holder, is_finished = who and facts["state"] == RUNNING, facts["state"] == FINISHED
+    up, down = (size_text(facts[key]) for key in ("received_bytes", "sent_bytes"))
+    lost = [f"; rank {rank} lost in round {t}" for rank, t in facts["lost"].items()]
+    metrics = facts["figures"]
+    first = [name for name in ("loss", "accuracy", "train_loss") if name in metrics]
+    shown = [f"{k} {format_metric(k, metrics[k], 4)}" for k in list(dict.fromkeys([*first, *metrics]))[:SHOWN]]
+    rows = {
+        "run": [facts["directory"]],
+        "state": [
+            facts["state"],
+            f": {facts['why']}" if facts["why"] else "",
+            f" (process {who.get('pid')} on {who.get('host')})" if has_holder else "",
+            f", last written {duration(since)} ago" if since is not None and not is_finished else "",
+        ],
+        "round": [
+            f"{facts['rounds_done']:,}",
+            f" of {facts['rounds']:,}" if facts["rounds"] is not None else "",
+            f", {duration(facts['round_s'])} a round" if facts["round_s"] is not None else "",
+            f", {duration(facts['eta_s'])} left" if facts["eta_s"] is not None else "",
+        ],
+        "ranks": [
+            f"{facts['ranks']} on {count(len(facts['hosts']), 'host')}",
+            f", Slurm job {facts['job']}" if facts["job"] else "",
+            *lost,
+        ],
+        "figures": [", ".join(shown), f" (round {facts['figures_round'] + 1})" if shown else ""],
+        "bytes": [f"{up} up, {down} down (rank 0's connection)"],
+        "faults": ["; ".join(_faults(facts)) or "none"],
+        "checkpoint": [
+            f"after round {checkpoint['round'] + 1}" if checkpoint else "none",
+            f", {duration(checkpoint['age_s'])} old" if checkpoint and checkpoint["age_s"] is not None else "",
+        ],
+        "next": [f"fedmpi resume {facts['directory']}" if facts["resume"] else ""],
+    }
+    if facts["ranks"] is None:
+        del rows["ranks"]
+    return table([(name, text) for name, parts in rows.items() if (text := "".join(parts))], "left")
+
+
+def _faults(facts: Facts) -> list[str]:
+    faults, unreadable = facts["faults"], facts["unreadable"]
+    parts = [f"{faults['losses']} x ranks lost (faults.jsonl)"] if faults["losses"] else []
+    if rounds := faults["rounds_with_refused"]:
+        parts.append(f"uploads refused in {count(rounds, 'round')}")
+    parts += [f"diverged from round {faults['diverged']} on"] if faults["diverged"] is not None else []
+    return [*parts, f"{count(unreadable, 'line')} of metrics.jsonl cannot be read"] if unreadable else parts

@@ -1,0 +1,174 @@
+"""`fedmpi sweep`: train the missing runs of a sweep, check that all of them are done, or validate their settings."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedmpi import models, tasks
+from fedmpi.common import registry
+from fedmpi.common.errors import RESTART_LATER, MissingDataError, UserError
+from fedmpi.common.formatting import duration
+from fedmpi.common.jsonl import to_jsonable
+from fedmpi.common.text import count, format_metric, main_metric
+from fedmpi.config import Settings
+from fedmpi.runtime import build
+from fedmpi.runtime.inspection import run_files
+from fedmpi.runtime.record import atomic_files, lock
+from fedmpi.runtime.record.summary import metric_names
+from fedmpi.runtime.validate import validate_settings
+from fedmpi.sweeps import pool, progress, sweep_status, tuning
+from fedmpi.sweeps.expand import Sweep
+
+FAILED, ELSEWHERE = "failed", "elsewhere"
+Say = Callable[[str], None]
+
+
+def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
+    """Train the missing runs of a sweep; with `best` first the tuning runs, then the runs with the chosen candidates.
+
+    Args:
+        jobs: the number of runs that train at the same time, or "auto".
+        job: the function that trains one run in a child process.
+
+    Returns:
+        The exit code: 0 if all runs are done; 75 after a signal, or if another process trains some of the runs.
+
+    Raises:
+        UserError: if runs failed, after all others have ended.
+    """
+    every = [settings for _, settings in sweep.runs()]
+    todo = _missing(sweep, every)  # may raise an error, so nothing is written before
+    sweep.write_list(every[0].output, [settings.name for settings in every])
+    code = _train(sweep, every, todo, jobs, job, say, " to choose by" if sweep.best else "")
+    if code or sweep.best is None:
+        return code
+    for line in choose(sweep):
+        say(line)
+    known = sweep.known_runs()
+    sweep.write_list(every[0].output, [settings.name for settings in known])
+    more = known[len(every) :]
+    return _train(sweep, more, _missing(sweep, more), jobs, job, say, " with what was chosen") if more else 0
+
+
+def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
+    return [settings for settings in runs if not sweep.is_over(settings)]
+
+
+def choose(sweep: Sweep) -> list[str]:
+    """Write the chosen candidates to best.json, and return a line about each choice.
+
+    Raises:
+        UserError: if no candidate can be chosen for a cell.
+    """
+    assert sweep.best is not None
+    choices, place = sweep.choices(), next(sweep.runs())[1].output
+    content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
+    atomic_files.write(place / tuning.FILE, content.encode())
+    if without := [str(each) for each in choices.values() if each.chosen is None]:
+        raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.FILE}")
+    return [f"chosen by {sweep.best.figure}: {each}" for each in choices.values()]
+
+
+def _train(
+    sweep: Sweep, every: Sequence[Settings], todo: Sequence[Settings], jobs: str, job: pool.Job, say: Say, what: str
+) -> int:
+    """Train the runs in `todo`, which are those of `every` that are not done, and return the exit code.
+
+    `what` describes the runs in the first line of the output.
+    """
+    done = len(every) - len(todo)
+    say(f"{count(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
+    if not todo:
+        return 0
+    failed, elsewhere, began = list[Settings](), list[Settings](), time.monotonic()
+
+    def report_end(ended: pool.Running) -> None:
+        outcome, text = _outcome(sweep, ended)
+        {FAILED: failed, ELSEWHERE: elsewhere}.get(outcome, []).append(ended.settings)
+        rest = len(todo) - workers.ended
+        left = f"; about {duration((time.monotonic() - began) / workers.ended * rest)} left" if rest else ""
+        say(f"[{done + workers.ended}/{len(every)}] {ended.settings.name}: {text} ({ended.seconds:.0f} s){left}")
+
+    workers = pool.Pool(job, *pool.resources(jobs, todo), report_end)
+    complete = workers.run([progress.resuming(settings) for settings in todo])
+    if failed:
+        logs = "\n  ".join(str(pool.log(each)) for each in failed)
+        raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
+    if busy := _missing(sweep, elsewhere):
+        say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
+    elif not complete:
+        say(f"stopped; go on with: {sweep.command}")
+    return RESTART_LATER if busy or not complete else 0
+
+
+def _outcome(sweep: Sweep, ended: pool.Running) -> tuple[str, str]:
+    """Return the outcome of a run that has ended (FAILED, ELSEWHERE, or "" for all others), and a text about it."""
+    settings, code = ended.settings, ended.process.exitcode
+    state = progress.read_state(settings)
+    is_locked, who = lock.inspect(progress.directory(settings))
+    if state.what == progress.DONE:
+        pool.log(settings).unlink(missing_ok=True)  # log.txt in the run directory has the same content
+        return "", _main_metric_text(state.summary.get("last", {})) or "done"
+    if is_locked and who.get("pid") not in (None, ended.process.pid):
+        return ELSEWHERE, f"in use by process {who['pid']} on host {who.get('host')}, and left to it"
+    if code == RESTART_LATER:
+        return "", f"stopped after {count(state.rounds, 'round')}"
+    if sweep.is_over(settings):
+        return "", "has diverged, and is not chosen"
+    return FAILED, f"FAILED (exit code {code}): {run_files.last_line(pool.log(settings)) or 'it has written nothing'}"
+
+
+def _main_metric_text(row: dict[str, Any]) -> str:
+    """Format the main metric of a row with its name; "" if the row has none."""
+    name = main_metric(metric_names([row]))
+    return f"{name.replace('_', ' ')} {format_metric(name, row[name], 4)}" if name and row.get(name) is not None else ""
+
+
+def check(sweep: Sweep, say: Say) -> None:
+    """Show the status of a sweep, and raise UserError unless all runs are done.
+
+    With `best`, best.json and the list of runs are written as well.
+    """
+    if missing := sweep_status.show(sweep, say):
+        raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
+    if sweep.best is not None:
+        choose(sweep)
+        runs = sweep.known_runs()
+        sweep.write_list(runs[0].output, [settings.name for settings in runs])
+
+
+def validate(sweep: Sweep, say: Say) -> None:
+    """Check a sweep for `fedmpi validate`: the settings of all runs, and everything else, such as the data, for some.
+
+    The latter are a few runs that together contain every label of every axis.
+
+    Raises:
+        UserError: if there is a mistake; the message names the run.
+        MissingDataError: if data are missing and nothing else is wrong.
+    """
+    every = [settings for _, settings in sweep.runs()]
+    say(f"{count(len(every), 'run')}, to be written to {every[0].output}")
+    for axis in sweep.axes:
+        used = [label for label in axis.choices if any(each[axis.name] == label for each in sweep.labels)]
+        say(f"  {axis.name}: {', '.join(used)}")
+    missing: UserError | None = None
+    for settings in map(sweep.settings, sweep.covering()):
+        try:
+            validate_settings(settings)
+        except UserError as error:
+            if not _is_missing(error):
+                raise UserError(f"{error}\n  in the run {settings.name}") from error
+            missing = missing or error
+            build.make_method(settings)  # names and options can be checked without data
+            for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
+                registry.make(kind, chosen, settings.origins(key))
+    if missing:
+        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing: {missing}") from missing
+    say("ok")
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, MissingDataError) or _is_missing(error.__cause__))

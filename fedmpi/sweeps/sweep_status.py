@@ -1,0 +1,151 @@
+"""`fedmpi status` for a sweep, which is given by its file or by the directory of its runs with sweep.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.formatting import duration
+from fedmpi.common.redaction import MARK
+from fedmpi.common.text import count, shorten
+from fedmpi.runtime.inspection import run_files
+from fedmpi.runtime.inspection import status as run_status
+from fedmpi.runtime.inspection.run_files import SWEEP_LIST
+from fedmpi.runtime.inspection.status import DIED, FAILED, FINISHED, NEVER, RUNNING, STOPPED
+from fedmpi.sweeps import slurm
+from fedmpi.sweeps.expand import Sweep, is_sweep, load
+
+WAITING = "waiting"
+STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
+Facts = dict[str, Any]
+
+
+def read_sweep_list(place: Path) -> tuple[Path, list[str]]:
+    """Return the sweep file and the overrides that sweep.json in the directory of the runs names.
+
+    Raises:
+        UserError: if there is no sweep.json, a secret was left out of it, or the sweep file is missing.
+    """
+    content = run_files.json_of(place / SWEEP_LIST) or {}
+    file, given = content.get("file"), content.get("overrides")
+    if not isinstance(file, str) or not isinstance(given, list):
+        raise UserError(f"{place} holds no {SWEEP_LIST} that names a sweep; give the sweep's YAML file")
+    if any(MARK in text for text in given):
+        raise UserError(f"{place / SWEEP_LIST} leaves out a secret of the command line; give the sweep's file and all")
+    here = place.resolve()
+    if not Path(file).is_file():
+        raise UserError(f"{place / SWEEP_LIST}: {file}, of which these runs are, does not exist; give the file itself")
+    return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
+
+
+def listed_runs(place: Path) -> list[str]:
+    names = (run_files.json_of(place / SWEEP_LIST) or {}).get("runs")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def look(where: Path) -> tuple[Facts, list[str], int]:
+    """Return the status of a run or of a sweep: as a dict, as lines of text, and as an exit code.
+
+    Args:
+        where: a run directory, the directory of a sweep's runs, or a sweep file.
+    """
+    if where.is_file() and where.suffix in (".yaml", ".yml"):
+        if not is_sweep(where):
+            raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
+        facts = status_of_file(load(where))
+    elif run_files.is_run(run_files.folder(where)) or not (listed_runs(where) or run_files.runs_in(where)):
+        if not run_files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
+            raise run_files.no_run(where, f"{' or '.join(run_files.OF_A_RUN)}, and no directory that does")
+        facts = run_status.status(where)
+        return facts, run_status.lines(facts), run_status.code(facts)
+    else:
+        facts = status_of_directory(where)
+    return facts, lines(facts), code(facts)
+
+
+def status_of_directory(place: Path) -> Facts:
+    """Return the status of all runs that sweep.json lists, and of all further runs in the directory."""
+    names = dict.fromkeys([*listed_runs(place), *(run.name for run in run_files.runs_in(place))])
+    return _facts(place, [_one(place, name) for name in names])
+
+
+def status_of_file(sweep: Sweep) -> Facts:
+    """Return the status of all known runs of a sweep, including those with chosen candidates.
+
+    Raises:
+        UserError: if a directory contains a run with other settings.
+    """
+    every = sweep.known_runs()
+    place = every[0].output
+    jobs, runs = slurm.queued(place), []
+    for settings in every:
+        facts = _one(place, settings.name)
+        if sweep.is_over(settings):
+            facts["state"] = FINISHED
+        elif facts["state"] == FINISHED:
+            facts |= {"state": STOPPED, "why": f"the sweep asks for {settings.rounds} rounds"}
+        runs.append({**facts, "rounds": settings.rounds, "job": jobs.get(settings.name)})
+    return _facts(place, runs)
+
+
+def show(sweep: Sweep, say: Callable[[str], None]) -> int:
+    """Show the chosen candidates, a line for each run that has begun and is not done, and the runs per state.
+
+    Returns:
+        The number of runs that are missing.
+    """
+    for choice in sweep.choices().values():
+        assert sweep.best is not None
+        say(f"chosen by {sweep.best.figure}: {choice}")
+    facts = status_of_file(sweep)
+    for line in lines(facts):
+        say(line)
+    unknown = sum(settings is None for _, settings in sweep.final_runs())
+    return len(facts["runs"]) - facts["counts"][FINISHED] + unknown
+
+
+def code(facts: Facts) -> int:
+    """Return the exit code: 1 if a run failed or cannot be resumed, 75 if runs are missing and none is active, or 0."""
+    if any(run["state"] in (FAILED, NEVER) or (run["state"] == DIED and not run["resume"]) for run in facts["runs"]):
+        return run_status.BAD
+    rest = sum(facts["counts"][state] for state in (STOPPED, DIED, WAITING))
+    return run_status.GOES_ON if rest and not facts["counts"][RUNNING] else run_status.FINE
+
+
+def _one(place: Path, name: str) -> Facts:
+    """Return the status of one run, which its console log shows if the run failed before it made its directory."""
+    run, log = place / name, place / f"{name}.log"
+    facts: Facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
+    facts |= dict.fromkeys(("rounds", "round_s", "eta_s", "checkpoint")) | {"rounds_done": 0}
+    facts |= run_status.brief(run) if run.is_dir() else {}
+    last_line = run_files.last_line(log)
+    if facts["state"] in (WAITING, NEVER, DIED) and "error" in last_line:
+        return {**facts, "state": FAILED, "why": last_line.partition("error: ")[2] or last_line}
+    if facts["state"] == WAITING and log.exists():
+        return {**facts, "state": RUNNING, "why": "it begins"}
+    return facts
+
+
+def _facts(place: Path, runs: list[Facts]) -> Facts:
+    counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
+    counts[DIED] += sum(run["state"] == NEVER for run in runs)
+    return {"directory": str(place), "runs": runs, "counts": counts}
+
+
+def lines(facts: Facts) -> list[str]:
+    """Return a line for each run that has begun or is queued and is not done, and a line with the runs per state."""
+    runs, counts = facts["runs"], facts["counts"]
+    shown = [_line(run) for run in runs if run["state"] not in (FINISHED, WAITING) or run.get("job")]
+    states = "".join(f", {counts[state]} {state}" for state in STATES[1:] if counts[state])
+    return [*shown, f"{counts[FINISHED]} of {count(len(runs), 'run')} done{states}"]
+
+
+def _line(run: Facts) -> str:
+    parts = [f"{run['name']}: {run['state']}"]
+    parts += [f"{run['rounds_done']} of {run['rounds']} rounds"] if run["rounds"] is not None else []
+    parts += [f"job {run['job']}"] if run.get("job") else []
+    parts += [f"{duration(run['eta_s'])} left"] if run["eta_s"] else []
+    return ", ".join(parts) + (f": {shorten(' '.join(run['why'].split()), 200)}" if run["why"] else "")

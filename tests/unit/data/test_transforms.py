@@ -1,0 +1,301 @@
+"""data.augment: each operation equals a loop over single pictures, and its random numbers have the stated law."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.data.batches import Shard, batches
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import augmented, split
+from fedmpi.data.lazy_images import Pictures, of_bytes
+from fedmpi.data.transforms.base import stored_channels_last, to_memory_format
+from fedmpi.data.transforms.color import Normalise
+from fedmpi.data.transforms.pipeline import ImagePipeline, operation
+
+functional = torchvision.transforms.functional
+N = 40
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def made(name, given=None):
+    return operation(name, given, "data.augment.0", {})
+
+
+def pictures(c=3, h=12, w=9, dtype=torch.float32, n=N):
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, c, h, w), dtype=np.uint8))
+    return x if dtype == torch.uint8 else x / 255
+
+
+def drawn(what, n=N, seed=0):
+    return torch.rand(n, what.columns, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=[False, True], ids=["planes", "blocks"])
+def blocks(request):
+    """Whether pictures are stored channels-last."""
+    return request.param
+
+
+every_storage = pytest.mark.parametrize(  # each pair of: channels-last or not, channels, type
+    ("blocks", "channels", "dtype"),
+    [(False, 1, torch.float32), (False, 3, torch.uint8), (True, 1, torch.uint8), (True, 3, torch.float32)],
+    ids=["planes of floats", "planes of bytes", "grey blocks of bytes", "blocks of floats"],
+)
+
+
+# ---- one picture after the other ----
+def naive_crop(x, u, p, mode, size):
+    c, h, w = x.shape
+    out_h, out_w = size or h, size or w
+    top, left = int(u[0] * (h + 2 * p - out_h + 1)) - p, int(u[1] * (w + 2 * p - out_w + 1)) - p
+    out = torch.zeros(c, out_h, out_w, dtype=x.dtype)
+    for i in range(out_h):
+        for j in range(out_w):
+            y, z = top + i, left + j
+            if mode == "reflect":
+                y, z = (h - 1 - abs(h - 1 - abs(y))), (w - 1 - abs(w - 1 - abs(z)))
+            if 0 <= y < h and 0 <= z < w:
+                out[:, i, j] = x[:, y, z]
+    return out
+
+
+@every_storage
+@pytest.mark.parametrize("given", [4, {"padding": 2, "size": 7}, {"mode": "reflect"}, {"padding": 0, "size": 9}])
+def test_crop(given, blocks, channels, dtype):
+    crop, x = made("crop", given), pictures(channels, dtype=dtype)
+    u = drawn(crop)
+    u[0], u[1] = 0, 1 - 2**-24  # the corners
+    found = crop(to_memory_format(x, blocks), u)
+    wanted = [naive_crop(each, v, crop.padding, crop.mode, crop.size) for each, v in zip(x, u, strict=True)]
+    assert torch.equal(found, torch.stack(wanted))
+    assert found.shape[1:] == crop.out(x.shape[1:])
+    assert channels == 1 or stored_channels_last(found) == blocks
+
+
+@every_storage
+def test_flip(blocks, channels, dtype):
+    flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
+    u = drawn(flip)
+    wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
+    assert torch.equal(flip(to_memory_format(x, blocks), u), torch.stack(wanted))
+    assert 0 < sum(u[:, 0] < 0.3) < N
+
+
+@pytest.mark.parametrize(("size", "channels"), [(1, 1), (4, 3), (5, 3), (40, 1)])
+def test_cutout(size, blocks, channels):
+    cutout, x = made("cutout", size), pictures(channels) + 1
+    u, wanted = drawn(cutout), x.clone()
+    for each, (v, w) in zip(wanted, u, strict=True):
+        y, z = int(v * 12), int(w * 9)
+        top, left = max(y - size // 2, 0), max(z - size // 2, 0)
+        each[:, top : y - size // 2 + size, left : z - size // 2 + size] = 0
+    assert torch.equal(cutout(to_memory_format(x.clone(), blocks), u), wanted)
+
+
+def test_rotation(blocks):
+    """As torchvision rotates, but where a place lies between two pixels as far as float32 can tell."""
+    rotate, x = made("rotate", 30), pictures(3, 15, 20)
+    u = drawn(rotate)
+    wanted = [functional.rotate(each, float((2 * v - 1) * 30)) for each, v in zip(x, u[:, 0], strict=True)]
+    off = (rotate(to_memory_format(x, blocks), u) - torch.stack(wanted)).abs() > 1e-4
+    assert off.float().mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "given"),
+    [
+        ((20, 16), 3, {"size": 12, "scale": [0.6, 1.0]}),
+        ((8, 8), 1, {"size": 24, "scale": [0.8, 1.2]}),  # an area beyond the picture's own is drawn anew
+        ((40, 10), 3, {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),  # never fits: the middle
+        ((10, 40), 1, {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),
+    ],
+)
+def test_resized_crop(shape, given, blocks, channels):
+    crop, x = made("resized_crop", given), pictures(channels, *shape)
+    u = drawn(crop)
+    found, boxes = crop(to_memory_format(x, blocks), u), torch.stack(crop.boxes(u, *shape), 1)
+    for each, v, box, got in zip(x, u, boxes.tolist(), found, strict=True):
+        assert box == naive_box(crop, v, *shape)
+        wanted = functional.resized_crop(each, *box, list(crop.out(x.shape[1:])[1:]), antialias=True)
+        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+
+
+def naive_box(crop, u, h, w):
+    """torchvision's RandomResizedCrop.get_params, from given uniform numbers."""
+    u = u.double()
+    for i in range(10):
+        area = h * w * (crop.scale[0] + (crop.scale[1] - crop.scale[0]) * float(u[i]))
+        low, high = map(math.log, crop.ratio)
+        aspect = math.exp(low + (high - low) * float(u[10 + i]))
+        across, down = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < across <= w and 0 < down <= h:
+            return [int(u[20] * (h - down + 1)), int(u[21] * (w - across + 1)), down, across]
+    down, across = h, w
+    if w / h < min(crop.ratio):
+        down = round(w / min(crop.ratio))
+    elif w / h > max(crop.ratio):
+        across = round(h * max(crop.ratio))
+    return [(h - down) // 2, (w - across) // 2, down, across]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels"), [("resize", 7, 3), ("resize", 18, 1), ("centre_crop", 5, 1), ("centre_crop", 8, 3)]
+)
+def test_resize_and_centre_crop(name, size, blocks, channels):
+    """They draw nothing: test pictures go through them too."""
+    what, x = made(name, size), pictures(channels)
+    wanted = functional.resize(x, size, antialias=True) if name == "resize" else functional.center_crop(x, size)
+    assert what.columns == 0
+    assert what.out(x.shape[1:]) == wanted.shape[1:]
+    torch.testing.assert_close(what(to_memory_format(x, blocks), drawn(what)), wanted, atol=1e-6, rtol=0)
+
+
+COLOURS = {
+    "brightness": functional.adjust_brightness,
+    "contrast": functional.adjust_contrast,
+    "saturation": functional.adjust_saturation,
+}
+
+
+@pytest.mark.parametrize("given", [{"saturation": 0.4}, dict.fromkeys(COLOURS, 0.2)], ids=["saturation", "all in turn"])
+def test_colour(given, blocks):
+    colour, x = made("colour", given), pictures()
+    u, wanted = drawn(colour), x.clone()
+    for i, (name, theirs) in enumerate(COLOURS.items()):
+        a = given.get(name, 0)
+        if a:
+            factors = (2 * u[:, i] - 1) * a + 1
+            wanted = torch.stack([theirs(each, float(factor)) for each, factor in zip(wanted, factors, strict=True)])
+    torch.testing.assert_close(colour(to_memory_format(x.clone(), blocks), u), wanted, atol=1e-5, rtol=0)
+
+
+# ---- all of them together ----
+def look(*items, **more):
+    operations = [made(*item) if isinstance(item, tuple) else made(item) for item in items]
+    return ImagePipeline(bytes=True, normal=Normalise(mean=MEAN, std=STD), operations=tuple(operations), **more)
+
+
+def normalised(x):
+    return (x.float().div(255) - torch.tensor(MEAN).view(-1, 1, 1)) / torch.tensor(STD).view(-1, 1, 1)
+
+
+def test_bytes_are_read_as_normalised_floats(blocks):
+    x = pictures(dtype=torch.uint8)
+    kept = of_bytes(x, MEAN, STD, 3).to("cpu", blocks)
+    wanted = normalised(x)
+    assert kept.shape == wanted.shape
+    assert torch.equal(kept.floats(), wanted)
+    rows = torch.tensor([5, 0, 5, 39])
+    assert torch.equal(kept.read(rows), wanted[rows])
+    assert stored_channels_last(kept.read(rows)) == stored_channels_last(kept.floats()) == blocks
+    grey = of_bytes(x[:, :1], (0.1,), (0.3,), 3).to("cpu", blocks)
+    assert torch.equal(grey.floats(), ((x[:, :1].float() / 255 - 0.1) / 0.3).repeat(1, 3, 1, 1))
+    assert stored_channels_last(grey.read(rows)) == blocks
+
+
+def test_normalise_replaces_that_of_the_source():
+    x = pictures(dtype=torch.uint8)
+    wanted = (x.float().div(255) - 0.5) / 0.5
+    for normalise in ("half", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}):
+        assert torch.equal(Pictures(x, look("flip", ("normalise", normalise), ("cutout", 4))).floats(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("items", "says"),
+    [
+        (
+            [("cutout", 4), ("colour", {"contrast": 0.1})],
+            r"augment\.1: colour works on pixels in 0\.\.1; put",
+        ),
+        ([("cutout", 4), ("normalise", "half")], r"augment\.0: cutout follows normalisation; put it behind"),
+        ([("crop", {"size": 32})], r"data\.augment\.0: crop: size 32 is beyond 12 x 9 pixels and a border of 4"),
+        (["flip", ("centre_crop", 10)], r"data\.augment\.1: centre_crop: size 10 is beyond the 12 x 9 pixels"),
+        ([("normalise", {"mean": [1, 2], "std": [1, 2]})], r"normalise: 2 numbers for pictures of 3 channels; 1 or 3"),
+        (["normalise"], r"normalise: it takes the name of a set, or mean and std"),
+        (["colour"], r"colour: brightness, contrast and saturation are all 0"),
+        ([("resized_crop", 8)], r"are 8 x 8 pixels in training, but at tests 12 x 9; .*end with centre_crop: 8"),
+    ],
+)
+def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
+    x, y = pictures(dtype=torch.uint8), torch.arange(N) % 2
+    data = split(Dataset(of_bytes(x, MEAN, STD, 3), y, of_bytes(x, MEAN, STD, 3), y, 2), "iid", 2, 0)
+    with pytest.raises(UserError, match=says):
+        augmented(data, look(*items).operations)
+
+
+@pytest.mark.parametrize(
+    ("x", "item", "says"),
+    [
+        (torch.rand(N, 5), "flip", r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"),
+        (pictures(), ("colour", {"contrast": 0.1}), r"colour works on pixels in 0\.\.1, and this data source"),
+    ],
+)
+def test_augmentation_needs_pictures(x, item, says):
+    y = torch.arange(N) % 2
+    with pytest.raises(UserError, match=says):
+        augmented(split(Dataset(x, y, x, y, 2), "iid", 2, 0), look(item).operations)
+
+
+@pytest.mark.parametrize("item", ["flip", ("centre_crop", 8)])
+def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
+    """A picture turned without its mask would be trained on wrong targets without a message."""
+    x, masks = pictures(dtype=torch.uint8), torch.zeros(N, 12, 9, dtype=torch.int64)
+    data = split(Dataset(of_bytes(x, MEAN, STD, 3), masks, of_bytes(x, MEAN, STD, 3), masks, 2), "iid", 2, 0)
+    with pytest.raises(UserError, match=r"moves pixels, and the targets of these data are masks \(12 x 9\)"):
+        augmented(data, look(item).operations)
+    assert augmented(data, look(("colour", {"contrast": 0.1}), ("cutout", 3)).operations).train[0].draws == 5
+
+
+def test_a_crop_with_a_size_sets_the_input_shape():
+    y = torch.arange(N) % 2
+    for x in (of_bytes(pictures(dtype=torch.uint8), MEAN, STD, 3), pictures()):
+        data = augmented(
+            split(Dataset(x, y, x, y, 2), "iid", 2, 0), [made("crop", {"size": 7}), made("centre_crop", 7)]
+        )
+        assert data.input_shape == (3, 7, 7)
+        shard = data.train[0]
+        given = [each for each, _ in batches(shard, 3, None, augment=torch.Generator().manual_seed(0))]
+        tested = [each for each, _ in batches(shard, 3, None)]
+        assert {each.shape[1:] for each in given + tested} == {(3, 7, 7)}
+        assert not torch.equal(torch.cat(given), torch.cat(tested))
+
+
+# ---- batches ----
+@pytest.mark.parametrize("size", [1, 7, None])
+def test_augmentation_does_not_depend_on_the_batch_size(size):
+    kept = Pictures(pictures(dtype=torch.uint8), look(("crop", 2), "flip", ("rotate", 20), ("cutout", 3)))
+    shard = Shard(kept, torch.arange(N), torch.arange(3, 30))
+
+    def epoch(size, *seeds):
+        one, two = (torch.Generator().manual_seed(seed) for seed in seeds)
+        found = list(batches(shard, size, one, augment=two))
+        return torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+
+    x, rows = epoch(size, 1, 2)
+    again, same = epoch(9 if size else None, 1, 2)
+    assert torch.equal(rows, same)
+    torch.testing.assert_close(x, again, atol=1e-6, rtol=0)
+    other, same = epoch(size, 1, 3)
+    assert torch.equal(rows, same), "the order of samples does not depend on what augmentation draws"
+    assert not torch.equal(x, other)
+    plain = torch.cat([x for x, _ in batches(shard, size, None)])
+    assert torch.equal(plain, normalised(kept.stored[3:30])), "evaluation changes nothing"
+
+
+def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
+    x, y = of_bytes(pictures(dtype=torch.uint8), MEAN, STD, 3), torch.arange(N) % 2
+    tests = of_bytes(pictures(dtype=torch.uint8, n=10), MEAN, STD, 3)
+    moved = split(Dataset(x, y, tests, y[:10], 2), "iid", 2, 0).to("cpu", blocks)
+    assert isinstance(moved.train[0].x, Pictures)
+    assert moved.train[0].x is moved.train[1].x
+    assert isinstance(moved.global_test.x, Tensor)
+    assert moved.global_test.x is moved.test[1].x
+    assert torch.equal(moved.global_test.x, normalised(tests.stored))
+    assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
+    assert replace(moved).x_dtype == torch.float32

@@ -1,0 +1,137 @@
+"""What `analysis` measures of a round, against a naive computation; and that it changes nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import federated, play, prepare, record, settings, small_settings
+from test_transport import on_ranks
+from torch.nn import functional as F
+
+from fedmpi.analysis.local_models import local_models
+from fedmpi.common.errors import UserError
+from fedmpi.engine.diagnostics import round_metrics
+from fedmpi.engine.diagnostics.probes import PROBES
+from fedmpi.engine.evaluate import evaluate
+from fedmpi.methods import registry
+from fedmpi.runtime import build
+
+ALL = list(PROBES)
+KEEP_PARTS = ("fedper", "fedrep", "fedbn", "ditto")
+
+
+def watched(config, data=None):
+    it = prepare(config, data)
+    it.fed.run()
+    return it
+
+
+def whole(method):
+    made = prepare(small_settings(method)).made
+    return made.messages.shared.whole
+
+
+# ---- a round, by hand ----
+def test_a_round_against_plain_loops():
+    config = settings("fedavg", rounds=1, analysis=ALL, cohort={"fraction": 0.6})
+    [row] = watched(config).files["analysis.jsonl"]
+    it = prepare(config)
+    trainer = build.make_trainer(it.made, lambda: False)
+    members = row["clients"]
+    made, data = local_models(it.fed, trainer, members, 0), it.made.data
+    w0, p = it.fed.server.w.clone(), made.p
+    mean = (p.float() @ made.w), (p.float() @ made.b)
+
+    def loss(w, b, shard):
+        trainer.model.load(w, b)
+        module = trainer.model.module.eval()
+        with torch.no_grad():
+            return F.cross_entropy(module(shard.x[shard.index]), shard.y[shard.index]).item()
+
+    M = torch.tensor([[loss(w, b, data.train[j]) for w, b in zip(made.w, made.b, strict=True)] for j in members])
+    torch.testing.assert_close(torch.as_tensor(row["losses"]["matrix"]).float(), M, atol=1e-5, rtol=1e-4)
+    of_global = torch.tensor([loss(*mean, data.train[j]) for j in members])
+    torch.testing.assert_close(torch.as_tensor(row["losses"]["global"]).float(), of_global, atol=1e-5, rtol=1e-4)
+    d = (made.w - w0).double()
+    assert row["drift"]["norms"] == pytest.approx(d.norm(dim=1).tolist(), rel=1e-6)
+
+    test = data.global_test
+    for k, (w, b) in enumerate(zip(made.w, made.b, strict=True)):
+        trainer.model.load(w, b)
+        assert row["knowledge"]["local"][k] == pytest.approx(evaluate(trainer, test, 100).figures["accuracy"])
+        rest = [i for i in range(len(members)) if i != k]
+        q = (p[rest] / p[rest].sum()).float()
+        gain = loss(q @ made.w[rest], q @ made.b[rest], test) - loss(*mean, test)
+        assert row["contribution"]["gain"][k] == pytest.approx(gain, abs=1e-5)
+    trainer.model.load(*mean)
+    assert row["knowledge"]["after"] == pytest.approx(evaluate(trainer, test, 100).figures["accuracy"])
+
+
+# ---- it changes nothing, and ranks change nothing in it ----
+@pytest.mark.parametrize("method", sorted(set(registry) - {"fedsr"}))
+def test_a_run_has_the_bits_that_it_has_without(method):
+    if not whole(method):
+        with pytest.raises(UserError, match=r"analysis: drift .* keep parts"):
+            prepare(small_settings(method, analysis=["drift"]))
+        return
+    config = small_settings(method, rounds=2)
+    analysis = ["losses", "drift", "features", "orthogonality", "layers"]
+    assert record(watched(config.model_copy(update={"analysis": analysis}))) == record(play(config))
+
+
+@pytest.mark.parametrize("server", [{}, {"trains": True}, {"placement": "sharded"}])
+def test_ranks_say_the_same_as_one_process(server):
+    config = settings("scaffold", rounds=3, analysis=ALL, evaluate={"every": 2}, server=server)
+    alone = watched(config)
+    assert [row["round"] for row in alone.files["analysis.jsonl"]] == [1, 2]
+    spread = on_ranks(config, 3)[0]
+    assert repr(spread.files["analysis.jsonl"]) == repr(alone.files["analysis.jsonl"])
+    assert record(spread)["rows"] == record(alone)["rows"]
+    plain = on_ranks(config.model_copy(update={"analysis": []}), 3)[0]
+    assert [row["sent_bytes"] for row in spread.rows] == [row["sent_bytes"] for row in plain.rows]
+
+
+def test_sites_without_a_common_test_set():
+    data = replace(federated(), global_test=None)
+    config = settings("fedavg", rounds=1, analysis=["losses", "drift", "contribution", "orthogonality", "layers"])
+    [row] = watched(config, data).files["analysis.jsonl"]
+    gains = torch.tensor(row["contribution"]["gain"])
+    assert len(gains) == len(row["clients"])
+    assert gains.isfinite().all()
+    with pytest.raises(UserError, match="knowledge needs a global test set"):
+        prepare(settings("fedavg", analysis=["knowledge"]), data)
+
+
+@pytest.mark.parametrize(
+    "faults", [{"on_lost_rank": "drop"}, {"on_client_error": "drop"}, {"on_bad_update": "drop", "max_norm": 9}]
+)
+def test_rounds_with_holes_are_refused(faults):
+    with pytest.raises(UserError, match="needs all clients of a round"):
+        prepare(settings("fedavg", analysis=["drift"], faults=faults))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("feddyn", {"options": {"report": "avg"}}),
+        ("fedexp", {"options": {"report": "average"}}),
+    ],
+)
+def test_updates_are_counted_from_where_a_client_begins(method, changes):
+    """Which is not the global model where a method announces or makes another."""
+    config = settings(method, analysis=["drift", "layers"], **{"rounds": 4, "cohort": {"fraction": 1}, **changes})
+    config = config.model_copy(update={"record": config.record.model_copy(update={"updates": "gram"})})
+    it = watched(config)
+    for row, line in zip(it.files["analysis.jsonl"], it.updates, strict=True):
+        assert row["drift"]["norms"] == pytest.approx(line["norms"], rel=1e-4)
+        assert row["drift"]["cosine"] == pytest.approx(line["cosine_mean"], abs=1e-4)
+        layers, whole = (torch.tensor(row[name][of]) for name, of in (("layers", "norm"), ("drift", "norms")))
+        assert layers.square().sum() <= whole.square().mean() * (1 + 1e-6)
+    assert repr(on_ranks(config, 3)[0].files["analysis.jsonl"]) == repr(it.files["analysis.jsonl"])
+
+
+def test_who_has_not_moved_is_in_no_pair():
+    still = round_metrics.of_gram(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert (still["cosine"], still["conflicts"]) == (-0.5, 1.0)
+    nobody = round_metrics.of_gram(torch.zeros(3, 3))
+    assert (nobody["divergence"], nobody["cosine"], nobody["conflicts"]) == (0.0, None, None)

@@ -1,0 +1,128 @@
+"""Losses and client states at unlucky moments: refused and shelved, let go of on arrival, a round behind."""
+
+import time
+
+import pytest
+import torch
+from helpers import prepare, small_settings
+from test_recovery import attach, replay, replayed, run, same, with_deaths
+from thread_ranks import Dead, Seat
+
+from fedmpi.comm.base import ConnectionLostError
+from fedmpi.common.errors import UserError
+from fedmpi.engine import scheduler
+from fedmpi.engine.faults import lost_ranks
+from fedmpi.engine.local.client_context import ClientContext
+from fedmpi.runtime import checkpoints
+
+
+def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch):
+    """Its row was let go of in the round in which its upload was refused, and its rank dies before it trains again."""
+    config = small_settings(
+        "scaffold",
+        "mlp",
+        rounds=6,
+        cohort={"placement": "pinned", "fraction": 1.0},
+        faults={"on_lost_rank": "drop", "on_bad_update": "drop"},
+    )
+    honest, feds = ClientContext.run_round, {}
+
+    def spoiled(self, row):
+        fine = honest(self, row)
+        if (self.id, self.round) == (0, 2):
+            self.trainer.messages.upload(self.round).packing.views(row).dw.mul_(1e30)
+        return fine
+
+    step = Seat.step
+
+    def dying(self):
+        if self.rank == 1 and feds[1].states.round == 3:
+            with self.hall.changed:
+                self.hall.dead.add(1)
+                self.hall.changed.notify_all()
+            raise Dead
+        step(self)
+
+    monkeypatch.setattr(ClientContext, "run_round", spoiled)
+    monkeypatch.setattr(Seat, "step", dying)
+    it = with_deaths(config, {1: ()}, tmp_path, 1, feds)
+    monkeypatch.setattr(Seat, "step", step)
+    assert [each["client"] for each in it.rows[2]["refused"]] == [0]
+    assert it.told
+    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
+
+
+def unlucky(rounds):
+    """(seed, t, idle, dead): one client a round; `idle` trains nobody in rounds t and t + 1 but does in t + 2."""
+    for seed in range(200):
+        who = [1 + scheduler.draw_cohort(seed, t, 7, 0.15)[0] % 3 for t in range(rounds)]
+        for t in range(2, rounds - 3, 2):
+            idle, at = who[t + 2], who[t + 1]
+            if idle not in who[t : t + 2]:
+                return seed, t, idle, next(rank for rank in (1, 2, 3) if rank not in (idle, at))
+    raise AssertionError
+
+
+def test_nobody_misses_a_round(monkeypatch):
+    """A rank that trains nobody is slow to hear of rounds: its parent in the tree has one, dies, and it goes back."""
+    rounds = 9
+    seed, t0, idle, dead = unlucky(rounds)
+    config = small_settings(
+        "fedatom",
+        "mlp",
+        rounds=rounds,
+        faults={"on_lost_rank": "redo"},
+        cohort={"placement": "pinned", "fraction": 0.15},
+        model={"name": "helpers:conv_net"},
+        options={"period": 2},  # which groups travel depends on the round
+        evaluate={"protocol": ["global"]},  # of others all ranks hear
+    ).model_copy(update={"seed": seed})
+    feds, plain = {}, Seat._broadcast
+
+    def broadcast(self, x):
+        at, hall = feds[self.rank].states.round, self.hall
+        if self.generation == 0 and (self.rank, at) == (idle, t0 - 1):
+            with hall.changed:
+                hall.wait(lambda: bool(hall.dead))
+            raise ConnectionLostError("its parent in the tree is dead")
+        if self.generation == 0 and (self.rank, at) == (dead, t0):
+            end = time.monotonic() + 2
+            while feds[0].states.round < t0 + 2 and time.monotonic() < end:  # as far as rank 0 gets
+                time.sleep(0.01)
+            with hall.changed:
+                hall.dead.add(dead)
+                hall.changed.notify_all()
+            raise Dead
+        plain(self, x)
+
+    monkeypatch.setattr(Seat, "_broadcast", broadcast)
+    it = with_deaths(config, {dead: ()}, feds=feds)
+    assert it.told
+    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
+    """Client 0 reverts in round 4 to its state of round 1: it has that, or lacks it, or is given it."""
+    known = [lost_ranks.row(4, {2: ""}, clients=[1], gone=(), reverted={0: 1}, why="")]
+    cohorts = {"fraction": 1.0}
+
+    def played(rounds, folder=None):
+        it = prepare(small_settings("scaffold", "mlp", rounds=rounds, cohort=cohorts))
+        replay(it.fed, known)
+        if folder is None:
+            return run(it)
+        attach(it, folder, 10**6)
+        checkpoints.go_on(it.fed, it.kept, 10, print)
+        run(it)
+        it.kept.wait()
+        return it
+
+    played(after + 1, tmp_path)
+    if after == 2:
+        with pytest.raises(UserError, match="client 0 reverts to its state of round 1, which the checkpoint lacks"):
+            played(6, tmp_path)
+        return
+    again, whole = played(6, tmp_path), played(6)
+    assert again.hashes == whole.hashes[after:]
+    assert torch.equal(again.w, whole.w)

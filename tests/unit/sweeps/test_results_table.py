@@ -1,0 +1,293 @@
+"""`fedmpi table`: means, deviations, paired differences by hand; verdicts; what is missing; each form of the table."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from fedmpi.analysis import charts
+from fedmpi.common.errors import UserError
+from fedmpi.sweeps import expand, results_table, sweep_status, table_formats
+
+RUN = """\
+output: OUTPUT
+rounds: 1
+data: {source: digits, partition: {scheme: iid, clients: 3}}
+model: {name: logistic}
+method: {name: fedavg}
+"""
+SWEEP = """\
+name: t
+over:
+  method: {A: {}, B_2: {method: {name: fedprox}}}
+  train.lr: [0.1, 0.5]
+  seed: [0, 1, 2]
+published:
+  source: Somebody
+  values: {A: {"0.1": [52, 1], "0.5": 40}, B_2: {"0.1": [60, 20]}}
+"""
+FIGURES = {
+    ("A", "0.1"): (50.0, 52.0, 54.0),
+    ("A", "0.5"): (40.0, 50.0, 60.0),
+    ("B_2", "0.1"): (53.0, 54.0, 58.0),
+    ("B_2", "0.5"): (10.0, 61.0),
+}
+ODD = """\
+over:
+  "m & 100% of_{it} #1 $x$ ~ ^ \\\\ <a|b>":
+    "A_b & \\\\c": {}
+    "50% *": {train: {lr: 0.2}}
+    "[x]": {train: {lr: 0.3}}
+"""
+NO_NUMBERS = "over: {m: {A: {}, B: {train: {lr: 1}}, C: {train: {lr: 2}}}, seed: [0, 1, 2]}\n"
+
+
+def write_sweep(file, text, give):
+    """The sweep, with runs that give(labels) says the summary of; None: it is not done."""
+    file.write_text(RUN.replace("OUTPUT", str(file.parent)) + text)
+    sweep = expand.load(file)
+    for labels, settings in sweep.runs():
+        if (facts := give(labels)) is not None:
+            write_run(settings, rounds=1, **facts)
+    return sweep
+
+
+def write_run(settings, **summary):
+    run = settings.output / settings.name
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "identity.json").write_text(json.dumps(settings.identity()))
+    (run / "metrics.jsonl").write_text("".join(f'{{"round": {t}}}\n' for t in range(settings.rounds)))
+    (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", **summary}))
+
+
+def of(value, at=0):
+    return {"last": {"accuracy": value}, "last_round": {"accuracy": at}}
+
+
+def existing(sweep):
+    """(labels, settings) of the runs that have a directory."""
+    return [each for each in sweep.runs() if (each[1].output / each[1].name).exists()]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    def give(labels):
+        values = dict(enumerate(FIGURES[labels["method"], labels["train.lr"]]))
+        last = {"accuracy": values.get(int(labels["seed"])), "loss": 1.0}
+        return {"last": last, "best": last} if last["accuracy"] else None
+
+    return write_sweep(tmp_path / "t.yaml", SWEEP, give)
+
+
+def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
+    """Wherever it lies by now, and with the command line of then; but for secrets, which are not written down."""
+    expand.load(asked.path, ["train.batch_size=7", "output=elsewhere"]).write_list(tmp_path / "t", ["a"])
+    (tmp_path / "moved").mkdir()
+    moved = (tmp_path / "t").rename(tmp_path / "moved" / "t")
+    monkeypatch.chdir(tmp_path)
+    file, given = sweep_status.read_sweep_list(Path("moved/t"))
+    again = expand.load(file, given)
+    assert again.path == asked.path
+    (_, settings), *_ = again.runs()
+    assert (settings.train.batch_size, settings.output) == (7, moved)
+    expand.load(asked.path, ["model.token=abc"]).write_list(moved, ["a"])
+    assert "abc" not in (moved / "sweep.json").read_text()
+    with pytest.raises(UserError, match="leaves out a secret"):
+        sweep_status.read_sweep_list(moved)
+    asked.path.unlink()
+    asked.write_list(moved, ["a"])
+    with pytest.raises(UserError, match="does not exist"):
+        sweep_status.read_sweep_list(moved)
+    with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
+        sweep_status.read_sweep_list(tmp_path)
+
+
+@pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
+def test_a_metric_goes_by_the_name_of_what_most_runs_have(asked, without):
+    """FedPer has no accuracy of a global model: where most runs lack it, all show that of their personal models."""
+    base = expand.load(asked.path, ["evaluate.protocol=[global, personal]"])
+    for labels, settings in existing(base):
+        last = {"personal_accuracy": 70.0 + int(labels["seed"])}
+        last |= {} if labels["method"] in without else {"accuracy": 50.0}
+        write_run(settings, last=last, best=last)
+    for given in (None, "accuracy"):
+        cells = results_table.collect(base, given, None)
+        assert table_formats.caption(cells).startswith("personal accuracy, after the last round")
+        assert cells.cells["A", "0.1"].values == {"0": 70.0, "1": 71.0, "2": 72.0}
+        assert table_formats.gaps(cells)[0] == "personal_accuracy is compared, as most runs have no accuracy"
+    alone = expand.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
+    assert results_table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
+
+
+@pytest.mark.parametrize("item", ["(training data)", "(test data)", "(partition)"])
+def test_no_mean_is_over_two_codes_or_data(asked, item):
+    def digests(change=lambda labels: {}):
+        """What is to be expected: a partition by seed, all else the same."""
+        for labels, settings in existing(asked):
+            same = {"(training data)": "d", "(test data)": "e", "(partition)": labels["seed"], "(code of fedmpi)": "f"}
+            path = settings.output / settings.name / "identity.json"
+            path.write_text(json.dumps(settings.identity() | same | change(labels)))
+
+    digests()
+    assert results_table.collect(asked, None, "last").notes == ()
+    one = {"method": "A", "train.lr": "0.5", "seed": "1"}
+    digests(lambda labels: {item: "x"} if labels == one else {})
+    with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, and a mean would be over both. Move .*=accept"):
+        results_table.collect(asked, None, "last")
+    rest = expand.load(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
+    assert results_table.collect(rest, None, "last").notes == ()
+    cells = results_table.collect(expand.load(asked.path, ["checkpoint.changes=accept"]), None, "last")
+    assert re.match(f"mixed: a_lr-0.1_seed-. and .* differ in {re.escape(item[1:-1])}", cells.notes[0])
+    digests(lambda labels: {"(training data)": "x"} if labels["seed"] == "2" else {})
+    with pytest.raises(UserError, match="differ in training data"):
+        results_table.collect(asked, None, "last")
+
+
+def test_by_hand(asked):
+    lines = table_formats.text(results_table.collect(asked, None, "last"))
+    assert lines[0].startswith(
+        "accuracy, after the last round, mean and sample standard deviation (n - 1) over 3 seeds; in brackets: Somebody"
+    )
+    assert lines[2].split() == ["method", "lr", "0.1", "lr", "0.5"]
+    assert "52.00 +- 2.00 [52.00 +- 1.00 =]" in lines[3]
+    assert "50.00 +- 10.00 [40.00 =]" in lines[3]
+    assert f"55.00 +- {stdev([53, 54, 58]):.2f} [60.00 +- 20.00 =]" in lines[4]
+    assert "(2 of 3)" in lines[4]
+    # 3, 2, 4: mean 3, standard error 1 / sqrt 3; -30, 11: mean -9.5, standard error 20.5
+    assert "+3 +- 0.58 * better" in lines[-4]
+    assert "-9.5 +- 20" in lines[-4]
+    assert "worse" not in lines[-4]
+    assert lines[-2:] == ["missing: B_2 0.5 (seed 2)", f"to train what is missing: fedmpi sweep {asked.path}"]
+    turned = table_formats.text(results_table.collect(asked, None, "last", "train.lr"))
+    assert turned[2].split()[0] == "train.lr"
+    assert "50.00 +- 10.00 [40.00 =]" in turned[4]
+    assert turned[0].endswith(f"fedmpi table {asked.path} --of last --rows train.lr")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "sign"),
+    [
+        *(((51.0, 1.0), "="), ((54.0, 1.0), "~"), ((55.0, 1.0), "!"), ((55.0, 0.0), "~"), ((52.0, 0.0), "=")),
+        *(((55.0, math.nan), "~"), ((57.0, math.nan), "!")),
+    ],
+)
+def test_verdicts(theirs, sign):
+    ours = results_table.Cell(
+        ["0", "1", "2"], {"0": 50.0, "1": 52.0, "2": 54.0}, published=theirs
+    )  # 52, with deviation 2
+    assert results_table.verdict(ours, 2) == sign
+
+
+def test_forms(asked, tmp_path):
+    for ending in ("md", "tex", "csv", "txt"):
+        table_formats.show(asked, None, "best", None, tmp_path / f"t.{ending}", lambda line: None)
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"B\_2 & 55.00 $\pm$ 2.65 [60.00 $\pm$ 20.00 =]" in latex
+    assert latex.count(r"\\") == 3 + 2
+    assert r"B\_2 & +3 $\pm$ 0.58 * better & -9.5 $\pm$ 20 \\" in latex
+    assert "| A | 52.00 ± 2.00 [52.00 ± 1.00 =] |" in (tmp_path / "t.md").read_text()
+    first, _, third, last = csv.DictReader((tmp_path / "t.csv").open())
+    assert first == {
+        **{"method": "A", "train.lr": "0.1", "metric": "accuracy", "of": "best", "mean": "52.0", "std": "2.0"},
+        **{"seeds": "3", "seeds_asked": "3", "difference": "", "standard_error": "", "stands_out": ""},
+        **{"published": "52.0", "published_std": "1.0", "verdict": "="},
+    }
+    names = ("difference", "standard_error", "stands_out")
+    assert [third[name] for name in names] == ["3.0", str(stdev([3, 2, 4]) / 3**0.5), "better"]
+    names = ("mean", "seeds", "seeds_asked", "published", "verdict")
+    assert [last[name] for name in names] == ["35.5", "2", "3", "", ""]
+
+
+def test_mistakes(asked, tmp_path):
+    for words, metric, of_, to in (
+        ("--of: first; allowed: last", None, "first", None),
+        ("ends in .md, .tex", None, "last", tmp_path / "a.doc"),
+        ("no run has a figure 'acuracy'; did you mean 'accuracy'", "acuracy", "last", None),
+    ):
+        with pytest.raises(UserError, match=words):
+            table_formats.show(asked, metric, of_, None, to, print)
+    with pytest.raises(UserError, match="none of 12 runs is done; fedmpi sweep"):
+        results_table.collect(expand.load(asked.path, ["name=other"]), None, "last")
+
+
+def test_odd_names_and_one_seed(tmp_path):
+    """No seed at all: no deviation, no difference. Each form holds whatever labels hold; LaTeX compiles."""
+    odd = write_sweep(tmp_path / "o%d_d.yaml", ODD, lambda labels: of(0.5))
+    for ending in ("md", "tex", "csv"):
+        table_formats.show(odd, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
+    assert "+-" not in table_formats.text(results_table.collect(odd, None, None))[3]
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"A\_b \& \textbackslash{}c & 0.500 \\" in latex
+    assert r"50\% *" in latex
+    assert "\n{}[x]" in latex
+    assert r"| A\_b & \\c | 0.500 |" in (tmp_path / "t.md").read_text()
+    assert next(csv.DictReader((tmp_path / "t.csv").open()))["mean"] == "0.5"
+    if shutil.which("pdflatex"):
+        begin = "\\documentclass{article}\\usepackage{booktabs}\\usepackage[T1]{fontenc}\\begin{document}\n"
+        (tmp_path / "paper.tex").write_text(begin + latex + "\\end{document}\n", encoding="utf-8")
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
+    """An accuracy of an earlier round does not stand for that of the last one."""
+    figures = {
+        "A": [of(50.0), of(99.0, at=-1), None],
+        "B": [of(60.0), of(70.0), of(80.0)],
+        "C": [of(99.0, at=-1), {"last": {"accuracy": None}}, {"last": {}}],
+    }
+    sweep = write_sweep(tmp_path / "t.yaml", NO_NUMBERS, lambda labels: figures[labels["m"]][int(labels["seed"])])
+    cells = results_table.collect(sweep, None, None)
+    values = {key: cell.values for key, cell in cells.cells.items()}
+    assert values == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}, ("C",): {}}
+    lines = table_formats.text(cells)
+    assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
+    assert lines[5].split() == ["C", "nan"]
+    assert "paired" not in " ".join(lines)  # one seed in common says nothing of a spread
+    assert "missing: A (seed 2)" in lines
+    assert "not a number: A (seed 1); C (seed 0, 1, 2)" in lines
+    assert "not a number: A (seed 1)" in table_formats.latex(cells)
+
+
+@pytest.mark.parametrize(("scatter", "word"), [(0.1, "higher"), (1.0, ""), (0.0, "")])
+def test_what_analysis_has_measured(asked, scatter, word):
+    """Whether higher is better, nobody has said. By hand: of seed s and method B_2 the shift is 1 + scatter s higher.
+
+    4.303 standard errors for three seeds; differences that are all equal say nothing of chance.
+    """
+    for labels, settings in existing(asked):
+        more = (1.0 + scatter * int(labels["seed"])) * (labels["method"] == "B_2")
+        rows = [{"round": 0, "losses": {"shift": 9.0, "aggregation": None, "matrix": [[1.0]]}}]
+        rows.append({"round": 1, "losses": {"shift": 0.5 + more, "aggregation": -0.25}})
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (settings.output / settings.name / "analysis.jsonl").write_text(text)
+    cells = results_table.collect(asked, "losses.shift", None)
+    assert cells.cells["A", "0.1"].values == {"0": 0.5, "1": 0.5, "2": 0.5}
+    assert table_formats.text(cells)[0].startswith("losses.shift, after the last round")
+    assert results_table.collect(asked, "losses.shift", "mean_last_10").cells["A", "0.5"].values["0"] == 4.75
+    expected = (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), word)
+    assert results_table.difference(cells, ("B_2", "0.1")) == expected
+
+
+def test_pictures(asked, tmp_path, monkeypatch):
+    """Means and deviations of the cells, over the rows' labels, which are numbers or words."""
+    drawn = []
+    monkeypatch.setattr(charts, "write", lambda chart, to, title: drawn.append(chart))
+    for rows in ("train.lr", None):
+        with pytest.warns(UserWarning, match=r"left out of the picture, as seeds are missing: (0.5 B_2|B_2 0.5)$"):
+            table_formats.show(asked, None, "last", rows, tmp_path / "t.png", lambda line: None)
+    numbers, words = drawn
+    assert (numbers.x_label, numbers.y_label, numbers.ticks) == ("lr", "accuracy (%)", ["0.1", "0.5"])
+    a, b = numbers.series
+    assert (a.label, a.x, a.y, a.low, a.high) == ("A", [0.1, 0.5], [52.0, 50.0], [50.0, 40.0], [54.0, 60.0])
+    assert b.label == "B_2"
+    assert math.isnan(b.y[1])
+    assert [line.label for line in words.series] == ["lr 0.1", "lr 0.5"]
+    assert (words.series[0].x, words.ticks) == ([0.0, 1.0], ["A", "B_2"])
