@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import images, prepare, record, settings
-from test_probes import watched
+from test_diagnostics import watched
 from torch.nn.functional import cross_entropy, kl_div
 
 from fedmpi.common.errors import UserError

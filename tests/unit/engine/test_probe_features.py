@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import federated, prepare, settings
-from test_probes import watched
+from test_diagnostics import watched
 from torch import nn
 
 from fedmpi.analysis.local_models import local_models
