@@ -22,15 +22,15 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "mpi4py": {"comm.backends.mpi"},
     "typer": {"cli"},
     "wandb": {"runtime.record.tracking"},
-    "rich": {"data.fetching.getting"},
-    "yaml": {"config.yaml_source", "reports.runs"},
+    "rich": {"data.download.fetch"},
+    "yaml": {"config.yaml_source", "reports.run_groups"},
     "sklearn": {"data.sources.flamby"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
-    "scipy": {"methods._prototypes", "data.sources.pictures.public_arrays", "sweeps.table", "analysis.curvature"},
+    "scipy": {"methods._prototypes", "data.sources.images.public_arrays", "sweeps.results_table", "analysis.curvature"},
     "safetensors": {"runtime.record"},
     "matplotlib": {"analysis.charts"},
     "jinja2": {"reports.page"},
-    "PIL": {"data.sources.pictures.decode", "data.sources.pictures.image_mask"},
+    "PIL": {"data.sources.images.decode", "data.sources.images.image_mask"},
 }
 METHOD_FILES_MAY = {"torch", "scipy"}  # besides the standard library; scipy in _prototypes alone
 

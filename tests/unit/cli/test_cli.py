@@ -48,7 +48,7 @@ def engine(monkeypatch):
     fake.execute, fake.validate_settings = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
     monkeypatch.setitem(sys.modules, "fedmpi.runtime.execute", fake)
     monkeypatch.setitem(sys.modules, "fedmpi.runtime.validate", fake)
-    monkeypatch.setattr(runtime, "run", fake)
+    monkeypatch.setattr(runtime, "execute", fake)
     return fake
 
 
